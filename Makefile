@@ -1,5 +1,5 @@
 # `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
+.PHONY: setup dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test cases verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -105,6 +105,10 @@ torch-check: setup torch .cache/expecttest
 	PYTHONPATH=.cache/expecttest .venv/bin/python scripts/torch_suite.py
 .cache/expecttest: | machine
 	@$(pip) --target $@ 'expecttest>=0.3,<1'
+
+# Programs that are too long for `make test`, each with a row in scripts/cases.py; ONLY=torch for some of them.
+cases: setup torch mpi
+	@.venv/bin/python scripts/cases.py --only "$(ONLY)"
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.
 verify: setup

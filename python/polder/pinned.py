@@ -43,7 +43,7 @@ def register(kept: "_core.Range | _core.PoolMemory") -> bool:
 def room(nbytes: int) -> torch.Tensor:
     """Registered bytes, which can be used again when no view of them is left."""
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     size = _rounded(nbytes)
     free = _free[size]
     try:

@@ -47,6 +47,34 @@ def test_messages_and_the_rest_of_c10d_give_what_gloo_gives(tmp_path: Path, rank
     assert not left_behind()
 
 
+@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (3, 3)])
+def test_lazy_views_strides_and_modes_of_the_program_give_values_and_not_bytes(
+    tmp_path: Path, ranks: int, hosts: int
+) -> None:
+    emulated = {"POLDER_EMULATE": str(hosts), "POLDER_COHERENCE": "software" if hosts > 1 else "coherent"}
+    with Ranks("torch_views.py", ranks, tmp_path, **emulated) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+def test_a_future_is_set_before_its_work_says_that_it_is_over(tmp_path: Path) -> None:
+    with Ranks("torch_futures.py", 2, tmp_path) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+def test_compiled_programs_call_the_backend_as_they_are(tmp_path: Path) -> None:
+    with Ranks("torch_compiled.py", 2, tmp_path) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: torch gathers shards there")
+def test_shards_on_a_cpu_are_gathered_there_where_no_gpu_is(tmp_path: Path) -> None:
+    with Ranks("torch_shards.py", 2, tmp_path) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+
+
 on_a_gpu_or_its_stand_in = pytest.mark.parametrize(
     "gpu",
     [
@@ -262,6 +290,37 @@ def test_a_trace_has_every_collective_of_every_rank(tmp_path: Path) -> None:
     assert names[0] == names[1] >= {"all-reduce", "barrier", "broadcast", "all-gather"}, names
     assert all(event["ph"] == "X" and event["dur"] > 0 and event["args"]["bytes"] >= 0 for event in events)
     assert [event["args"]["error"] for event in events if "error" in event["args"]], "one timed out"
+
+
+def test_a_trace_that_cannot_be_written_ends_with_a_warning_and_the_job_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with Ranks("torch_trace.py", 2, tmp_path / "run", "full", POLDER_TRACE=str(path)) as run:
+        for output in run.outputs():
+            *said, end = output.splitlines()
+            assert end == "equal" and said == [f"polder: POLDER_TRACE={path}: File too large; the trace ends here"]
+    events = json.loads(path.read_text().removesuffix(",\n") + "]")
+    assert [sum(event["name"] == name for event in events) for name in ("all-reduce", "barrier")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("link", "it is a link, which is not followed"),
+        ("pipe", "No such device or address"),
+        ("folder", "Is a directory"),
+        ("nowhere", "No such file or directory"),
+    ],
+)
+def test_a_trace_goes_into_no_link_and_no_pipe(tmp_path: Path, kind: str, said: str) -> None:
+    path, other = tmp_path / "trace.json", tmp_path / "other"
+    other.write_text("kept")
+    made = {"link": lambda: path.symlink_to(other), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}
+    made.get(kind, lambda: None)()
+    named = path / "deeper" if kind == "nowhere" else path
+    with Ranks("torch_trace.py", 2, tmp_path / "run", "", POLDER_TRACE=str(named)) as run:
+        warning = f"polder: POLDER_TRACE={named}: {said}; this process is not traced"
+        assert [output.splitlines() for output in run.outputs()] == [[warning, "equal"]] * 2
+    assert other.read_text() == "kept"
 
 
 def test_a_rank_that_ends_while_the_others_meet_is_told_as_a_lost_store(tmp_path: Path) -> None:

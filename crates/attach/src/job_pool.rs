@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polder_mem::HostPlan;
-use polder_pool::Geometry;
+use polder_pool::group::{self, GroupOptions};
+use polder_pool::{Geometry, Layout, endpoint};
 
 use crate::session::{SessionError, create};
 
@@ -37,14 +38,13 @@ impl JobPool {
     /// Makes the pool at `path`, for so many ranks, and takes a share of it. Removes what killed jobs have left beside it.
     ///
     /// # Errors
-    /// Those of [`create`]; [`SessionError::System`] when the file system refuses.
+    /// Those of [`create`]; [`SessionError::NoRoom`] when too little is free; [`SessionError::System`] when the file system refuses.
     pub fn make(path: &Path, ranks: u16) -> Result<Self, SessionError> {
         let folder = path.parent().unwrap_or(path);
         remove_left(folder);
         let draft = path.with_extension("pool.draft");
-        let bytes = usual_bytes(free_bytes(folder).unwrap_or(u64::MAX));
-        let geometry = Geometry { processes: ranks.clamp(16, 64), ..Geometry::for_region(bytes) };
-        create(&draft, bytes, &geometry)?;
+        let bytes = bytes_for(ranks, folder, free_bytes(folder).unwrap_or(u64::MAX))?;
+        create(&draft, bytes, &geometry(ranks, bytes))?;
         let system = |source| SessionError::System { path: path.to_owned(), source };
         // It has its name once it is locked, so that no other job takes it for left.
         let lock = locked(&draft).map_err(system)?;
@@ -80,6 +80,31 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
 #[must_use]
 pub fn usual_bytes(free: u64) -> u64 {
     BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE)
+}
+
+/// The size of a pool in `folder` for so many ranks, where so many bytes are free: the usual one, or the least that is enough.
+fn bytes_for(ranks: u16, folder: &Path, free: u64) -> Result<u64, SessionError> {
+    let usual = usual_bytes(free);
+    if is_enough(ranks, usual) {
+        return Ok(usual);
+    }
+    let needed = (22..44).map(|power| 1 << power).find(|&bytes| is_enough(ranks, bytes)).unwrap_or(u64::MAX);
+    match needed <= free {
+        true => Ok(needed),
+        false => Err(SessionError::NoRoom { folder: folder.into(), free, ranks, needed }),
+    }
+}
+
+/// Whether a pool of so many bytes holds a group of all ranks, and their endpoints.
+fn is_enough(ranks: u16, bytes: u64) -> bool {
+    let geometry = geometry(ranks, bytes);
+    let staging = group::extent_bytes(&GroupOptions::default()).div_ceil(geometry.chunk_bytes);
+    let needed = u64::from(ranks) * staging + endpoint::chunks(&geometry, ranks.into(), ranks.into());
+    Layout::new(&geometry, bytes).is_ok_and(|layout| needed <= layout.chunks().into())
+}
+
+fn geometry(ranks: u16, bytes: u64) -> Geometry {
+    Geometry { processes: ranks.clamp(16, 64), ..Geometry::for_region(bytes) }
 }
 
 /// How the names of this user's pools begin.
@@ -144,6 +169,19 @@ mod tests {
         assert!(!path("one").exists() && !path("next").exists());
         assert_eq!(JobPool::share(&path("one")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing else is touched");
+    }
+
+    #[test]
+    fn a_pool_that_needs_more_than_is_free_is_refused_with_both_sizes_and_the_remedy() {
+        let refused = bytes_for(2, Path::new("/dev/shm"), 0).unwrap_err().to_string();
+        let whole = "/dev/shm has 0 B free, and a pool for 2 ranks needs 16.0 MiB; make room there (a container has --shm-size \
+                     or an emptyDir of medium Memory), or name a pool elsewhere in POLDER_POOL";
+        assert_eq!(refused, whole);
+        assert_eq!(bytes_for(2, Path::new("/dev/shm"), 16 << 20).unwrap(), 16 << 20, "more than half");
+        for ranks in [1, 2, 8, 64] {
+            let bytes = bytes_for(ranks, Path::new("/dev/shm"), u64::MAX).unwrap();
+            assert!(is_enough(ranks, bytes), "{ranks} ranks in {bytes} bytes");
+        }
     }
 
     #[test]

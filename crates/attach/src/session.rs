@@ -64,6 +64,21 @@ pub enum SessionError {
         /// The bytes that were asked for.
         bytes: u64,
     },
+    /// A job's own pool does not fit into what its folder has free.
+    #[error(
+        "{} has {} free, and a pool for {ranks} ranks needs {}; make room there (a container has --shm-size or an emptyDir of medium Memory), or name a pool elsewhere in POLDER_POOL",
+        folder.display(), ByteSize(*free).display().iec(), ByteSize(*needed).display().iec()
+    )]
+    NoRoom {
+        /// Where it would lie.
+        folder: PathBuf,
+        /// Bytes that are free there.
+        free: u64,
+        /// The ranks that are to share it.
+        ranks: u16,
+        /// The bytes that it would need.
+        needed: u64,
+    },
     /// The region cannot be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),

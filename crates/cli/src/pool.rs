@@ -398,6 +398,11 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
 
 fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    // Whoever may write a folder could have put a link there: what is lost is what was named.
+    if !memory.region().is_at(path)? {
+        let leads = path.canonicalize()?;
+        return Err(Failure(format!("{} is a link to {}; name that", path.display(), leads.display())));
+    }
     // Whatever is removed is a pool: not a file that was named by mistake.
     match each_memory!(&memory, memory => read_superblock(memory)) {
         Err(error @ PoolError::NotAPool { .. }) => return Err(at(path)(error)),
@@ -415,8 +420,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         each_memory!(&memory, memory => inspect(memory)).map_or_else(|_| vec![], |found| found.stat.hosts);
     each_memory!(&memory, memory => unmake(memory));
     if path.is_file() {
-        // Behind a link that leads to it as well; the link stays, as a setting does.
-        std::fs::remove_file(path.canonicalize()?)?;
+        std::fs::remove_file(path)?;
     }
     println!("{}: removed", shown(path));
     let boot = session::boot()?;

@@ -260,12 +260,16 @@ fn what_cannot_be_made_is_refused_by_the_name_that_the_user_gave() {
 }
 
 #[test]
-fn a_pool_behind_a_link_is_removed_and_the_link_stays() {
+fn a_pool_is_not_destroyed_through_a_link_and_the_refusal_names_the_pool() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB");
     let link = desk.scratch.path().join("link");
     std::os::unix::fs::symlink(desk.pool(), &link).unwrap();
-    desk.say(&format!("pool destroy --yes --pool {}", link.display()));
+    let line = desk.refusal(&format!("pool destroy --yes --pool {}", link.display()));
+    let (link, pool) = (link.display(), desk.pool().display().to_string());
+    assert_eq!(line, format!("polder: {link} is a link to {pool}; name that\n"));
+    assert!(desk.say("pool list").is_empty(), "the pool is whole");
+    desk.say("pool destroy --yes");
     assert_eq!(desk.scratch.names(), ["link"]);
 }
 

@@ -221,6 +221,15 @@ impl Region {
         Ok((region, DraftRegion { file: named, path: path.into() }))
     }
 
+    /// Whether what is mapped is what `path` names itself, not what a link there leads to.
+    ///
+    /// # Errors
+    /// When the path or the mapped file cannot be looked at.
+    pub fn is_at(&self, path: impl AsRef<Path>) -> io::Result<bool> {
+        let (named, mapped) = (path.as_ref().symlink_metadata()?, self.file.metadata()?);
+        Ok((named.dev(), named.ino()) == (mapped.dev(), mapped.ino()))
+    }
+
     /// The size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::fmt::Arguments;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -113,6 +114,21 @@ pub(crate) fn of<A: Abi>() -> Option<&'static Trace<A>> {
     A::shim().tracer().trace.get()
 }
 
+/// An empty file, new or of an earlier run. Whoever may write the folder could have put a link there, or a pipe that nobody reads.
+fn created(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => std::io::Error::other("it is a link, which is not followed"),
+        _ => error,
+    })?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no file"));
+    }
+    file.set_len(0)?;
+    Ok(file)
+}
+
 /// A call of the library's, and what is written of it when it has succeeded.
 #[inline]
 pub fn traced<A: Abi>(real: impl FnOnce() -> c_int, written: impl FnOnce(&Trace<A>, Call)) -> c_int {
@@ -142,7 +158,7 @@ impl<A: Abi> Trace<A> {
             (library.comm_size)(world, &raw mut size);
         }
         let path = folder.join(format!("rank-{rank}"));
-        let file = std::fs::create_dir_all(folder).and_then(|()| File::create(&path));
+        let file = std::fs::create_dir_all(folder).and_then(|()| created(&path));
         // SAFETY: all ranks make this call, also one whose file could not be made.
         unsafe { (library.barrier)(world) };
         let file = file.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
@@ -741,4 +757,27 @@ pub unsafe fn some<H: Copy>(
         Some((at(before, index)?, place))
     };
     (0..done.max(0) as usize).filter_map(ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_written_into_a_file_and_through_no_link() {
+        let folder = std::env::temp_dir().join(format!("polder-trace-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (file, link) = (folder.join("rank-0"), folder.join("rank-1"));
+        std::fs::write(&file, "of an earlier run").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let refused = created(&link).unwrap_err().to_string();
+        let kept = std::fs::read(&file).unwrap();
+        let emptied = created(&file).and_then(|file| file.metadata()).map(|it| it.len());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(
+            (refused.as_str(), kept.as_slice()),
+            ("it is a link, which is not followed", &b"of an earlier run"[..])
+        );
+        assert_eq!(emptied.unwrap(), 0);
+    }
 }

@@ -1,5 +1,6 @@
 //! The bytes of Python's arrays: whatever speaks the buffer protocol, and bare pointers for torch.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
 
 use polder_kernels::{Dtype, Op};
@@ -94,6 +95,12 @@ impl Span {
         }
     }
 
+    /// These bytes, which stay where they are as long as the span is used.
+    pub(crate) fn over(bytes: &[u8]) -> Self {
+        let elements = Elements { dtype: Dtype::U8, logical: false };
+        Self { at: bytes.as_ptr() as usize, bytes: bytes.len(), elements }
+    }
+
     pub(crate) fn dtype(&self) -> Dtype {
         self.elements.dtype
     }
@@ -128,13 +135,17 @@ impl Span {
         unsafe { std::slice::from_raw_parts(self.at as *const u8, self.bytes) }
     }
 
-    /// A copy of the bytes, for a call whose arrays overlap.
+    /// The bytes as they are now, to read while a call writes to `into`: a copy, if they share one with it.
     ///
     /// # Safety
-    /// As [`Span::bytes`].
-    pub(crate) unsafe fn copied(&self) -> Vec<u8> {
+    /// As [`Span::bytes`], where nothing of `into` is written before this returns.
+    pub(crate) unsafe fn bytes_beside<'a>(&self, into: &[Self]) -> Cow<'a, [u8]> {
         // SAFETY: the same contract.
-        unsafe { self.bytes() }.to_vec()
+        let bytes = unsafe { self.bytes() };
+        match into.iter().any(|into| self.overlaps(into)) {
+            true => Cow::Owned(bytes.to_vec()),
+            false => Cow::Borrowed(bytes),
+        }
     }
 
     /// The bytes, to write.
@@ -148,6 +159,14 @@ impl Span {
         // SAFETY: not null for a positive length, alive and ours alone by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) }
     }
+}
+
+/// That no two outputs of a call share a byte.
+pub(crate) fn expect_apart(what: &str, into: &[Span]) -> PyResult<()> {
+    let twice = (0..into.len()).find(|&at| into[at + 1..].iter().any(|other| into[at].overlaps(other)));
+    twice.map_or(Ok(()), |twice| {
+        Err(argument(format!("{what} got outputs {twice} and another that share memory; give each its own")))
+    })
 }
 
 /// A Python object's buffer, held until it is dropped, with the GIL.

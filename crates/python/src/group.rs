@@ -1,5 +1,6 @@
 //! `Group` and `Ticket`.
 
+use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -381,11 +382,7 @@ impl Group {
             at.into_iter().map(|at| unsafe { Span::raw(at, dtype) }).collect::<PyResult<Vec<_>>>()
         };
         let (from, into) = (spans(sources)?, spans(targets)?);
-        if let Some(twice) = overlapping(&into) {
-            return Err(argument(format!(
-                "{collective} got outputs {twice} and another that share memory; give each its own"
-            )));
-        }
+        buffer::expect_apart(collective.name(), &into)?;
         let op = match collective {
             Collective::ReduceScatter => Some(Elements::named(dtype)?.op(op)?),
             _ => None,
@@ -505,11 +502,6 @@ impl Agreed {
     }
 }
 
-/// The number of a span that shares a byte with a later one.
-fn overlapping(spans: &[Span]) -> Option<usize> {
-    (0..spans.len()).find(|&at| spans[at + 1..].iter().any(|other| spans[at].overlaps(other)))
-}
-
 /// A group, and the session whose heartbeat says that this process lives; the group leaves first.
 struct Runner<M: Memory> {
     group: group::JoinedGroup<M>,
@@ -555,7 +547,7 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
 /// As [`Collectives::run`].
 unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result<(), PoolError> {
     // SAFETY: the contract of this function is that of the slices; spans of one call that overlap become one slice, or
-    // the source is copied first.
+    // the source is copied first. No two of those that are written overlap.
     unsafe {
         match call {
             Call::Barrier => group.barrier(),
@@ -567,48 +559,44 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
             Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {
                 group.all_gather_in_place(into.dtype(), into.bytes_mut())
             }
-            Call::AllGather { from, into } if from.overlaps(into) => {
-                group.all_gather(into.dtype(), &from.copied(), into.bytes_mut())
-            }
-            Call::AllGather { from, into } => group.all_gather(into.dtype(), from.bytes(), into.bytes_mut()),
-            Call::ReduceScatter { from, into, op } if from.overlaps(into) => {
-                group.reduce_scatter(*op, into.dtype(), &from.copied(), into.bytes_mut())
+            Call::AllGather { from, into } => {
+                let input = from.bytes_beside(slice::from_ref(into));
+                group.all_gather(into.dtype(), &input, into.bytes_mut())
             }
             Call::ReduceScatter { from, into, op } => {
-                group.reduce_scatter(*op, into.dtype(), from.bytes(), into.bytes_mut())
+                let input = from.bytes_beside(slice::from_ref(into));
+                group.reduce_scatter(*op, into.dtype(), &input, into.bytes_mut())
             }
-            Call::Gather { from, into, root } => match into {
-                Some(into) if from.overlaps(into) => {
-                    group.gather(*root, from.dtype(), &from.copied(), into.bytes_mut())
-                }
-                Some(into) => group.gather(*root, from.dtype(), from.bytes(), into.bytes_mut()),
-                None => group.gather(*root, from.dtype(), from.bytes(), &mut []),
-            },
-            Call::Scatter { from, into, root } => match from {
-                Some(from) if from.overlaps(into) => {
-                    group.scatter(*root, into.dtype(), &from.copied(), into.bytes_mut())
-                }
-                Some(from) => group.scatter(*root, into.dtype(), from.bytes(), into.bytes_mut()),
-                None => group.scatter(*root, into.dtype(), &[], into.bytes_mut()),
-            },
-            Call::AllToAll { from, into } if from.overlaps(into) => {
-                group.all_to_all(into.dtype(), &from.copied(), into.bytes_mut())
+            Call::Gather { from, into, root } => {
+                let input = from.bytes_beside(into.as_slice());
+                let output: &mut [u8] = match into {
+                    Some(into) => into.bytes_mut(),
+                    None => &mut [],
+                };
+                group.gather(*root, from.dtype(), &input, output)
             }
-            Call::AllToAll { from, into } => group.all_to_all(into.dtype(), from.bytes(), into.bytes_mut()),
+            Call::Scatter { from, into, root } => {
+                let input = from.as_ref().map(|from| from.bytes_beside(slice::from_ref(into)));
+                group.scatter(*root, into.dtype(), input.as_deref().unwrap_or(&[]), into.bytes_mut())
+            }
+            Call::AllToAll { from, into } => {
+                let input = from.bytes_beside(slice::from_ref(into));
+                group.all_to_all(into.dtype(), &input, into.bytes_mut())
+            }
             Call::Lists { collective, root, op, from, into } => {
-                // A source that is also written is copied first.
-                let copies: Vec<Option<Vec<u8>>> = from
-                    .iter()
-                    .map(|from| into.iter().any(|into| from.overlaps(into)).then(|| from.copied()))
-                    .collect();
-                let input: Vec<&[u8]> = from
-                    .iter()
-                    .zip(&copies)
-                    .map(|(from, copy)| copy.as_deref().unwrap_or(from.bytes()))
-                    .collect();
+                let input: Vec<_> = from.iter().map(|from| from.bytes_beside(into)).collect();
+                let input: Vec<&[u8]> = input.iter().map(|input| &**input).collect();
                 let mut output: Vec<&mut [u8]> = into.iter().map(|into| into.bytes_mut()).collect();
                 let dtype = from.iter().chain(into).map(Span::dtype).next().unwrap_or(Dtype::U8);
-                group.over_lists((*collective, *root), *op, dtype, &input, &mut output)
+                match (collective, op) {
+                    (Collective::AllGather, _) if are_uneven(into) => {
+                        gather_uneven(group, dtype, input[0], &mut output)
+                    }
+                    (Collective::ReduceScatter, Some(op)) if are_uneven(from) => {
+                        scatter_uneven(group, *op, dtype, &input, output[0])
+                    }
+                    _ => group.over_lists((*collective, *root), *op, dtype, &input, &mut output),
+                }
             }
             Call::AllReduceInPool { extent, op, times } => (0..*times)
                 .try_for_each(|_| group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)),
@@ -632,6 +620,51 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 of_message(group, *message, |group| perform(group, agreed.unwrap_or(private)))
             }
         }
+    }
+}
+
+/// Whether a list has chunks of several lengths, which all ranks see alike.
+fn are_uneven(chunks: &[Span]) -> bool {
+    chunks.iter().any(|chunk| chunk.len() != chunks[0].len())
+}
+
+/// An all-gather of chunks of several lengths: each rank's goes to all others by itself.
+fn gather_uneven<M: Memory>(
+    group: &mut group::Group<M>,
+    dtype: Dtype,
+    input: &[u8],
+    output: &mut [&mut [u8]],
+) -> Result<(), PoolError> {
+    expect_length(output[group.rank()].len(), input.len())?;
+    output[group.rank()].copy_from_slice(input);
+    output.iter_mut().enumerate().try_for_each(|(root, chunk)| group.broadcast(root, dtype, chunk))
+}
+
+/// A reduce-scatter of chunks of several lengths: each is reduced to its rank by itself.
+fn scatter_uneven<M: Memory>(
+    group: &mut group::Group<M>,
+    op: Op,
+    dtype: Dtype,
+    input: &[&[u8]],
+    output: &mut [u8],
+) -> Result<(), PoolError> {
+    expect_length(input[group.rank()].len(), output.len())?;
+    output.copy_from_slice(input[group.rank()]);
+    input.iter().enumerate().try_for_each(|(root, chunk)| match root == group.rank() {
+        true => group.reduce(root, op, dtype, output),
+        false => group.reduce(root, op, dtype, &mut chunk.to_vec()),
+    })
+}
+
+/// That a rank's own chunk and the other side of the call are of one length.
+fn expect_length(chunk: usize, other: usize) -> Result<(), PoolError> {
+    match chunk == other {
+        true => Ok(()),
+        false => Err(PoolError::Argument {
+            what: "the chunk of this rank",
+            value: format!("{chunk} bytes for {other}"),
+            expected: "both of one length",
+        }),
     }
 }
 

@@ -387,9 +387,10 @@ impl Shared {
             // The others wait for this call.
             let ready = || job.arrays.wait().inspect_err(|_| self.give_up());
             let outcome = self.expect_whole().and_then(|()| ready()).and_then(|()| run());
+            // Before the lane is idle: a call that then runs on its caller's thread finds every earlier ticket done.
+            job.ticket.finish(outcome, &job.tellers);
             lock(&self.queue).running = false;
             self.turn.notify_all();
-            job.ticket.finish(outcome, &job.tellers);
         }
     }
 

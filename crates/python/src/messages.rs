@@ -10,6 +10,7 @@
 //! | tag | bits 32..64 the receiver's number of the group, bits 0..32 the program's tag, or the number of the exchange |
 //! | data | 1 and the place in [`TYPES`], if the element type is one of these |
 
+use std::borrow::Cow;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use polder_pool::{Peer, PoolError};
 use pyo3::prelude::*;
 use slab::Slab;
 
+use crate::buffer::{self, Span};
 use crate::errors::{self, argument};
 use crate::group::{Group, Ticket};
 use crate::lane::{self, lock};
@@ -54,7 +56,9 @@ const TYPES: [&str; 18] = [
 ];
 
 /// Kinds of messages by the names that Python gives.
-const KINDS: [&str; 3] = ["message", "exchange", "monitored barrier"];
+const KINDS: [&str; 3] = ["message", EXCHANGE, "monitored barrier"];
+/// Every rank's part for every rank, its own too.
+const EXCHANGE: &str = "exchange";
 
 /// Turns between two glances at the clock, which is looked at before each sleep too.
 const TURNS_A_GLANCE: u32 = 256;
@@ -68,27 +72,36 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Bytes of a record by which ranks tell each other where their endpoints are.
 const RECORD: usize = 32;
 
-/// Bytes of a tensor, lent until an operation is over.
+/// Bytes of a tensor, lent until an operation is over, or of a copy.
 struct Lent {
-    at: usize,
-    bytes: usize,
+    span: Span,
+    _copy: Option<Vec<u8>>,
+}
+
+impl Lent {
+    /// What is sent from here while other messages come into `into`.
+    fn to_send(from: Span, into: &[Span]) -> Self {
+        // SAFETY: `Channel::exchange` takes addresses of tensors that its arrays keep alive, and has begun nothing.
+        match unsafe { from.bytes_beside(into) } {
+            Cow::Borrowed(_) => Self { span: from, _copy: None },
+            Cow::Owned(copy) => Self { span: Span::over(&copy), _copy: Some(copy) },
+        }
+    }
+
+    fn to_receive(into: Span) -> Self {
+        Self { span: into, _copy: None }
+    }
 }
 
 impl MessageBuffer for Lent {
     fn bytes(&self) -> &[u8] {
-        if self.bytes == 0 {
-            return &[];
-        }
-        // SAFETY: `Channel`'s methods take addresses of tensors that the job keeps alive, and that nobody writes meanwhile.
-        unsafe { std::slice::from_raw_parts(self.at as *const u8, self.bytes) }
+        // SAFETY: the job keeps the tensors alive, and nobody writes them meanwhile.
+        unsafe { self.span.bytes() }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.bytes == 0 {
-            return &mut [];
-        }
         // SAFETY: as above; what a message is received into is touched by nobody else meanwhile.
-        unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) }
+        unsafe { self.span.bytes_mut() }
     }
 }
 
@@ -720,7 +733,7 @@ impl Channel {
     }
 
     /// Sends and receives messages, which are over together. `sends` and `receives` are lists of rank, address and bytes.
-    /// With `any_source`, the one receive takes any rank's message.
+    /// With `any_source`, the one receive takes any rank's message. An exchange has a part for this rank itself on both sides.
     ///
     /// The addresses must be those of tensors in `arrays`, contiguous and as long as the bytes say.
     #[pyo3(signature = (what, kind, tag, sends, receives, dtype, timeout, arrays, any_source=false))]
@@ -742,16 +755,32 @@ impl Channel {
         let kind = KINDS.iter().position(|&name| name == kind);
         let kind = kind.ok_or_else(|| argument(format!("there is no kind of message {what:?}")))? as u8 + 1;
         let dtype = TYPES.iter().position(|&name| name == dtype).map(|place| place as u32 + 1);
-        for &(rank, at, bytes) in sends.iter().chain(&receives) {
+        let span = |(rank, at, bytes): Item| {
             if rank >= self.seats.len() {
                 return Err(argument(format!(
                     "{what} names rank {rank}; the group has ranks 0 to {}",
                     self.seats.len() - 1
                 )));
             }
-            if at == 0 && bytes > 0 || isize::try_from(bytes).is_err() {
-                return Err(argument(format!("{bytes} bytes at address {at:#x} are no tensor")));
-            }
+            // SAFETY: the caller promises that `arrays` keeps this memory alive, and the job keeps `arrays`.
+            Ok((rank, unsafe { Span::raw((at, bytes), "uint8") }?))
+        };
+        let mut sends = sends.into_iter().map(span).collect::<PyResult<Vec<_>>>()?;
+        let mut receives = receives.into_iter().map(span).collect::<PyResult<Vec<_>>>()?;
+        let into: Vec<Span> = receives.iter().map(|&(_, into)| into).collect();
+        buffer::expect_apart(what, &into)?;
+        let is_exchange = KINDS[usize::from(kind) - 1] == EXCHANGE;
+        let take_own = |parts: &mut Vec<(usize, Span)>| {
+            let at = parts.iter().position(|&(rank, _)| is_exchange && rank == self.rank);
+            at.map(|at| parts.remove(at).1)
+        };
+        let own = take_own(&mut sends).zip(take_own(&mut receives));
+        if let Some((from, into)) = own.filter(|(from, into)| from.len() != into.len()) {
+            return Err(argument(format!(
+                "{what} got {} bytes from its own rank and {} for them; both need the same",
+                from.len(),
+                into.len()
+            )));
         }
         let timeout = pool::span(timeout)?.0;
         let sequence = {
@@ -767,8 +796,8 @@ impl Channel {
             ticket: Arc::clone(&ticket),
             open: sends
                 .iter()
-                .map(|&(rank, ..)| Some(rank))
-                .chain(receives.iter().map(|&(rank, ..)| rank_of(rank)))
+                .map(|&(rank, _)| Some(rank))
+                .chain(receives.iter().map(|&(rank, _)| rank_of(rank)))
                 .collect(),
             seats: Arc::clone(&self.seats),
             rank: self.rank,
@@ -779,21 +808,29 @@ impl Channel {
         };
         start_worker(&station)?;
         let submitted = py.detach(|| {
+            let lend = |from: Span| Lent::to_send(from, &into);
+            let sends: Vec<_> = sends.into_iter().map(|(rank, from)| (rank, lend(from))).collect();
+            if let Some((from, into)) = own {
+                let from = lend(from);
+                // SAFETY: it is one of the tensors that this call writes to, and what is sent of it is copied.
+                unsafe { into.bytes_mut() }.copy_from_slice(from.bytes());
+            }
             station.shared.with_engine(|engine, over| {
                 let is_empty = job.open.is_empty();
                 let key = engine.jobs.insert(job);
-                for &(rank, at, bytes) in &receives {
-                    let rank = rank_of(rank);
+                for (rank, into) in receives {
+                    let (rank, bytes) = (rank_of(rank), into.len());
                     let from = rank.map(|rank| self.seats[rank].peer);
                     let filter = Filter { from, kind, tag: tag_of(self.number, tag), ignore: 0 };
                     let part = Part { job: key, rank, is_receive: true, bytes, dtype };
-                    engine.link.receive(filter, Lent { at, bytes }, part);
+                    engine.link.receive(filter, Lent::to_receive(into), part);
                 }
-                for &(rank, at, bytes) in &sends {
+                for (rank, lent) in sends {
+                    let bytes = lent.span.len();
                     let Seat { peer, channel, .. } = self.seats[rank];
                     let label = Label { kind, tag: tag_of(channel, tag), data: dtype };
                     let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
-                    if let Err(error) = engine.link.send(peer, label, Lent { at, bytes }, part) {
+                    if let Err(error) = engine.link.send(peer, label, lent, part) {
                         let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
                         engine.close_part(&part, Some(error), over);
                         break;

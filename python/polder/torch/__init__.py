@@ -33,6 +33,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 try:
+    import torch
     import torch.distributed as dist
 except ImportError as error:
     raise ImportError(
@@ -70,9 +71,13 @@ __all__ = [
 
 @functools.cache
 def register() -> None:
-    """Makes the backend known to torch.distributed, once. The import does it; torch calls it by the entry point."""
+    """Makes the backend known to torch.distributed, once. The import does it; torch calls it by the entry point.
+
+    Programs take the devices that a backend is known for as those that they have.
+    """
+    devices = DEVICES if torch.cuda.device_count() else ("cpu",)
     dist.Backend.register_backend(  # pyright: ignore[reportUnknownMemberType]
-        "polder", create, extended_api=True, devices=[*DEVICES]
+        "polder", create, extended_api=True, devices=[*devices]
     )
 
 

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from polder import _core
+from polder import _core, address
 from polder.errors import ArgumentError, PeerTimeoutError, PolderError
 from polder.torch import gpu
 from polder.torch.meeting import (
@@ -46,7 +46,7 @@ from polder.torch.meeting import (
     pool_path,
 )
 from polder.torch.trace import trace
-from polder.torch.work import Done, Pending, Received
+from polder.torch.work import Done, Pending, Received, uncompiled
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
@@ -56,10 +56,14 @@ _UNTOLD_SECONDS = 1.0
 """A receive that waits for longer tells the other ranks, or after half of its timeout."""
 
 
+_UNFINISHED = 16
+"""So many works may wait for their copies before the next call looks which are over."""
+
 DEVICES = ("cpu", "cuda")
 """Where the tensors may be that the backend carries."""
 
 
+@uncompiled
 class _Part(Backend):
     """What a group is to c10d's questions after the backend of a device: calls go to the group itself."""
 
@@ -109,8 +113,10 @@ for _name in (
     *("send", "recv", "recv_anysource", "barrier", "set_timeout", "shutdown", "abort"),
 ):
     setattr(_PartOfMixed, _name, _passed_on(_name))
+uncompiled(_PartOfMixed)
 
 
+@uncompiled
 class ProcessGroupPolder(dist.ProcessGroup):
     """A c10d process group over a pool. Made by ``init_process_group`` and ``new_group``, not by hand."""
 
@@ -134,6 +140,10 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self.agreements = store
         """Where its ranks agree on what concerns this group alone."""
         self._done = Done()
+        # Of a call without a tensor. The program may have another default device.
+        self._nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        # Works whose results have to be copied to their tensors, in the order of their calls.
+        self._unfinished: list[Pending] = []
         self._exchanges = 0
         self._watches = 0
         self._trace = trace()
@@ -224,7 +234,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or AllreduceOptions()
         tensor = _one(tensors, "all_reduce")
         if tensor.is_sparse:
-            return self._sum_sparse(tensor, opts)
+            # In whatever mode the program is: what comes into the tensor is of its kind, and no part of a graph.
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                return self._sum_sparse(tensor, opts)
         if self._goes_through_pool([tensor], tensor, 1, "all_reduce"):
             return self._run_in_pool("all-reduce", [tensor], [tensor], opts, tensors, op=_op(opts))
         flat, back = _in_and_out(tensor, "all_reduce")
@@ -236,7 +248,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             raise ArgumentError(f"all_reduce got {_op(opts)} of a sparse tensor; it takes sum and avg")
         own, gathering = tensor.coalesce(), AllgatherOptions()
         gathering.timeout, gathering.asyncOp = opts.timeout, False
-        shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape])
+        shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape], device="cpu")
         shapes = [torch.empty_like(shape) for _ in range(self._group_size)]
         self.allgather([shapes], [shape], gathering)
         for rank, other in enumerate(shapes):
@@ -270,13 +282,12 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions | None = None) -> Work:
         """Every rank gets the root's bytes."""
         opts = opts or BroadcastOptions()
-        tensor = _one(tensors, "broadcast")
+        tensor, is_root = _one(tensors, "broadcast"), opts.rootRank == self._rank
         if self._goes_through_pool([tensor], tensor, 1, "broadcast"):
-            is_root = opts.rootRank == self._rank
             sources, targets = ([tensor], []) if is_root else ([], [tensor])
             return self._run_in_pool("broadcast", sources, targets, opts, tensors, root=opts.rootRank)
-        flat, back = _in_and_out(tensor, "broadcast")
-        return self._run("broadcast", flat, flat, opts, tensors, back, root=opts.rootRank)
+        flat, back = (_contiguous(tensor, "broadcast"), None) if is_root else _out(tensor, "broadcast")
+        return self._run("broadcast", flat, flat, opts, tensors, back, root=opts.rootRank, writes=not is_root)
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
@@ -284,8 +295,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the input of each."""
         opts = opts or AllgatherOptions()
         source, targets = _one(inputs, "all_gather"), _one(outputs, "all_gather")
-        self._expect_one_each(targets, source, "all_gather")
-        if self._goes_through_pool([source, *targets], source, self._group_size, "all_gather"):
+        is_even = self._expect_one_each(targets, source, "all_gather", own=self._rank)
+        if is_even and self._goes_through_pool([source, *targets], source, self._group_size, "all_gather"):
             return self._run_in_pool("all-gather", [source], targets, opts, targets)
         return self._run_lists("all-gather", [source], targets, opts)
 
@@ -313,8 +324,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Rank r gets the reduction of everybody's r-th input."""
         opts = opts or ReduceScatterOptions()
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
-        self._expect_one_each(parts, output, "reduce_scatter")
-        if self._goes_through_pool([*parts, output], output, self._group_size, "reduce_scatter"):
+        is_even = self._expect_one_each(parts, output, "reduce_scatter", own=self._rank)
+        if is_even and self._goes_through_pool([*parts, output], output, self._group_size, "reduce_scatter"):
             return self._run_in_pool("reduce-scatter", parts, [output], opts, [output], op=_op(opts))
         return self._run_lists("reduce-scatter", parts, [output], opts, op=_op(opts))
 
@@ -339,8 +350,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def barrier(self, opts: BarrierOptions | None = None) -> Work:
         """Nobody leaves before all have entered."""
-        empty = torch.empty(0, dtype=torch.uint8)
-        return self._run("barrier", empty, empty, opts or BarrierOptions(), [], None)
+        return self._run("barrier", self._nothing, self._nothing, opts or BarrierOptions(), [], None, writes=False)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
@@ -355,9 +365,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions | None = None) -> Work:
         """The root gets the reduction; what the others' tensors hold stays."""
         opts = opts or ReduceOptions()
-        tensor = _one(tensors, "reduce")
-        flat, back = _in_and_out(tensor, "reduce")
-        return self._run("reduce", flat, flat, opts, tensors, back, op=_op(opts), root=opts.rootRank)
+        tensor, is_root = _one(tensors, "reduce"), opts.rootRank == self._rank
+        flat, back = _in_and_out(tensor, "reduce") if is_root else (_contiguous(tensor, "reduce"), None)
+        return self._run("reduce", flat, flat, opts, tensors, back, _op(opts), opts.rootRank, writes=is_root)
 
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions | None = None
@@ -424,6 +434,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 raise ArgumentError(
                     f"all_to_all got {len(tensors)} {what} for {self._group_size} ranks; give one for each"
                 )
+        for tensor in (*outputs, *inputs):
+            self._expect_count(tensor, tensor.numel(), inputs[0], "all_to_all")
         flats, back = _all_out(outputs, "all_to_all")
         sources = _all_contiguous(inputs, "all_to_all")
         return self._exchange(flats, sources, opts, outputs, back)
@@ -433,20 +445,20 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
         """Sends a tensor to one rank. A short one may be gone before the rank receives it."""
         flat = _contiguous(_one(tensors, "send"), "send")
-        return Pending([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None, self._explain)
+        return self._begun([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         """Receives the next tensor of one rank that has this tag."""
         flat, back = _out(_one(tensors, "recv"), "recv")
         message = self._message("receive", tag, flat, receives=[(source, flat)])
         tells = self._tells_of(flat, f"from rank {source}")
-        return Pending([message], tensors, back, self._explain, tells)
+        return self._begun([message], tensors, back, tells)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
         flat, back = _out(_one(tensors, "recv"), "recv")
         message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
-        return Received(message, tensors, back, self._explain, self._tells_of(flat, "from any rank"))
+        return self._begun([message], tensors, back, self._tells_of(flat, "from any rank"), Received)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that tells every rank which one did not come within `timeout`, or which ones with `wait_all_ranks`.
@@ -459,7 +471,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         seconds = self._seconds if seconds is None else seconds
         self._watches += 1
-        verdict = torch.zeros(self._group_size, dtype=torch.bool)
+        verdict = torch.zeros(self._group_size, dtype=torch.bool, device="cpu")
         if self._rank == 0:
             verdict = self._missing_ranks(seconds, wait_all_ranks)
             for rank in range(1, self._group_size):
@@ -475,8 +487,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def _missing_ranks(self, seconds: float, wait_all_ranks: bool) -> torch.Tensor:
         """On rank 0: which ranks have not come, as a flag for each. A dead one does not come either."""
-        missing = torch.zeros(self._group_size, dtype=torch.bool)
-        words = torch.zeros(self._group_size, dtype=torch.bool)
+        missing, words = torch.zeros((2, self._group_size), dtype=torch.bool, device="cpu")
         ranks = range(1, self._group_size)
         comes = [self._watch(words, seconds, receives=[(rank, words[rank : rank + 1])]) for rank in ranks]
         for rank, message in zip(ranks, comes, strict=True):
@@ -512,8 +523,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
             what,
             kind,
             tag & 0xFFFF_FFFF,
-            [(rank, tensor.data_ptr(), tensor.nbytes) for rank, tensor in sends],
-            [(rank, tensor.data_ptr(), tensor.nbytes) for rank, tensor in receives],
+            [(rank, address.of(tensor, what=what), tensor.nbytes) for rank, tensor in sends],
+            [(rank, address.of(tensor, writable=True, what=what), tensor.nbytes) for rank, tensor in receives],
             _dtype(one[0][1].dtype) if one else "uint8",
             self._seconds if seconds is None else seconds,
             (kept, sends, receives),
@@ -589,9 +600,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         The lengths go as an all-to-all of the group too: it finds ranks that call something else, and says which part
         has another length than its receiver expects.
         """
-        others = [rank for rank in range(self._group_size) if rank != self._rank]
-        lengths = torch.tensor([part.numel() for part in inputs])
-        expected = torch.empty(self._group_size, dtype=torch.int64)
+        self._expect_count(outputs[self._rank], inputs[self._rank].numel(), inputs[self._rank], "all_to_all")
+        lengths = torch.tensor([part.numel() for part in inputs], device="cpu")
+        expected = torch.empty(self._group_size, dtype=torch.int64, device="cpu")
         self._exchanges += 1
         seconds = opts.timeout.total_seconds()
         message = self._message(
@@ -599,14 +610,12 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._exchanges,
             (outputs, inputs),
             kind="exchange",
-            sends=[(rank, inputs[rank]) for rank in others],
-            receives=[(rank, outputs[rank]) for rank in others],
+            sends=list(enumerate(inputs)),
+            receives=list(enumerate(outputs)),
             seconds=seconds if seconds > 0 else None,
         )
         check = self._start("all-to-all", lengths, expected, opts)
-        self._expect_count(outputs[self._rank], inputs[self._rank].numel(), inputs[self._rank], "all_to_all")
-        outputs[self._rank].view(-1).copy_(inputs[self._rank].view(-1))
-        work = Pending([message] if check is None else [check, message], tensors, back, self._explain)
+        work = self._begun([message] if check is None else [check, message], tensors, back)
         if not opts.asyncOp:
             work.wait()
         return work
@@ -643,6 +652,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         try:
             self._channel.close()
             self._core.close()
+            self._settle()
         finally:
             pinned, self._pinned = self._pinned, None
             try:
@@ -669,18 +679,50 @@ class ProcessGroupPolder(dist.ProcessGroup):
         back: Callable[[], None] | None,
         op: str = "sum",
         root: int = 0,
+        writes: bool = True,
     ) -> Work:
         """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
         try:
-            ticket = self._start(what, source, target, opts, op, root)
+            ticket = self._start(what, source, target, opts, op, root, writes)
         except PeerTimeoutError as error:
             self._explain(error)
             raise
+        return self._over(ticket, tensors, back)
+
+    def _over(
+        self, ticket: "_core.Ticket | None", tensors: list[torch.Tensor], back: Callable[[], None] | None
+    ) -> Work:
+        """The work of a call that is over, if it has no ticket, or on its way."""
         if ticket is not None:
-            return Pending([ticket], tensors, back, self._explain)
+            return self._begun([ticket], tensors, back)
+        if self._unfinished:
+            self._settle()
         if back is not None:
             back()
         return self._done
+
+    def _begun(
+        self,
+        tickets: "list[_core.Ticket | _core.Message]",
+        tensors: list[torch.Tensor],
+        back: Callable[[], None] | None,
+        tells: tuple[float, Callable[[bool], None]] | None = None,
+        kind: type[Pending] = Pending,
+    ) -> Pending:
+        """The work of a call that is on its way. The caller may drop it: then a later call of the group finishes it."""
+        work = kind(tickets, tensors, back, self._settle, self._explain, tells)
+        if back is not None:
+            if len(self._unfinished) >= _UNFINISHED:
+                self._settle()
+            self._unfinished.append(work)
+        return work
+
+    def _settle(self) -> None:
+        """Finishes the works that are over: operations of a group end in the order of their calls."""
+        for work in list(self._unfinished):
+            if work.is_settled():
+                with contextlib.suppress(ValueError):
+                    self._unfinished.remove(work)
 
     def _run_lists(
         self,
@@ -700,8 +742,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         try:
             ticket = self._core.start_lists(
                 what,
-                [(flat.data_ptr(), flat.numel() * width) for flat in flats],
-                [(output.data_ptr(), output.numel() * width) for output in outputs],
+                [(address.of(flat, what=what), flat.numel() * width) for flat in flats],
+                [(address.of(output, writable=True, what=what), output.numel() * width) for output in outputs],
                 dtype,
                 op,
                 root,
@@ -715,11 +757,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             raise
         if self._trace is not None:
             self._ends(ticket, what, began, flats or outputs, op=op, root=root)
-        if ticket is not None:
-            return Pending([ticket], targets, back, self._explain)
-        if back is not None:
-            back()
-        return self._done
+        return self._over(ticket, targets, back)
 
     def _limit(self, opts: Any) -> float:
         """Seconds that an operation may wait for a rank."""
@@ -727,15 +765,23 @@ class ProcessGroupPolder(dist.ProcessGroup):
         return limit if limit > 0 else self._seconds
 
     def _start(
-        self, what: str, source: torch.Tensor, target: torch.Tensor, opts: Any, op: str = "sum", root: int = 0
+        self,
+        what: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        opts: Any,
+        op: str = "sum",
+        root: int = 0,
+        writes: bool = True,
     ) -> "_core.Ticket | None":
         is_async = opts.asyncOp
         dtype, width = _elements(what, source.dtype)
+        into = address.of(target, writable=writes, what=what), target.numel() * width
         began = time.time_ns() if self._trace is not None else 0
         ticket = self._core.start(
             what,
-            (source.data_ptr(), source.numel() * width),
-            (target.data_ptr(), target.numel() * width),
+            into if source is target else (address.of(source, what=what), source.numel() * width),
+            into,
             dtype,
             op,
             root,
@@ -765,6 +811,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """As `_run_lists`, through memory of the pool that the GPU copies to and from, piece by piece."""
+        for target in targets:
+            _expect_apart(target, what)
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
         pieces, nbytes = self._pieces(what, inputs, outputs)
         dtype, _ = _elements(what, (sources or targets)[0].dtype)
@@ -806,10 +854,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         pending = [agreeing, *passage.tickets] if agreeing is not None else passage.tickets
         if self._trace is not None:
             self._ends(pending[-1] if pending else None, what, began, inputs or outputs, op=op, root=root)
-        if pending:
-            return Pending(pending, tensors, back, self._explain)
-        back()
-        return self._done
+        return self._begun(pending, tensors, back) if pending else self._over(None, tensors, back)
 
     def _pieces(
         self, what: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -839,16 +884,23 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
         def back() -> None:
             for work in pending:
-                work.finish_once()
+                work.finish_own()
 
         tickets = [ticket for work in pending for ticket in work.tickets]
-        return Pending(tickets, tensors, back)
+        return self._begun(tickets, tensors, back)
 
-    def _expect_one_each(self, parts: list[torch.Tensor], like: torch.Tensor, what: str) -> None:
+    def _expect_one_each(
+        self, parts: list[torch.Tensor], like: torch.Tensor, what: str, own: int | None = None
+    ) -> bool:
+        """That there is a part for each rank, as long as `like`, or the `own` one is; whether all are of one length."""
         if len(parts) != self._group_size:
             raise ArgumentError(f"{what} got {len(parts)} tensors for {self._group_size} ranks; give one for each")
-        for part in parts:
-            self._expect_count(part, like.numel(), like, what)
+        count, is_even = like.numel(), True
+        for rank, part in enumerate(parts):
+            length = part.numel()
+            is_even = is_even and length == count
+            self._expect_count(part, count if own in (None, rank) else length, like, what)
+        return is_even
 
     def _expect_count(self, tensor: torch.Tensor, count: int, like: torch.Tensor, what: str) -> None:
         if tensor.numel() != count or tensor.dtype != like.dtype:
@@ -897,7 +949,12 @@ def _op_name(op: Any) -> str:
 @functools.cache
 def _dtype(dtype: torch.dtype) -> str:
     """The type as torch spells it, which is how the pool does."""
-    return str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith("q"):
+        raise ArgumentError(
+            f"polder carries no tensor of type {name}; send its int_repr(), its scale and its zero point"
+        )
+    return name
 
 
 _REDUCED = ("reduce", "all-reduce", "reduce-scatter")
@@ -924,12 +981,13 @@ def _expect_carried(tensor: torch.Tensor, what: str) -> None:
 
 
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """What to send of a tensor: itself, or a copy of one that is not contiguous or lies on a GPU."""
+    """What to send of a tensor: itself, or a copy if it lies on a GPU or its bytes are not its values in order."""
     if not tensor.is_cpu:
         return _all_contiguous([tensor], what)[0]
-    if tensor.layout is not torch.strided:
-        _expect_carried(tensor, what)
-    return tensor.contiguous()
+    if address.is_plain(tensor):
+        return tensor
+    _expect_carried(tensor, what)
+    return gpu.dense(tensor)
 
 
 def _all_contiguous(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
@@ -959,9 +1017,12 @@ def _leaving(is_async: bool) -> Callable[[], None] | None:
 
 
 def _in_and_out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """What to send and receive in, and how it gets back into a tensor that is not contiguous, or on a GPU."""
+    """What to send and receive in, and how it gets back into a tensor that takes part by a copy."""
     flat = _contiguous(tensor, what)
-    return flat, None if flat is tensor else lambda: _copy_back(tensor, flat)
+    if flat is tensor:
+        return flat, None
+    _expect_apart(tensor, what)
+    return flat, lambda: _copy_back(tensor, flat)
 
 
 def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
@@ -975,6 +1036,8 @@ def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], No
 def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
     """`_out` of each tensor, with one call that brings all of them back."""
     if _are_on_gpus(tensors, what):
+        for tensor in tensors:
+            _expect_apart(tensor, what)
         rooms = gpu.room_for(tensors)
         return rooms, lambda: gpu.copy_in(tensors, rooms)
     staged = [_out(tensor, what) for tensor in tensors]
@@ -987,9 +1050,20 @@ def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor]
     return [flat for flat, _ in staged], back if copies else None
 
 
+def _expect_apart(tensor: torch.Tensor, what: str) -> None:
+    """That no two elements of an output are one, before other ranks are at work: the copy back would fail."""
+    if any(length > 1 and not stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ArgumentError(
+            f"{what} got an output of shape {list(tensor.shape)} with strides {list(tensor.stride())}, whose elements "
+            "share memory; call .clone() first"
+        )
+
+
 def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
     if tensor.is_cpu:
-        tensor.copy_(flat)
+        # In whatever mode the program is now: a parameter is a tensor like any other here, and one of inference too.
+        with torch.inference_mode():
+            tensor.copy_(flat)
     else:
         gpu.copy_in([tensor], [flat])
 

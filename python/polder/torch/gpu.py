@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polder import _core, pinned
+from polder import _core, address, pinned
 from polder.errors import PolderError, PoolFullError
 from polder.pinned import forget
 
@@ -91,8 +91,8 @@ def copy_in(tensors: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> N
 def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterable[Any]:
     """Copies into the first of each pair what the second holds, and gives the streams; one of a pair is on a GPU."""
     streams: dict[Any, None] = {}
-    # A parameter is a tensor like any other here.
-    with torch.no_grad():
+    # A parameter is a tensor like any other here, and one of inference too.
+    with torch.inference_mode():
         for target, source in pairs:
             stream = pinned.stream((target if target.is_cuda else source).device)
             with torch.cuda.stream(stream):
@@ -128,10 +128,10 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a contiguous copy on its GPU that the current stream makes."""
-    if tensor.is_contiguous():
+    """The tensor, or a copy on its device whose bytes are its values in order; the current stream makes it."""
+    if address.is_plain(tensor):
         return tensor
-    with torch.no_grad():
+    with torch.inference_mode():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor, non_blocking=True)
 
 
@@ -180,7 +180,7 @@ def unaliased(
     if not any(overwrites(new, old) for _, new in enter for _, old in leave):
         return leave
     copies = [torch.empty(it.shape, dtype=it.dtype, device=it.device) for _, it in leave]
-    with torch.no_grad():
+    with torch.inference_mode():
         return [(chunk, copy.copy_(it, non_blocking=True)) for copy, (chunk, it) in zip(copies, leave, strict=True)]
 
 
@@ -254,7 +254,7 @@ class PinnedPool:
             try:
                 self._settle()
             finally:
-                self.pooled, self._bytes = None, torch.empty(0, dtype=torch.uint8)
+                self.pooled, self._bytes = None, torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def _stream(self, device: torch.device) -> Any:
         """A stream of this group's own: what waits on it makes no other wait."""

@@ -1,13 +1,16 @@
 """A trace of every collective and message, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 ``POLDER_TRACE=/tmp/job.json`` names the file. All ranks of a machine append to it: a process of the trace is a rank,
-and a thread is a group. The format is Chrome's array of events, whose closing bracket may be missing.
+and a thread is a group. The format is Chrome's array of events, whose closing bracket may be missing. A file that
+cannot be written ends the trace, not the job. A link is not followed.
 """
 
 import contextlib
 import functools
 import json
 import os
+import stat
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,17 +21,31 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """The events of one process."""
+    """The events of one process.
+
+    Raises
+    ------
+    OSError
+        Says why the file cannot be had.
+    """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         # The bracket is there before another rank appends.
         with tempfile.NamedTemporaryFile("w", dir=Path(path).parent) as made:
             made.write("[\n")
             made.flush()
             with contextlib.suppress(FileExistsError):
                 os.link(made.name, path)
-        # One write an event: what several processes append does not mix.
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        # One write an event: what several processes append does not mix. A pipe without a reader is not waited for.
+        if Path(path).is_symlink():
+            raise OSError("it is a link, which is not followed")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._file = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            os.close(self._file)
+            raise OSError("it is a pipe or a device, no file")
+        self._is_open = True
 
     def ends(
         self,
@@ -71,11 +88,29 @@ class Trace:
             "tid": group,
             "args": facts if error is None else facts | {"error": str(error)},
         }
-        os.write(self._file, (json.dumps(event) + ",\n").encode())
+        line = (json.dumps(event) + ",\n").encode()
+        if not self._is_open:
+            return
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError("no space is left for a whole event")
+        except OSError as failure:
+            self._is_open = False
+            _warn(self._path, failure, "the trace ends here")
 
 
 @functools.cache
 def trace() -> Trace | None:
-    """The trace of this process, where one is asked for."""
+    """The trace of this process, where one is asked for and can be written."""
     path = os.environ.get("POLDER_TRACE")
-    return Trace(path) if path else None
+    try:
+        return Trace(path) if path else None
+    except OSError as failure:
+        _warn(str(path), failure, "this process is not traced")
+        return None
+
+
+def _warn(path: str, failure: OSError, so: str) -> None:
+    # On no account an error: a program may make errors of Python's warnings, or have closed its output.
+    with contextlib.suppress(Exception):
+        print(f"polder: POLDER_TRACE={path}: {failure.strerror or failure}; {so}", file=sys.stderr, flush=True)

@@ -1,20 +1,39 @@
 """What a collective gives back: work that is over, or on its way."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FunctionType
+from typing import TypeVar, cast
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch._C._dynamo import eval_frame
 
 from polder import _core
 from polder.errors import PeerTimeoutError, PolderError
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
-# pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false, reportPrivateUsage=false
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def uncompiled(kind: _Class) -> _Class:
+    """Keeps torch.compile out of a class that c10d calls: a compiled program calls its methods as it calls C++."""
+    skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for member in vars(kind).values():
+        if isinstance(member, FunctionType):
+            eval_frame.set_code_exec_strategy(member.__code__, skipped)
+            # A program that holds the object does not compile the method into itself either.
+            vars(member)["_torchdynamo_disable"] = True
+    return kind
+
+
+@uncompiled
 class Done(Work):
     """An operation that was over when its call returned."""
 
@@ -43,6 +62,7 @@ class Done(Work):
         return future
 
 
+@uncompiled
 class Pending(Work):
     """An operation on its way, on the group's own thread.
 
@@ -54,6 +74,8 @@ class Pending(Work):
         What it gives.
     finish : callable, optional
         Runs once, after the last ticket and before a caller sees the tensors: copies out of staging tensors.
+    settle : callable, optional
+        Runs before a caller learns that it is over: finishes what was called before, which nobody may wait for.
     explain : callable, optional
         Adds to the error of a rank that did not come what it called instead.
     tells : (float, callable), optional
@@ -66,16 +88,19 @@ class Pending(Work):
         tickets: "list[_core.Ticket | _core.Message]",
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
+        settle: Callable[[], None] | None = None,
         explain: Callable[[PeerTimeoutError], None] | None = None,
         tells: tuple[float, Callable[[bool], None]] | None = None,
     ) -> None:
         super().__init__()
+        self._settle = settle
         self._explain = explain
         self._tells = tells
         self.tickets = tickets
         self._tensors = tensors
         self._finish = finish
         self._finishing = threading.Lock()
+        self._failure: BaseException | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
@@ -85,12 +110,14 @@ class Pending(Work):
         for ticket in self.tickets:
             try:
                 is_done = self._wait_for(ticket, max(end - time.monotonic(), 0.0) if seconds > 0 else None)
-            except PeerTimeoutError as error:
-                if self._explain is not None:
+            except PolderError as error:
+                if self._explain is not None and isinstance(error, PeerTimeoutError):
                     self._explain(error)
+                self._set_future()
                 raise
             if not is_done:
                 raise PeerTimeoutError(f"the operation is not done after {seconds} s; it goes on in the background")
+        self._set_future()
         self.finish_once()
         return True
 
@@ -106,23 +133,60 @@ class Pending(Work):
         return is_done
 
     def finish_once(self) -> None:
-        # A second caller, on another thread, waits until the copies are made.
+        if self._settle is not None:
+            self._settle()
+        self.finish_own()
+
+    def finish_own(self) -> None:
+        """Makes the copies of this operation, which is over, once."""
+        # A second caller, on another thread, waits until the copies are made, and hears of their failure too.
         with self._finishing:
             finish, self._finish = self._finish, None
             if finish is not None:
-                finish()
+                try:
+                    finish()
+                except BaseException as error:
+                    self._failure = error
+            if self._failure is not None:
+                raise self._failure
+
+    def _set_future(self) -> None:
+        """Returns once the future is set, if there is one: a thread of the group's does that after the last ticket."""
+        if self._future is not None:
+            with contextlib.suppress(Exception):
+                self._future.wait()
 
     def is_completed(self) -> bool:
-        """Whether the tensors hold the result, or the operation failed."""
-        done = all(ticket.done() for ticket in self.tickets)
-        if done and self.exception() is None:
+        """Whether the tensors hold the result, or the operation failed, and the future says so."""
+        if not self._is_over():
+            return False
+        if self._error() is None:
             self.finish_once()
-        return done
+        return self._future is None or self._future.done()
+
+    def is_settled(self) -> bool:
+        """Whether it is over; then its copies are made, unless it failed."""
+        if not self._is_over():
+            return False
+        if self._error() is None:
+            # Whoever has the work hears of a failure.
+            with contextlib.suppress(Exception):
+                self.finish_own()
+        return True
+
+    def _is_over(self) -> bool:
+        return all(ticket.done() for ticket in self.tickets)
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
+        error = self._error() or self._failure
+        if error is not None:
+            self._set_future()
+        return error
+
+    def _error(self) -> BaseException | None:
         return next((error for ticket in self.tickets if (error := ticket.error()) is not None), None)
 
     def synchronize(self) -> None:
@@ -150,30 +214,20 @@ class Pending(Work):
         ticket.when_done(lambda error: then(error) if error is not None else self._when_done(at + 1, then))
 
     def _outcome(self, over: "torch.futures.Future[BaseException | None]") -> list[torch.Tensor]:
-        error = over.value() or self.exception()
+        error = over.value() or self._error()
         if error is not None:
             raise error
         self.finish_once()
         return self._tensors
 
 
+@uncompiled
 class Received(Pending):
     """A message from any rank, which says whose it was."""
 
-    def __init__(
-        self,
-        message: "_core.Message",
-        tensors: list[torch.Tensor],
-        finish: Callable[[], None] | None,
-        explain: Callable[[PeerTimeoutError], None] | None = None,
-        tells: tuple[float, Callable[[bool], None]] | None = None,
-    ) -> None:
-        super().__init__([message], tensors, finish, explain, tells)
-        self._message = message
-
     def source_rank(self) -> int:
         """The rank in the group whose message it is, once it has come."""
-        source = self._message.source
+        source = cast("_core.Message", self.tickets[0]).source
         if source is None:
             raise PolderError("no message has come yet, so it has no source; call wait() first")
         return source

@@ -51,6 +51,37 @@ for count, dtype in itertools.product([0, 17, 300_001], FLOATS + INTEGERS):
         dist.broadcast(sent, root)
         same("broadcast", sent, tensor(count, dtype, root))
 
+# Lists of several lengths: each rank has its own, and one has nothing.
+for counts, is_async in itertools.product([list(range(size)), [3, 70_000, 1, 5][:size]], (False, True)):
+    for dtype in (torch.float32, torch.int8, torch.bool):
+        part = torch.empty(counts[rank], dtype=dtype)
+        given = [tensor(count, dtype) for count in counts]
+        expected = sum(tensor(counts[rank], dtype, source).to(torch.int64) for source in range(size)).to(dtype)
+        work = dist.reduce_scatter(part, given, async_op=is_async)
+        assert work is None or work.wait()
+        same(f"reduce_scatter {counts} {dtype}", part, expected)
+        same("what was given", given, [tensor(count, dtype) for count in counts])
+        parts = [torch.empty(count, dtype=dtype) for count in counts]
+        work = dist.all_gather(parts, given[rank], async_op=is_async)
+        assert work is None or work.wait()
+        same(f"all_gather {counts} {dtype}", parts, [tensor(count, dtype, at) for at, count in enumerate(counts)])
+given = list(torch.arange(1.0, 1 + sum(range(1, size + 1))).split(list(range(1, size + 1))))
+dist.reduce_scatter(given[rank], given)
+assert given[rank].tolist() == [size * each for each in range(1 + rank * (rank + 1) // 2, 2 + rank * (rank + 3) // 2)]
+
+# Outputs that share memory with inputs: at another place of the list, and shifted.
+for count, shift in itertools.product((5, 70_000), (0, 1, 5)):
+    sent = [torch.arange(count) + 1000 * rank + part for part in range(size)]
+    got = sent[1:] + sent[:1]
+    dist.all_to_all(got, sent)
+    same("all_to_all, rotated", got, [torch.arange(count) + 1000 * source + rank for source in range(size)])
+    lengths, mine = [count * (part + 1) for part in range(size)], count * (rank + 1)
+    whole = torch.arange(max(sum(lengths), size * mine) + shift) + 1_000_000 * rank
+    begin, got = sum(lengths[:rank]), whole[shift : shift + size * mine]
+    dist.all_to_all_single(got, whole[: sum(lengths)], [mine] * size, lengths)
+    parts = [torch.arange(begin, begin + mine) + 1_000_000 * source for source in range(size)]
+    same("all_to_all_single, over its input", got, torch.cat(parts))
+
 # Bits, bools, averages.
 bits = torch.tensor([1 << rank, 255], dtype=torch.int32)
 dist.all_reduce(bits, OPS.BOR)

@@ -1,0 +1,218 @@
+"""Tensors whose bytes are not their values in order, and modes of the program: every way in and out of the backend."""
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_meet import meet
+
+from polder import errors
+
+meet()
+rank, size = dist.get_rank(), dist.get_world_size()
+world = dist.group.WORLD
+Tensor = torch.Tensor
+
+
+def value(source: int = rank, count: int = 4 * size) -> Tensor:
+    """What a rank gives, with a sign of its own in each place."""
+    whole = torch.arange(1.0, count + 1) * (-1) ** torch.arange(count) + 100 * source
+    return torch.complex(whole, whole + 1000)
+
+
+def negated(tensor: Tensor) -> Tensor:
+    """This value, as the negative of what the bytes hold."""
+    lazy = torch._neg_view(-tensor)
+    assert lazy.is_neg() and lazy.is_contiguous()
+    return lazy
+
+
+def imaginary(tensor: Tensor) -> Tensor:
+    """This value, as the imaginary part of a conjugate: negative, and not contiguous."""
+    lazy = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+    assert lazy.is_neg() and not lazy.is_contiguous()
+    return lazy
+
+
+def conjugate(tensor: Tensor) -> Tensor:
+    """This value, as the conjugate of what the bytes hold."""
+    lazy = tensor.conj().resolve_conj().conj()
+    assert lazy.is_conj() and lazy.is_contiguous()
+    return lazy
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """This value, with the strides of a transpose."""
+    lazy = tensor.view(2, -1).t().contiguous().t()
+    assert not lazy.is_contiguous()
+    return lazy
+
+
+Kind = Callable[[Tensor], Tensor]
+
+
+def calls(of: Callable[[int], Tensor], lazy: Kind) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Every call, from lazy tensors into lazy tensors: its name, what this rank has got, and what it should have."""
+    own, everyone = of(rank), [of(source) for source in range(size)]
+    part, whole, options = len(own) // size, len(own), dist.AllToAllOptions
+
+    def empty(count: int) -> Tensor:
+        return lazy(torch.full((count,), 7).to(own.dtype))
+
+    def parts(tensor: Tensor) -> list[Tensor]:
+        return list(tensor.split(part))
+
+    for root in range(size):
+        got = lazy(own.clone())
+        world.broadcast([got], _rooted(dist.BroadcastOptions(), root)).wait()
+        yield f"broadcast from {root}", got, everyone[root]
+        got = [empty(whole) for _ in range(size)] if rank == root else []
+        world.gather([got] if got else [], [lazy(own)], _rooted(dist.GatherOptions(), root)).wait()
+        yield f"gather to {root}", _joined(got, own), torch.cat(everyone) if rank == root else own
+        got, given = empty(part), [[lazy(it) for it in parts(own)]] if rank == root else []
+        world.scatter([got], given, _rooted(dist.ScatterOptions(), root)).wait()
+        yield f"scatter from {root}", got, parts(everyone[root])[rank]
+    got = [empty(whole) for _ in range(size)]
+    world.allgather([got], [lazy(own)]).wait()
+    yield "all_gather", _joined(got, own), torch.cat(everyone)
+    got = empty(size * whole)
+    world.all_gather_single(got, lazy(own)).wait()
+    yield "all_gather_into_tensor", got, torch.cat(everyone)
+    got = empty(whole)
+    world.all_to_all_single(got, lazy(own), [], [], options()).wait()
+    exchanged = torch.cat([parts(it)[rank] for it in everyone])
+    yield "all_to_all_single", got, exchanged
+    if got.dim() == 1:
+        got = empty(whole)
+        world.all_to_all_single(got, lazy(own), [part] * size, [part] * size, options()).wait()
+        yield "all_to_all_single with lengths", got, exchanged
+    got = [empty(part) for _ in range(size)]
+    world.alltoall(got, [lazy(it) for it in parts(own)], options()).wait()
+    yield "all_to_all", _joined(got, own), exchanged
+    got = empty(whole)
+    works = [world.send([lazy(own)], (rank + 1) % size, 3), world.recv([got], (rank - 1) % size, 3)]
+    for work in works:
+        work.wait()
+    yield "send and recv", got, everyone[(rank - 1) % size]
+    if own.is_complex():
+        return
+    got = lazy(own.clone())
+    world.allreduce([got]).wait()
+    yield "all_reduce", got, sum(everyone)
+    for root in range(size):
+        got = lazy(own.clone())
+        world.reduce([got], _rooted(dist.ReduceOptions(), root)).wait()
+        yield f"reduce to {root}", got, sum(everyone) if rank == root else own
+    reduced = parts(sum(everyone))[rank]
+    got = empty(part)
+    world.reduce_scatter([got], [[lazy(it) for it in parts(own)]]).wait()
+    yield "reduce_scatter", got, reduced
+    got = empty(part)
+    world.reduce_scatter_single(got, lazy(own)).wait()
+    yield "reduce_scatter_tensor", got, reduced
+
+
+def _rooted(options: Any, root: int) -> Any:
+    options.rootRank = root
+    return options
+
+
+def _joined(got: list[Tensor], otherwise: Tensor) -> Tensor:
+    return torch.cat([it.reshape(-1) for it in got]) if got else otherwise
+
+
+for lazy in (negated, imaginary, turned, conjugate):
+    of = value if lazy is conjugate else lambda source: value(source).real.contiguous()
+    for name, got, expected in calls(of, lazy):
+        assert torch.equal(got.reshape(-1), expected), f"{name} of {lazy.__name__}: {got} is not {expected}"
+
+with warnings.catch_warnings(action="ignore"):
+    # torch is about to give them up.
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+# What has no bytes of its own, or bytes that say less than the tensor, is refused before other ranks are at work.
+for refused, said in (
+    (torch.ones(3).expand(2, 3), "share memory"),
+    (quantized, "qint8"),
+    (torch._efficientzerotensor(3), "has no memory"),
+    (torch.ones(3, device="meta"), "on meta"),
+):
+    with pytest.raises(errors.ArgumentError, match=said):
+        world.recv([refused], (rank + 1) % size, 0)
+    with pytest.raises(errors.ArgumentError, match=said):
+        world.allreduce([refused])
+with pytest.raises(errors.ArgumentError, match=r"torch\.float64 where 1 of torch\.float32"):
+    world.alltoall([torch.ones(1, dtype=torch.float64)] * size, [torch.ones(1)] * size, dist.AllToAllOptions())
+one = torch.ones(3)
+with pytest.raises(errors.ArgumentError, match="share memory"):
+    world.alltoall([one] * size, [torch.ones(3)] * size, dist.AllToAllOptions())
+# What is only sent may have elements that are one.
+sent = torch.full((1,), 5.0).expand(3) if rank == 0 else torch.zeros(3)
+dist.broadcast(sent, 0)
+assert sent.tolist() == [5.0] * 3
+
+# Results come in whatever mode the program is, when the call is made and when it is waited for.
+modes = (torch.enable_grad, torch.no_grad, torch.inference_mode)
+shapes = (lambda tensor: tensor, lambda tensor: tensor.t())
+for made, called, waited, shape in itertools.product(modes, modes, modes, shapes):
+    with made():
+        tensor = shape(torch.ones(4, 6))
+    version = None if tensor.is_inference() else tensor._version
+    with called():
+        work = dist.all_reduce(tensor, async_op=True)
+    with waited():
+        work.wait()
+    assert tensor.eq(size).all(), (made, called, waited)
+    assert version is None or tensor._version > version, (made, called, waited)
+for shape in shapes:
+    parameter = torch.nn.Parameter(shape(torch.full((4, 6), float(rank))))
+    dist.broadcast(parameter, 1)
+    assert parameter.eq(1).all() and parameter.grad_fn is None and parameter._version == (rank != 1)
+    parameter = torch.nn.Parameter(torch.ones(4, 6))
+    inner = shape(parameter * 2)
+    dist.all_reduce(inner)
+    inner.sum().backward()
+    assert parameter.grad is not None and parameter.grad.eq(2).all(), "it is as before, of the function before"
+    parameter = torch.nn.Parameter(shape(torch.ones(2, 3)))
+    parts = [shape(torch.zeros(2, 3)) for _ in range(size)]
+    dist.all_gather(parts, parameter)
+    assert not any(part.requires_grad for part in parts)
+# A work that is dropped is done when a later call of the group is, waited for by whatever way.
+for later in (dist.barrier, lambda: dist.all_reduce(torch.ones(1), async_op=True).wait()):
+    strided = torch.ones(6, 2)
+    for column in (0, 1):
+        dist.all_reduce(strided[:, column], async_op=True)
+    later()
+    assert strided.eq(size).all()
+assert not world._unfinished
+# What autograd has kept is seen to have changed.
+parameter = torch.nn.Parameter(torch.ones(3))
+kept = parameter * 1
+loss = (kept * kept).sum()
+dist.all_reduce(kept.detach())
+with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    loss.backward()
+# The program's default device is where its tensors are made, not ours.
+with torch.device("meta"):
+    dist.barrier()
+    dist.monitored_barrier()
+    got = torch.zeros(size, device="cpu")
+    dist.all_to_all_single(got, torch.full((size,), float(rank), device="cpu"), [1] * size, [1] * size)
+assert got.tolist() == list(range(size))
+
+# A sparse sum into a parameter's gradient, in any mode.
+for mode in (*modes, nullcontext):
+    sparse = torch.eye(3).to_sparse()
+    with mode():
+        dist.all_reduce(sparse)
+    assert torch.equal(sparse.to_dense(), size * torch.eye(3)) and not sparse.values().is_inference()
+
+dist.barrier()
+dist.destroy_process_group()
+print("equal")
+sys.exit()

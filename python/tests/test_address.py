@@ -1,0 +1,67 @@
+"""Where a tensor's bytes are, for Rust, and what has no such place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from polder import address, errors  # noqa: E402
+
+
+def freed() -> Any:
+    """A view of a storage that FSDP, for one, has given back."""
+    whole = torch.ones(100_000)
+    view = whole[50_000:]
+    whole.untyped_storage().resize_(0)
+    return view
+
+
+def test_a_plain_tensor_has_the_address_of_its_bytes_and_an_empty_one_needs_none() -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    assert address.of(whole[1:], dtype=torch.float32, count=8) == whole.data_ptr() + 16
+    assert address.of(torch.empty(0)) == 0
+    # A stride of a dimension with one element says nothing.
+    assert address.of(whole[:, :1].t()[:, :1]) == whole.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: torch.ones(4, 3).t(), r"shape \[3, 4\] with strides \[1, 3\]; call .contiguous\(\)"),
+        (lambda: torch.ones(3).expand(2, 3), r"shape \[2, 3\] with strides \[0, 1\]"),
+        (lambda: torch._neg_view(torch.ones(3)), r"lazy negative; call .resolve_neg\(\)"),
+        (lambda: torch.ones(3, dtype=torch.complex64).conj(), r"lazy conjugate; call .resolve_conj\(\)"),
+        (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "lazy negative"),
+        (lambda: torch.eye(3).to_sparse(), r"layout torch.sparse_coo; call .to_dense\(\)"),
+        (lambda: torch.ones(3, device="meta"), r"on meta; call .cpu\(\)"),
+        (lambda: torch._efficientzerotensor(4), "of 4 elements that has no memory"),
+        (freed, "of 50000 elements that has no memory"),
+    ],
+)
+def test_what_is_not_its_bytes_is_refused_with_a_remedy(made: Callable[[], Any], said: str) -> None:
+    tensor = made()
+    with pytest.raises(errors.ArgumentError, match=f"^push got a .*{said}"):
+        address.of(tensor, what="push")
+
+
+def test_another_type_or_size_than_rust_takes_it_for_is_refused() -> None:
+    with pytest.raises(errors.ArgumentError, match=r"elements of torch.float64 where torch.float32 belong"):
+        address.of(torch.ones(3, dtype=torch.float64), dtype=torch.float32)
+    with pytest.raises(errors.ArgumentError, match="3 elements where 4 belong"):
+        address.of(torch.ones(3), count=4)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_only_a_tensor_that_is_written_gets_a_new_version(mode: Any) -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    with mode():
+        address.of(tensor)
+        assert tensor._version == 0
+        address.of(tensor, writable=True)
+    assert tensor._version == 1
+    with torch.inference_mode():
+        unversioned = torch.ones(3)
+    assert address.of(unversioned, writable=True) == unversioned.data_ptr()

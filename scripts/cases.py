@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Runs the programs of python/cases, which are too long for `make test`, and says which went wrong.
+
+A program is right if it ends with exit status 0 within its time. It runs in an empty folder that is then removed, with
+`polder`, torchrun and Python of .venv first in PATH. Each has a row in the table below.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HOME = Path(__file__).resolve().parent.parent
+CASES = HOME / "python" / "cases"
+
+#: Environments that a program runs in, one after the other: memory that hardware keeps coherent, and other memory.
+ONE = [{}]
+BOTH = [{}, {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}]
+
+
+class Start(NamedTuple):
+    """How a program is started: what its path is put into, in which environments, and the seconds that it may take."""
+
+    command: str
+    environments: list[dict[str, str]] = ONE
+    seconds: int = 600
+
+
+def ranks(count: int) -> str:
+    """The command for so many ranks of torchrun."""
+    return f"torchrun --standalone --nproc-per-node {count} {{}}"
+
+
+#: Every program, by its name in the folder.
+TABLE = {
+    "torch_compiled.py": Start(ranks(2)),
+    "torch_overlap.py": Start(ranks(3), BOTH),
+}
+
+
+def run(name: str, start: Start, environment: dict[str, str]) -> bool:
+    """Runs a program once, and prints a line; the end of what it has said too if it went wrong."""
+    limit = ["timeout", "--kill-after=30", str(start.seconds)]
+    command = limit + [part.format(CASES / name) for part in shlex.split(start.command)]
+    path = os.pathsep.join([str(HOME / ".venv" / "bin"), os.environ["PATH"]])
+    set_here = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        ended = subprocess.run(command, cwd=folder, env=set_here, check=False, **piped)
+    outcome = {0: "right", 124: f"LATE, over {start.seconds} s"}.get(
+        ended.returncode, f"WRONG, exit {ended.returncode}"
+    )
+    settings = " ".join(f"{variable}={value}" for variable, value in environment.items())
+    print(f"{outcome:16} {time.monotonic() - began:4.0f} s  {name} {settings}", flush=True)
+    if ended.returncode:
+        print("    " + "\n    ".join(ended.stdout.splitlines()[-30:]), flush=True)
+    return ended.returncode == 0
+
+
+def main() -> int:
+    """Runs all programs, or those with a word in their names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="programs whose names have this in them")
+    only = parser.parse_args().only
+    if unlisted := {path.name for path in CASES.iterdir() if path.is_file()} ^ set(TABLE):
+        sys.exit(f"{sorted(unlisted)}: a program without a row in {__file__}, or a row without a program")
+    runs = [(name, start, it) for name, start in sorted(TABLE.items()) if only in name for it in start.environments]
+    return 0 if all([run(*each) for each in runs]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
