@@ -110,15 +110,21 @@ class Decoder(torch.nn.Module):
         return functional.cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten())
 
 
-def read_text(named: Path | None) -> torch.Tensor:
-    """Bytes to learn."""
+class Ended(Exception):
+    """A run that did not come to its end: the last line that it said."""
+
+
+def read_text(named: Path | None, context: int) -> torch.Tensor:
+    """Bytes to learn: more than a context."""
     root = HERE.parent.parent
-    paths = (
-        [named]
-        if named
-        else [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), *sorted(root.glob("crates/*/src/*.rs"))]
+    of_repository = (
+        path for pattern in ("*.md", "docs/*.md", "crates/*/src/*.rs") for path in sorted(root.glob(pattern))
     )
-    return torch.frombuffer(bytearray(b"\n".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
+    text = b"\n".join(path.read_bytes() for path in ([named] if named else of_repository))
+    if len(text) <= context + 1:
+        where = named or f"the pages and sources of the repository, which lies elsewhere than {root}"
+        raise Ended(f"{where}: {len(text)} bytes, expected more than --context and one; name a file with --text")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 # --------------------------------------------------------------------------------------------- one run, in a child
@@ -156,7 +162,7 @@ def run_here(given: dict[str, Any]) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (given["limit"], given["limit"]))
     peak = Peak()
     torch.manual_seed(0)
-    text = read_text(Path(given["text"]) if given["text"] else None)
+    text = read_text(Path(given["text"]) if given["text"] else None, given["context"])
     shape = {key: given[key] for key in ("width", "layers", "heads", "context")}
     model = Decoder(**shape)
     settings: dict[str, Any] = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -204,10 +210,6 @@ def run_here(given: dict[str, Any]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------- the whole story
 
 
-class Ended(Exception):
-    """A run that did not come to its end: the last line that it said."""
-
-
 def run_there(given: dict[str, Any]) -> dict[str, Any]:
     """A run in a process of its own, so that nothing of another's memory counts."""
     # Freed memory goes back to the system at once, so that the limit meets what is in use.
@@ -245,7 +247,7 @@ def main() -> int:
             return compare(options, options.folder)
         with tempfile.TemporaryDirectory(prefix="polder-offload-", dir=HERE.parent.parent) as folder:
             return compare(options, Path(folder))
-    except (Ended, polder.PolderError) as error:
+    except (Ended, OSError, polder.PolderError) as error:
         print(f"offload: {error}", file=sys.stderr)
         return 1
 
@@ -253,6 +255,8 @@ def main() -> int:
 def compare(options: argparse.Namespace, folder: Path) -> int:
     """What `main` does, with a folder."""
     say = lambda text: print(f"offload: {text}", file=sys.stderr)  # noqa: E731
+    # Before anything takes its time.
+    read_text(options.text, options.context)
     fixed, movable = needed(options)
     room = offload.Tier("dram", options.dram or fixed + movable // 3, 1, 1).nbytes
     say("measuring memory and the disk" if not options.platform else f"reading {options.platform}")

@@ -545,9 +545,11 @@ fn median(values: Vec<f64>) -> Result<f64, Failure> {
     Ok(sample.median)
 }
 
-/// Bytes of memory.
+/// Bytes of memory, and no more than the container allows.
 fn capacity() -> Option<f64> {
-    kib(&line_of(Path::new("/proc/meminfo"), "MemTotal")?)
+    let host = kib(&line_of(Path::new("/proc/meminfo"), "MemTotal")?)?;
+    let limit = polder_linux::memory_limit(|path| fs::read_to_string(path).ok());
+    Some(limit.map_or(host, |limit| host.min(limit as f64)))
 }
 
 /// Bytes of a figure such as `24 kB`.

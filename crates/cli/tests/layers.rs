@@ -22,7 +22,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi", &["attach", "pool", "mem", "kernels", "schedule"]),
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
-    ("python", &["attach", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"]),
+    ("python", &["attach", "linux", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"]),
     ("lab", &["attach", "pool", "mem", "kernels", "linux"]),
     ("cli", &["agent", "attach", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
 ];

@@ -52,6 +52,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<offload::States>()?;
     module.add_class::<offload::Saved>()?;
     module.add_function(wrap_pyfunction!(offload::offload_place, module)?)?;
+    module.add_function(wrap_pyfunction!(offload::available_memory, module)?)?;
     module.add_function(wrap_pyfunction!(offload::offload_disk, module)?)?;
     module.add_function(wrap_pyfunction!(offload::offload_tiers, module)?)?;
     module.add_function(wrap_pyfunction!(optimizer::offload_step, module)?)?;

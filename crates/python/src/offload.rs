@@ -39,6 +39,14 @@ pub(crate) fn offload_place(problem: &str, policy: &str, fractions: Option<&str>
     Ok(answer.to_string())
 }
 
+/// Bytes of memory that this process may still take, as the host and its cgroups say; `read` returns the text of a file.
+#[pyfunction]
+pub(crate) fn available_memory(read: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let text = |path: &str| read.call1((path,)).ok()?.extract().ok();
+    polder_linux::available_memory(text)
+        .ok_or_else(|| plain("TierError", "/proc/meminfo: expected MemAvailable".to_owned()))
+}
+
 /// Of a folder's disk: free bytes, and bytes a second that are read and written.
 #[pyfunction]
 pub(crate) fn offload_disk(

@@ -19,7 +19,8 @@ Examples
 
 from polder.errors import PlacementError, PlacementWarning, TierError, TierFullError
 from polder.offload.optimizer import Adam, AdamW, Lion
-from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
+from polder.offload.placed import POLICIES, Placed, Row, place
+from polder.offload.saved import saved_bytes
 from polder.offload.scope import tier
 from polder.offload.tiers import Tier, check_tiers, measured, tiers_of
 from polder.offload.trainer import trainer

@@ -1,37 +1,74 @@
 """What a training script keeps in memory: ``polder offload check SCRIPT``.
 
-The script runs as ``python SCRIPT`` does, up to the end of its first optimizer step. Watched are ``step`` of every
-``torch.optim.Optimizer``, calls of modules, and tensors that are saved for backward passes. The file is not changed.
+The script runs as ``python SCRIPT`` does, until each of its optimizers has taken a step or one begins its second.
+Watched are ``step`` of every ``torch.optim.Optimizer``, calls of modules, tensors that are saved for backward passes,
+and the memory of the process. The file is not changed.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import gc
 import inspect
 import json
-import resource
+import os
 import runpy
 import sys
 import traceback
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from polder.errors import PolderError
-from polder.offload.placed import is_placed
-from polder.offload.shards import local, storage_of, ungraphed
-from polder.offload.tiers import tiers_of
+from polder import offload
+from polder.errors import ArgumentError, PolderError
+from polder.offload.optimizer import Fused
+from polder.offload.placed import check_model
+from polder.offload.saved import Kept, Live, is_placed, stretch
+from polder.offload.shards import local, storage_of
+from polder.offload.tiers import Tier, check_tiers, memory_limit, tiers_of
 
 _OBJECTS = ("weights", "gradients", "optimizer states", "activations")
 
 
 class _SteppedError(BaseException):
     """Ends the script after its first step. No handler of ``Exception`` stops it."""
+
+
+@dataclasses.dataclass
+class Stepper:
+    """An optimizer of the script.
+
+    Attributes
+    ----------
+    kind, name, model : str
+        Its class, and how the script calls it and the model whose parameters it has.
+    is_named : bool
+        Whether the script's names for both were found.
+    ours : str
+        The optimizer of Polder that takes the same steps, and that is another one; "" if there is none.
+    refused : str
+        Why `place` would not take it; "" if it would.
+    weights, states : int
+        Bytes of the model's parameters, and of the optimizer's states.
+    has_stepped : bool
+        Whether it took a step, so that it has states.
+    """
+
+    kind: str
+    name: str
+    model: str
+    is_named: bool
+    ours: str
+    refused: str
+    weights: int
+    states: int
+    has_stepped: bool
 
 
 @dataclasses.dataclass
@@ -45,15 +82,16 @@ class Found:
     squared : dict
         By device, the part of the activations that grows with the square of the context.
     placed : int
-        Bytes that `Placed.activations` would copy, at most at once: each saved tensor, also if several share a storage.
+        Bytes that `Placed.activations` would copy, at most at once.
     context, batch : int
         Tokens of a sample, and samples, of the first call of a module that says so; 0 if none does.
-    peak : int
-        The most bytes that the process had in memory.
-    optimizer, model_name, optimizer_name : str
-        The class, and how the script calls both.
-    trainer : bool
-        Whether the Trainer of transformers made the step.
+    moments : list
+        Bytes of memory that the process needs at moments of a later step: those that stay, and those that grow with the
+        context as activations do. Both are what the kernel counted, so they have whatever libraries take.
+    optimizers : list
+        That with the most states first.
+    trainer : str
+        How the script calls the Trainer of transformers that made the step; "" if none did.
     """
 
     bytes: dict[str, dict[str, int]]
@@ -61,64 +99,90 @@ class Found:
     placed: int
     context: int
     batch: int
-    peak: int
-    optimizer: str
-    model_name: str
-    optimizer_name: str
-    trainer: bool
+    moments: list[tuple[int, int]]
+    optimizers: list[Stepper]
+    trainer: str
 
 
-class _Kept:
-    """A saved tensor, counted until the graph lets go of it."""
+class _Memory:
+    """The memory that the kernel counts for this process."""
 
-    def __init__(self, watch: "Watch", tensor: torch.Tensor) -> None:
-        self.watch, self.tensor = watch, ungraphed(tensor)
-        watch.count(tensor, 1)
+    def __init__(self) -> None:
+        #: What there was before the first pass.
+        self.base = 0
 
-    def __del__(self) -> None:
-        self.watch.count(self.tensor, -1)
+    def now(self) -> int:
+        """Bytes."""
+        return self._of("VmRSS")
+
+    def most(self) -> int:
+        """The most bytes since the last call."""
+        found = self._of("VmHWM")
+        # Where this cannot be written, it is the most since the process began.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        return found
+
+    @staticmethod
+    def _of(name: str) -> int:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines[name].split()[0]) << 10
 
 
 class Watch:
-    """Notes what a script does up to the end of its first step."""
+    """Notes what a script does up to the end of its first step.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    ended : callable
+        What ends the process with the answer if the script goes on after its first step: it has caught what stops it.
+    """
+
+    def __init__(self, ended: Callable[[Found], None]) -> None:
         self.found: Found | None = None
+        self._ended = ended
         self._context = self._batch = 0
         self._is_sure = False
         self._modules: set[int] = set()
         self._weights: set[int] = set()
-        self._users: Counter[int] = Counter()
-        self._live: Counter[str] = Counter()
-        self._most: Counter[str] = Counter()
-        self._squared: Counter[str] = Counter()
-        self._placed = self._most_placed = 0
+        self._saved: defaultdict[str, Live] = defaultdict(Live)
+        self._squares: defaultdict[str, Live] = defaultdict(Live)
+        self._squared: dict[str, int] = {}
+        self._placed = Live()
+        self._memory = _Memory()
+        self._gradients: dict[int, tuple[str, int]] = {}
+        # Bytes of gradients, and those that came besides what was before the first pass, states, and them.
+        self._moments: list[tuple[int, int]] = []
+        self._steps = 0
+        self._steppers: dict[int, tuple[torch.optim.Optimizer, torch.nn.Module | None, Stepper]] = {}
 
-    def count(self, tensor: torch.Tensor, sign: int) -> None:
-        """One more, or one less, saved tensor over a storage."""
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return
-        storage = tensor.untyped_storage()
-        key, device = storage_of(tensor), tensor.device.type
-        if key in self._weights:
-            return
+    def saved(self, tensor: torch.Tensor) -> Kept:
+        """A tensor that is saved."""
+        kept = Kept(tensor)
+        if tensor.layout != torch.strided or tensor.is_nested or (key := storage_of(tensor)) in self._weights:
+            return kept
+        device, nbytes = tensor.device.type, tensor.untyped_storage().nbytes()
         if device == "cpu" and is_placed(tensor, self._weights):
-            # A placement copies each, also those that share a storage.
-            self._placed += sign * tensor.nbytes
-            self._most_placed = max(self._most_placed, self._placed)
-        self._users[key] += sign
-        if self._users[key] == (sign + 1) // 2:
-            self._live[device] += sign * storage.nbytes()
-            is_square = tensor.dim() > 3 and tensor.shape[-1] == tensor.shape[-2] == self._context > 1
-            if is_square and sign > 0 and self._live[device] > self._most[device]:
-                self._squared[device] += storage.nbytes()
-            self._most[device] = max(self._most[device], self._live[device])
+            kept.count(self._placed, stretch(tensor), tensor.nbytes)
+        squares = self._squares[device]
+        if tensor.dim() > 3 and tensor.shape[-1] == tensor.shape[-2] == self._context > 1:
+            kept.count(squares, key, nbytes)
+        if kept.count(self._saved[device], key, nbytes):
+            self._squared[device] = squares.bytes
+        return kept
 
     def called(self, module: torch.nn.Module, args: Any) -> None:
         """Before a module computes: its weights are no activations, and its arguments may say the context."""
+        if not self._memory.base:
+            self._memory.base = self._memory.now()
+            self._memory.most()
         if id(module) not in self._modules:
             self._modules |= {id(it) for it in module.modules()}
-            self._weights |= {storage_of(it) for it in (*module.parameters(), *module.buffers())}
+            for it in (*module.parameters(), *module.buffers()):
+                self._weights.add(storage_of(it))
+                if it.requires_grad and it.is_leaf and id(it) not in self._gradients:
+                    self._gradients[id(it)] = (it.device.type, 0)
+                    it.register_post_accumulate_grad_hook(self._accumulated)  # pyright: ignore[reportUnknownMemberType]
         for it in args if not self._is_sure else ():
             if isinstance(it, torch.Tensor) and it.dim() > 1:
                 self._is_sure = it.dim() == 2 and not it.is_floating_point()
@@ -127,38 +191,94 @@ class Watch:
                 if self._is_sure:
                     break
 
-    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> NoReturn:
-        """After the first step."""
-        rows: dict[str, Counter[str]] = {}
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """After a gradient came."""
+        here = sum(nbytes for device, nbytes in self._gradients.values() if device == "cpu")
+        self._moments.append((here, self._memory.most() - self._memory.base - here - self._states()))
+        self._gradients[id(parameter)] = self._of(parameter.grad)
 
-        def add(name: str, tensor: torch.Tensor) -> None:
-            shard = local(tensor)
-            rows.setdefault(shard.device.type, Counter())[name] += shard.nbytes
+    def _states(self) -> int:
+        """Bytes of states in memory."""
+        steppers = [optimizer for optimizer, _, it in self._steppers.values() if it.has_stepped]
+        return sum(nbytes for it in steppers for device, nbytes in self._states_of(it) if device == "cpu")
 
-        parameters = [it for group in optimizer.param_groups for it in group["params"]]
-        model, names = _names(optimizer, parameters)
-        for it in parameters if model is None else model.parameters():
-            add("weights", it)
-            if it.grad is not None:
-                add("gradients", it.grad)
+    def _states_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
         states: list[dict[str, Any]] = list(optimizer.state.values())
-        for it in (it for state in states for it in state.values()):
-            if isinstance(it, torch.Tensor):
-                add("optimizer states", it)
-        for device, nbytes in self._most.items():
-            rows.setdefault(device, Counter())["activations"] = nbytes
-        self.found = Found(
-            {device: dict(of) for device, of in rows.items()},
-            dict(self._squared),
-            self._most_placed,
-            self._context,
-            self._batch,
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        return [self._of(it) for state in states for it in state.values() if isinstance(it, torch.Tensor)]
+
+    @staticmethod
+    def _of(tensor: torch.Tensor | None) -> tuple[str, int]:
+        """The device of a tensor, and the bytes that this process has of it."""
+        if tensor is None:
+            return "cpu", 0
+        shard = local(tensor)
+        return shard.device.type, shard.nbytes
+
+    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """After a step."""
+        if self.found is not None:
+            self._ended(self.found)
+        is_second = id(optimizer) in self._steppers
+        if not is_second:
+            self._note(optimizer, has_stepped=True)
+        self._steps = max(self._steps, self._memory.most())
+        seen = {id(it) for known, _, _ in self._steppers.values() for it in _parameters(known)}
+        # Wrappers of an optimizer have its parameters.
+        waiting = [it for it in _optimizers() if not {id(parameter) for parameter in _parameters(it)} <= seen]
+        if waiting and not is_second:
+            return
+        for it in waiting:
+            self._note(it, has_stepped=False)
+        self.found = self._finding()
+        raise _SteppedError
+
+    def _note(self, optimizer: torch.optim.Optimizer, *, has_stepped: bool) -> None:
+        parameters = _parameters(optimizer)
+        model, names = _names(optimizer, parameters)
+        weights: list[torch.Tensor] = parameters if model is None else list(model.parameters())
+        stepper = Stepper(
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
             *names,
-            any(frame.f_globals.get("__name__") == "transformers.trainer" for frame in _frames()),
+            *_ours(optimizer, model, parameters),
+            sum(self._of(it)[1] for it in weights),
+            sum(nbytes for _, nbytes in self._states_of(optimizer)),
+            has_stepped,
         )
-        raise _SteppedError
+        self._steppers[id(optimizer)] = optimizer, model, stepper
+
+    def _finding(self) -> Found:
+        rows: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_OBJECTS, 0))
+        weights: dict[int, torch.Tensor] = {}
+        for optimizer, model, _ in self._steppers.values():
+            known = _parameters(optimizer) if model is None else model.parameters()
+            weights |= {id(it): it for it in known}
+            for device, nbytes in self._states_of(optimizer):
+                rows[device]["optimizer states"] += nbytes
+        for number, it in weights.items():
+            device, nbytes = self._of(it)
+            rows[device]["weights"] += nbytes
+            # What came may be gone again.
+            device, nbytes = self._of(it.grad) if it.grad is not None else self._gradients.get(number, ("cpu", 0))
+            if nbytes:
+                rows[device]["gradients"] += nbytes
+        for device, live in self._saved.items():
+            if live.most:
+                rows[device]["activations"] = live.most
+        stays = self._memory.base + self._states()
+        moments = [(self._steps, 0), *((stays + gradients, max(0, more)) for gradients, more in self._moments)]
+        # One that has less of both than another says nothing.
+        most = [it for it in set(moments) if not any(it != by and it[0] <= by[0] and it[1] <= by[1] for by in moments)]
+        steppers = [it for _, _, it in self._steppers.values()]
+        return Found(
+            dict(rows),
+            self._squared,
+            self._placed.most,
+            self._context,
+            self._batch,
+            sorted(most),
+            sorted(steppers, key=lambda it: -it.states),
+            _trainer(),
+        )
 
     def run(self, script: Path, arguments: list[str], is_quiet: bool) -> None:
         """Runs a script up to the end of its first step."""
@@ -169,13 +289,44 @@ class Watch:
         try:
             # What the script prints is no part of one JSON object.
             out = contextlib.redirect_stdout(sys.stderr) if is_quiet else contextlib.nullcontext()
-            with out, torch.autograd.graph.saved_tensors_hooks(lambda it: _Kept(self, it), lambda it: it.tensor):
+            with out, torch.autograd.graph.saved_tensors_hooks(self.saved, lambda it: it.tensor):
                 runpy.run_path(str(script), run_name="__main__")
         except _SteppedError:
             pass
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _optimizers() -> list[torch.optim.Optimizer]:
+    """Every optimizer that there is."""
+    return [it for it in gc.get_objects() if issubclass(type(it), torch.optim.Optimizer)]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [it for group in optimizer.param_groups for it in group["params"]]
+
+
+def _ours(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, parameters: list[torch.Tensor]
+) -> tuple[str, str]:
+    """The optimizer of Polder to put in the place of one, if there is another, and why `place` would not take it."""
+    of: Any = type(optimizer)
+    ours: Any = {torch.optim.Adam: offload.Adam, torch.optim.AdamW: offload.AdamW}.get(of)
+    if ours is None and not isinstance(optimizer, Fused):
+        return "", (
+            f"{of.__qualname__} takes other steps than polder.offload.AdamW, Adam and Lion, whose states alone can be "
+            "placed; one of these in its place would train otherwise"
+        )
+    refused = ""
+    try:
+        if ours is not None:
+            ours([dict(group) for group in optimizer.param_groups])
+        if model is not None:
+            check_model(model, [it for it in parameters if it.requires_grad])
+    except ArgumentError as error:
+        refused = str(error)
+    return "" if ours is None else ours.__name__, refused
 
 
 def _frames() -> list[FrameType]:
@@ -187,106 +338,149 @@ def _frames() -> list[FrameType]:
     return frames
 
 
+def _variables() -> list[dict[str, Any]]:
+    """What the script's functions that are running know by name, the outermost first."""
+    mine = [frame for frame in reversed(_frames()) if frame.f_globals.get("__name__") == "__main__"]
+    return [{**frame.f_globals, **frame.f_locals} for frame in mine]
+
+
 def _names(
     optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
-) -> tuple[torch.nn.Module | None, tuple[str, str]]:
-    """The model over the parameters, and how the script calls it and the optimizer."""
+) -> tuple[torch.nn.Module | None, tuple[str, str, bool]]:
+    """The model over the parameters; how the script calls the optimizer and it, and whether it calls both."""
     wanted = {id(it) for it in parameters}
-    for frame in reversed(_frames()):
-        known = {**frame.f_globals, **frame.f_locals} if frame.f_globals.get("__name__") == "__main__" else {}
+    for known in _variables():
         ours = next((name for name, it in known.items() if it is optimizer), None)
         for name, it in known.items():
             if isinstance(it, torch.nn.Module) and wanted <= {id(parameter) for parameter in it.parameters()}:
-                return it, (name, ours or "optimizer")
-    return None, ("model", "optimizer")
+                return it, (ours or "optimizer", name, ours is not None)
+    return None, ("optimizer", "model", False)
 
 
-def memory_limit() -> int:
-    """Bytes that this process may have: what is available, what it has, and no more than its cgroups allow."""
-    known = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    limits = [int(known["MemAvailable"].split()[0]) << 10]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        folder = Path("/sys/fs/cgroup", line.rpartition(":")[2].lstrip("/"))
-        for it in (folder, *folder.parents):
-            try:
-                limits.append(int((it / "memory.max").read_text()) - int((it / "memory.current").read_text()))
-            except (OSError, ValueError):
-                # No such group, or no limit.
-                continue
-    return min(limits)
+def _trainer() -> str:
+    """How the script calls the Trainer of transformers that makes this step."""
+    inside = [frame for frame in _frames() if frame.f_globals.get("__name__") == "transformers.trainer"]
+    if not inside:
+        return ""
+    it = inside[0].f_locals.get("self")
+    return next((name for known in _variables() for name, value in known.items() if value is it), "trainer")
 
 
-def first_too_long(found: Found, room: int, device: str = "cpu", rest: int = 0) -> int:
-    """The first context that does not fit in ``room`` bytes; 0 if any does.
+def needed(found: Found, context: int) -> float:
+    """Bytes of memory that steps of a context need.
 
-    Activations grow with the context, those of a square shape with its square. All else stays.
+    Activations grow with the context, those of a square shape with its square, and so does what is made of them for a
+    while. All else stays.
     """
-    of = found.bytes.get(device, {})
-    fixed = rest + sum(nbytes for name, nbytes in of.items() if name != "activations")
-    square = found.squared.get(device, 0)
-    line = of.get("activations", 0) - square
-    if not found.context or line + square <= 0:
+    whole, square = found.bytes["cpu"]["activations"], found.squared.get("cpu", 0)
+    part = context / found.context
+    grown = ((whole - square) * part + square * part * part) / whole
+    return max(stays + grows * grown for stays, grows in found.moments)
+
+
+def first_too_long(found: Found, room: int) -> int:
+    """The first context that does not fit in ``room`` bytes; 0 if any does, or nothing says."""
+    saved = found.bytes.get("cpu", {}).get("activations", 0)
+    if not found.context or not saved or not any(grows for _, grows in found.moments):
         return 0
     low, high = 0, found.context
-
-    def needs(context: int) -> float:
-        part = context / found.context
-        return fixed + line * part + square * part * part
-
-    while needs(high) <= room:
+    while needed(found, high) <= room:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if needs(middle) <= room else (low, middle)
+        low, high = (middle, high) if needed(found, middle) <= room else (low, middle)
     return high
 
 
-def lines(found: Found, platform: Path | None) -> list[str]:
-    """What to paste into the script."""
-    activations = found.placed
-    file = "platform.toml" if platform is None else str(platform)
-    if found.trainer:
-        given = f'polder.offload.trainer(model, args, "optimal", platform="{file}", activations={activations})'
-        return ["import polder.offload", f"trainer = Trainer(…, optimizer_cls_and_kwargs={given})"]
-    named, kind = found.optimizer_name, found.optimizer
+def lines(found: Found, tiers: str) -> list[str]:
+    """What to paste into the script, if its optimizer can be placed: it runs as it is."""
+    first, activations = found.optimizers[0], found.placed
+    if first.refused or not tiers:
+        return []
     pasted = ["import polder.offload"]
-    if not kind.startswith("polder.offload."):
-        name = kind.rpartition(".")[2]
-        # The states of others are not placed.
-        ours = name if name in ("Adam", "AdamW") else "AdamW"
-        pasted.append(f"{named} = polder.offload.{ours}(…)  # in place of {kind.replace(f'.{name.lower()}.', '.')}")
-    given = f'{found.model_name}, {named}, "optimal", platform="{file}", activations={activations}'
-    return [*pasted, f"placed = polder.offload.place({given})", "with placed.activations():  # around the forward pass"]
+    if name := found.trainer:
+        given = f'{name}.model, {name}.args, "optimal", {tiers}, activations={activations}'
+        return [*pasted, f"{name}.optimizer_cls_and_kwargs = polder.offload.trainer({given})"]
+    if first.ours:
+        pasted.append(f"{first.name} = polder.offload.{first.ours}({first.name}.param_groups)")
+    given = f'{first.model}, {first.name}, "optimal", {tiers}, activations={activations}'
+    pasted.append(f"placed = polder.offload.place({given})")
+    return [*pasted, *([f"placed.cover({first.model})"] if activations else [])]
 
 
-def table(found: Found, room: int, platform: Path | None) -> str:
+def _answer(found: Found, tiers: str) -> list[str]:
+    """What to do, for people."""
+    first, *others = found.optimizers
+    out: list[str] = []
+    for it in others:
+        states = (
+            f"{it.states / 1e6:.1f} MB of states" if it.has_stepped else "no step yet, so its states are not counted"
+        )
+        out.append(
+            f"another optimizer: {it.name} ({it.kind}) over {it.model}: {it.weights / 1e6:.1f} MB of weights, {states}"
+        )
+        if it.refused:
+            out.append(f"    cannot be placed: {it.refused}")
+    if others:
+        out += ["a placement has one optimizer and its model: give each a part of every tier", ""]
+    if first.refused:
+        return [*out, f"nothing to paste: {first.name} cannot be placed: {first.refused}"]
+    if not tiers:
+        return [
+            *out,
+            "nothing to paste: no folder on a disk was found for a second tier; measure one by "
+            "`polder probe --disk FOLDER --out platform.toml`, and check with --platform platform.toml",
+        ]
+    place = found.trainer or first.name
+    if found.trainer or first.is_named:
+        out.append(f"paste below the line that makes {place}:")
+    else:
+        out.append("paste where the optimizer is made; the lines call it optimizer, and its model model:")
+    out += [f"    {it}" for it in lines(found, tiers)]
+    if tiers.startswith("tiers="):
+        out += [
+            "",
+            '`polder probe --disk FOLDER --out platform.toml` measures tiers once: then platform="platform.toml"',
+        ]
+    return out
+
+
+def table(found: Found, room: int, platform: Path | None, tiers: str) -> str:
     """The answer for people."""
     out = [f"{'object':18}" + "".join(f"{device:>14}" for device in found.bytes)]
     for name in _OBJECTS:
-        cells = "".join(f"{of.get(name, 0) / 1e6:11.1f} MB" for of in found.bytes.values())
+        cells = "".join(f"{of[name] / 1e6:11.1f} MB" for of in found.bytes.values())
         out.append(f"{name:18}{cells}")
-    rest = _rest(found)
-    out.append(f"{'all else':18}{rest / 1e6:11.1f} MB  the process at its peak, less the rows above")
+    out.append(f"{'all else':18}{_rest(found) / 1e6:11.1f} MB  the most memory of a step, less the rows above")
     out.append("")
-    longest = first_too_long(found, room, rest=rest)
+    longest = first_too_long(found, room)
     if longest:
         out.append(f"measured with a context of {found.context} and a batch of {found.batch}")
         out.append(f"first context that will not fit in {room / 1e9:.1f} GB of memory: {longest}")
     else:
         out.append("no call says what the context is, or no activation lies in memory: no context is predicted")
-    if platform is not None:
+    if platform is not None and longest:
         whole = sum(tier.nbytes for tier in tiers_of(platform) if tier.name != "dram")
-        states = found.bytes.get("cpu", {}).get("optimizer states", 0)
-        placed = first_too_long(found, room + whole, rest=rest)
-        if longest:
-            out.append(
-                f"with states ({states / 1e6:.1f} MB) and activations in all tiers of {platform}: {placed} at best"
-            )
-    return "\n".join([*out, "", "paste:", *(f"    {it}" for it in lines(found, platform))])
+        states = found.bytes["cpu"]["optimizer states"]
+        placed = first_too_long(found, room + whole)
+        out.append(f"with states ({states / 1e6:.1f} MB) and activations in all tiers of {platform}: {placed} at best")
+    return "\n".join([*out, "", *_answer(found, tiers)])
 
 
 def _rest(found: Found) -> int:
-    return max(0, found.peak - sum(found.bytes.get("cpu", {}).values()))
+    most = max(stays + grows for stays, grows in found.moments)
+    return max(0, most - sum(found.bytes.get("cpu", {}).values()))
+
+
+def _tiers(platform: Path | None, script: Path) -> str:
+    """The argument that names tiers: those of a file, or memory and a folder that lies on a disk; "" if none does."""
+    if platform is not None:
+        return f"platform={json.dumps(str(platform))}"
+    for folder in (Path(), script.parent, Path.home(), Path("/var/tmp")):
+        with contextlib.suppress(PolderError):
+            check_tiers([Tier("disk", 1, 1, 1, folder)])
+            return f"tiers=polder.offload.measured({json.dumps(str(folder))})"
+    return ""
 
 
 def main() -> int:
@@ -297,7 +491,7 @@ def main() -> int:
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
-    script, watch = given.script, Watch()
+    script = given.script
 
     def failed(why: str) -> int:
         print(f"polder: {script}: {why}", file=sys.stderr)
@@ -310,8 +504,23 @@ def main() -> int:
             tiers_of(given.platform)
     except PolderError as error:
         return failed(str(error))
+    tiers = _tiers(given.platform, script)
     # As much as there is before the script has taken some.
-    room = memory_limit() + (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    room = memory_limit() + _Memory().now()
+
+    def say(found: Found) -> None:
+        if given.json:
+            answer = dataclasses.asdict(found) | {"room": room, "rest": _rest(found), "paste": lines(found, tiers)}
+            said = json.dumps(answer | {"first_too_long": first_too_long(found, room)})
+        else:
+            said = table(found, room, given.platform, tiers)
+        print(said, file=sys.__stdout__, flush=True)
+
+    def ended(found: Found) -> None:
+        say(found)
+        os._exit(0)
+
+    watch = Watch(ended)
     try:
         watch.run(script, given.arguments, given.json)
     except SystemExit as end:
@@ -321,14 +530,9 @@ def main() -> int:
         if watch.found is None:
             traceback.print_exc()
             return failed(f"failed before its first step ended: {type(error).__name__}: {error}")
-    found = watch.found
-    if found is None:
+    if watch.found is None:
         return failed("ended without a step of a torch.optim.Optimizer; give it the arguments of a training run")
-    if given.json:
-        answer = dataclasses.asdict(found) | {"room": room, "rest": _rest(found), "paste": lines(found, given.platform)}
-        print(json.dumps(answer | {"first_too_long": first_too_long(found, room, rest=_rest(found))}))
-    else:
-        print(table(found, room, given.platform))
+    say(watch.found)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Adam, AdamW and Lion in one pass over memory, with their states wherever they were placed."""
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from polder import _core
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, PlacementWarning, TierError
 from polder.offload.shards import Held, local, mapped, whole
 
 #: Elements in a page of 32-bit numbers: what is placed is cut there.
@@ -25,6 +26,18 @@ _Tensor = tuple[_Settings, float, tuple[int, int, int, int, int], int, bool]
 _OWN = ("max_norm", "skip_overflow", "norm", "skipped", "why_skipped")
 #: A step's memory traffic with next to no arithmetic; it changes no finite number.
 TRAFFIC: _Settings = ("traffic", 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class PlacedState(dict[str, Any]):
+    """The state of a parameter whose moments are placed."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in _MOMENTS:
+            raise ArgumentError(
+                f"state {name}: the states are placed, so they are no tensors here; read a copy in "
+                "optimizer.state_dict(), or close() the placement"
+            )
+        raise KeyError(name)
 
 
 class Fused(torch.optim.Optimizer):
@@ -54,6 +67,8 @@ class Fused(torch.optim.Optimizer):
         self.norm: float | None = None
         #: Steps that were skipped, and why the last one was.
         self.skipped, self.why_skipped = 0, ""
+        # What ended a step in its middle, until a state dict is loaded.
+        self._broken = ""
         self._unplaced()
         super().__init__(params, settings)
 
@@ -72,8 +87,9 @@ class Fused(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has, or a pickled optimizer. Its states lie in memory, wherever those of this one were placed."""
+        self._check_whole()
         state = {
-            parameter: {**kept, **dict(zip(self._names, self._copies(parameter, None), strict=True))} if kept else kept
+            parameter: {**kept, **dict(zip(self._names, self._copies(parameter, None), strict=True))} if kept else {}
             for parameter, kept in self.state.items()
         }
         own = {name: getattr(self, name) for name in _OWN}
@@ -84,6 +100,7 @@ class Fused(torch.optim.Optimizer):
         if "_states" not in self.__dict__:
             # A copy, or one that was pickled.
             self._unplaced()
+            self._broken = ""
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -92,6 +109,20 @@ class Fused(torch.optim.Optimizer):
         for kept in self.state.values():
             if "step" in kept and not torch.is_tensor(kept["step"]):
                 kept["step"] = torch.tensor(float(kept["step"]))
+        self._guard()
+
+    def _guard(self) -> None:
+        """Lets states that are placed say so where a program looks for them."""
+        kind = dict if self._states is None else PlacedState
+        self.state = defaultdict(kind, {parameter: kind(kept) for parameter, kept in self.state.items()})
+
+    def _check_whole(self) -> None:
+        """Refuses to go on after a step that ended in its middle."""
+        if self._broken:
+            raise TierError(
+                f"a step ended in its middle, so that some weights and states are those before it: {self._broken}; "
+                "load a checkpoint of the model and, by load_state_dict, of the optimizer"
+            )
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         """Refuses what this step would leave out, wherever the program has set it."""
@@ -112,9 +143,13 @@ class Fused(torch.optim.Optimizer):
         """Every parameter, in the order of the groups."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
+    def with_states(self) -> list[torch.Tensor]:
+        """Parameters that have states, or will: those that are not frozen."""
+        return [it for it in self.parameters() if it.requires_grad or self.state.get(it)]
+
     def elements(self) -> int:
-        """Elements that the states of all parameters take, each begun and the whole ended as placement needs it."""
-        return _up(sum(_up(local(parameter).numel(), _ALIGNED) for parameter in self.parameters()), PAGE)
+        """Elements that all states take, each parameter's begun and the whole ended as placement needs it."""
+        return _up(sum(_up(local(parameter).numel(), _ALIGNED) for parameter in self.with_states()), PAGE)
 
     def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> _core.States:
         """Room for states: elements in memory with their places, and elements in folders."""
@@ -131,8 +166,9 @@ class Fused(torch.optim.Optimizer):
         """
         between = None if states is None else self._folder
         # ZeRO-3 lists a parameter only while it steps.
-        parameters = self.parameters() or list(self._begin)
-        kept = {it: self._copies(it, between) for it in parameters if self.state.get(it)}
+        parameters = self.with_states() if self.parameters() else list(self._begin)
+        # What a broken step has left is of no use, and may not be there.
+        kept = {it: self._copies(it, between) for it in parameters if self.state.get(it) and not self._broken}
         self._states, self._begin, self._sizes, self._written = states, {}, {}, set()
         self._folder = None if folder is None else Path(folder)
         begin = 0
@@ -140,6 +176,7 @@ class Fused(torch.optim.Optimizer):
             if states is not None:
                 self._begin[parameter], self._sizes[parameter] = begin, local(parameter).numel()
             begin += _up(local(parameter).numel(), _ALIGNED)
+        self._guard()
         for parameter, moments in kept.items():
             self._put(parameter, moments)
 
@@ -154,6 +191,7 @@ class Fused(torch.optim.Optimizer):
 
     def moments(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Copies of a parameter's states, or the states themselves where they are tensors."""
+        self._check_whole()
         return self._copies(parameter, self._folder)
 
     def _copies(self, parameter: torch.Tensor, folder: Path | None) -> list[torch.Tensor]:
@@ -186,7 +224,14 @@ class Fused(torch.optim.Optimizer):
 
         If GradScaler has found an infinity or NaN, nothing changes. The same holds without GradScaler if
         ``skip_overflow`` is set. ``skipped`` counts such steps, and ``why_skipped`` names the gradient.
+
+        Raises
+        ------
+        TierError
+            A tier has failed. If that was in the middle of a step, every later call raises it too, until
+            `load_state_dict`: some weights and states are new, others are not.
         """
+        self._check_whole()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -227,8 +272,12 @@ class Fused(torch.optim.Optimizer):
                     )
                 self.norm = whole_norm
                 factor = _core.offload_clip(whole_norm, self.max_norm)
-        with Held("the step ends") as held:
-            self._update(found, scale, factor, threads, held)
+        try:
+            with Held("the step ends") as held:
+                self._update(found, scale, factor, threads, held)
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
         return loss
 
     def _check_state(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -250,9 +299,14 @@ class Fused(torch.optim.Optimizer):
             return
         if gradient.dtype != torch.float32:
             raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
-        if self._sizes.get(parameter) != shard.numel():
+        if parameter not in self._sizes:
             raise ArgumentError(
-                f"parameter of shape {tuple(shard.shape)}: expected {self._sizes.get(parameter, 0)} elements, as when "
+                f"parameter of shape {tuple(shard.shape)}: it was frozen, or in no group, when the states were placed, "
+                "so they have no room for its own; close() the placement, and place again"
+            )
+        if self._sizes[parameter] != shard.numel():
+            raise ArgumentError(
+                f"parameter of shape {tuple(shard.shape)}: expected {self._sizes[parameter]} elements, as when "
                 "the states were placed; close() the placement, and place again"
             )
         if set_since := [name for name in self._names if name in state]:
@@ -331,12 +385,13 @@ class Fused(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the states read from where they lie."""
+        self._check_whole()
         known: dict[str, Any] = super().state_dict()
         if self._states is not None:
+            known["state"] = {number: dict(state) for number, state in known["state"].items()}
             for number, parameter in enumerate(self.parameters()):
                 if self.state.get(parameter):
-                    moments = dict(zip(self._names, self.moments(parameter), strict=True))
-                    known["state"][number] = {**known["state"][number], **moments}
+                    known["state"][number].update(zip(self._names, self.moments(parameter), strict=True))
         return known
 
     def _check_loaded(self, state_dict: dict[str, Any], pairs: Sequence[tuple[int, torch.Tensor]]) -> None:
@@ -359,22 +414,36 @@ class Fused(torch.optim.Optimizer):
         # Looked at before anything is loaded: a state dict that does not fit changes nothing.
         self._check_loaded(state_dict, pairs)
         super().load_state_dict(state_dict)
-        for number, parameter in pairs:
-            if not (state := self.state.get(parameter)):
-                continue
-            if local(parameter).dtype == torch.bfloat16:
-                # torch has rounded the states to the parameter's type.
-                for name in (*self._names, "master"):
-                    if name in state:
-                        kept = state_dict["state"][number][name].detach().to(torch.float32, copy=True)
-                        state[name] = kept.contiguous()
-                self._versions[parameter] = parameter._version
-            elif self._states is not None:
-                self._put(parameter, [state[name] for name in self._names])
-            else:
-                # torch keeps the strides of what it loads, as those of a channels-last model.
-                for name in self._names:
-                    state[name] = state[name].contiguous()
+        try:
+            for number, parameter in pairs:
+                if self.state.get(parameter):
+                    self._take_over(number, parameter, state_dict["state"][number])
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        self._broken = ""
+
+    def _take_over(self, number: int, parameter: torch.Tensor, loaded: Mapping[str, Any]) -> None:
+        """Puts a state that torch has loaded where it belongs."""
+        state = self.state[parameter]
+        if local(parameter).dtype == torch.bfloat16:
+            # torch has rounded the states to the parameter's type.
+            for name in (*self._names, "master"):
+                if name in state:
+                    state[name] = loaded[name].detach().to(torch.float32, copy=True).contiguous()
+            self._versions[parameter] = parameter._version
+        elif parameter in self._begin:
+            self._put(parameter, [state[name] for name in self._names])
+        else:
+            # torch keeps the strides of what it loads, as those of a channels-last model.
+            for name in self._names:
+                state[name] = state[name].contiguous()
+            if self._states is not None:
+                warnings.warn(
+                    f"states of parameter {number}: in memory, because it was frozen when states were placed",
+                    PlacementWarning,
+                    stacklevel=3,
+                )
 
 
 class Adam(Fused):

@@ -30,6 +30,8 @@ class Phases:
         Of each phase what was predicted for each tier's link.
     moved : mapping
         Of each phase the bytes that each tier reads and writes.
+    is_timed : bool
+        Whether the prediction knows how long FWD and BWD compute.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Phases:
         seconds: Mapping[str, float],
         links: Mapping[str, Sequence[float]],
         moved: Mapping[str, Sequence[float]],
+        is_timed: bool,
     ) -> None:
         self._tiers, self._seconds, self._links, self._moved = list(tiers), seconds, links, moved
+        self._is_timed = is_timed
         #: Phase, step, begin and end, in seconds of one clock.
         self.seen: list[tuple[str, int, float, float]] = []
         self._step, self._open = 0, ("", 0.0)
@@ -91,7 +95,10 @@ class Phases:
                 lines.append(f"{head}  {tier:10}{nbytes / 1e6:10.1f}{rate}{link:10.4f}")
                 head = " " * len(head)
         steps = len({step for _, step, _, _ in self.seen})
-        lines.append(f"measured: the median of {max(steps - 1, min(steps, 1))} steps; predicted: from the tiers' rates")
+        alone = "" if self._is_timed else "; of FWD and BWD transfers alone, place(computation=) adds what they compute"
+        lines.append(
+            f"measured: the median of {max(steps - 1, min(steps, 1))} steps; predicted: from the tiers' rates{alone}"
+        )
         return "\n".join(lines)
 
     def trace(self, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from polder import _core
@@ -22,13 +24,21 @@ from polder.offload.named import Named, check_named
 from polder.offload.optimizer import Fused
 from polder.offload.phases import PHASES, Phases
 from polder.offload.ranges import cut, memory
-from polder.offload.shards import Held, arrays, check_version, is_plain, local, storage_of, storages, ungraphed
+from polder.offload.saved import is_placed, stretch
+from polder.offload.shards import (
+    Held,
+    arrays,
+    check_materialised,
+    check_version,
+    local,
+    storage_of,
+    storages,
+    ungraphed,
+)
 from polder.offload.tiers import PAGE, Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
 POLICIES = ("dram", "interleave", "paper", "optimal")
-#: Saved tensors below this stay where they are: their own bookkeeping costs as much.
-_LEAST = 64 << 10
 #: What fractions that add up to 1 may leave over.
 _ROUNDING = 1e-9
 _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
@@ -108,6 +118,7 @@ class Placed:
         moves: _Moves,
         keep: Keep | None,
         named: Mapping[str, torch.Tensor],
+        is_timed: bool,
     ) -> None:
         self.tiers = list(tiers)
         #: Of each object the fraction in each tier.
@@ -132,6 +143,7 @@ class Placed:
             self._far = [tier for tier in placed if tier.folder is not None]
         self._saved, near, missed = self._room_for_saved()
         self._mover = Mover(self._saved, near)
+        self._copies = _Copies()
         for object_, reasons in ((_STATES, self._states.missed()), (_ACTIVATIONS, missed)):
             for why in dict.fromkeys(reasons):
                 warnings.warn(f"{object_}: in memory of the kernel's choice: {why}", PlacementWarning, stacklevel=3)
@@ -148,7 +160,8 @@ class Placed:
         self._named = Named(named, shares)
         names = [tier.name for tier in self.tiers]
         steps = optimizer if self._kept is None or self._kept.steps is None else self._kept.steps
-        self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions, moves))
+        moved = _moved(objects, self.fractions, moves)
+        self._phases = Phases(steps, names, self.seconds, self.links, moved, is_timed)
         self._hooks.append(steps.register_step_pre_hook(self._check))
 
     def _room_for_saved(self) -> tuple[_core.Saved, list[_core.Range], list[str]]:
@@ -185,8 +198,8 @@ class Placed:
     def activations(self) -> Generator[None]:
         """Places what the forward pass inside saves for the backward pass.
 
-        Parameters, views of them, small tensors and tensors that are not contiguous stay where they are. With
-        activation checkpointing what is saved is the input of each block.
+        Parameters, views of them, small tensors and tensors that are not contiguous stay where they are. Bytes that are
+        saved several times are copied once. With activation checkpointing what is saved is the input of each block.
 
         Warns
         -----
@@ -196,19 +209,22 @@ class Placed:
         weights = storages(self._model)
         saved, mover, kept, named = self._saved, self._mover, self._kept, self._named
 
+        def copied(tensor: torch.Tensor) -> "_Packed | OnGpu | None":
+            if tensor.is_cuda:
+                return mover.put(tensor)
+            # The room may be that of a tensor which a GPU still brings back.
+            mover.settle()
+            packed = _Packed(saved, tensor)
+            return None if packed.slot is None else packed
+
         def pack(tensor: torch.Tensor) -> object:
             if not is_placed(tensor, weights) or named.holds(tensor):
                 return _Unmoved(tensor)
             weight = None if kept is None else kept.gathered(tensor)
             if weight is None:
-                if tensor.is_cuda:
-                    packed = mover.put(tensor)
-                else:
-                    # The room may be that of a tensor which a GPU still brings back.
-                    mover.settle()
-                    packed = _Packed(saved, tensor)
-                if packed is not None and packed.slot is not None:
-                    return packed
+                packed = self._copies.of(tensor, copied)
+                if packed is not None:
+                    return packed if packed.shape == tensor.shape else _Shaped(packed, tensor.shape)
                 self._warn_of(tensor)
                 return _Unmoved(tensor)
             return _Unmoved(weight) if isinstance(weight, torch.Tensor) else weight
@@ -365,10 +381,11 @@ def place(
     Parameters
     ----------
     model : torch.nn.Module
-        Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them;
-        those that FSDP2 has sharded are placed too, in tiers of memory.
+        Of 32-bit parameters; those that are frozen may have any type. Its weights and their gradients stay in the first
+        tier, where torch computes with them; those that FSDP2 has sharded are placed too, in tiers of memory.
     optimizer : Adam or Lion
-        A `polder.offload.AdamW`, `Adam` or `Lion` over the model's parameters. States that it has move.
+        A `polder.offload.AdamW`, `Adam` or `Lion` over the model's parameters. States that it has move. Parameters that
+        are frozen when they are placed get no room for states.
     policy : str, Path or mapping
         ``dram``, ``interleave``, ``paper`` (the greedy order of Liaw and Chen's code), ``optimal`` (the least sum of
         the phases' seconds, by a linear program), or fractions, one for each tier:
@@ -400,16 +417,8 @@ def place(
     if not isinstance(optimizer, Fused):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ArgumentError(f"optimizer: expected polder.offload.AdamW, Adam or Lion, found {found}")
+    check_model(model, optimizer.with_states())
     groups = [group for group in groups_of(model) if group.fsdp_params]
-    owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter in optimizer.parameters():
-        if parameter not in owned:
-            raise ArgumentError("optimizer: expected parameters of the model, found others")
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise ArgumentError(
-                f"parameter {owned[parameter]}: expected float32 on a CPU, found {parameter.dtype} on "
-                f"{parameter.device}; give the optimizer 32-bit parameters alone, or convert the model with .float()"
-            )
     return carry_out(
         model,
         list(model.parameters()),
@@ -423,6 +432,25 @@ def place(
         is_sharded=bool(groups),
         named=tensors or {},
     )
+
+
+def check_model(model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> None:
+    """Refuses a model whose trained parameters cannot have placed states.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    check_materialised(model)
+    owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in trained:
+        if parameter not in owned:
+            raise ArgumentError("optimizer: expected parameters of the model, found others")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ArgumentError(
+                f"parameter {owned[parameter]}: expected float32 on a CPU, found {parameter.dtype} on "
+                f"{parameter.device}; give the optimizer 32-bit parameters alone, or convert the model with .float()"
+            )
 
 
 def carry_out(
@@ -478,52 +506,7 @@ def carry_out(
     found = dict(zip(there, answer["fractions"], strict=True))
     answer["fractions"] = [found.get(name, [1.0] + [0.0] * (len(tiers) - 1)) for name in objects]
     check_tiers(tiers)
-    return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named)
-
-
-def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Tensor) -> int:
-    """Bytes that a forward pass of ``model`` saves for its backward pass and that can be placed.
-
-    Runs the model on the meta device: nothing is computed, and no memory is taken. A model that looks at values runs
-    once for real, and what it saves is dropped at once.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In training mode, with the checkpointing that it will have.
-    inputs, named : tensors
-        As in a step; only shapes and types count.
-    """
-
-    def run(device: str) -> int:
-        buffers = {name: it.to(device, copy=True) for name, it in model.named_buffers()}
-        parameters = {
-            name: torch.empty_like(it, device=device).requires_grad_(it.requires_grad) if device == "meta" else it
-            for name, it in model.named_parameters()
-        }
-        weights = {storage_of(it) for it in (*parameters.values(), *buffers.values())}
-        saved: list[int] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor | None:
-            if is_placed(tensor, weights):
-                saved.append(tensor.nbytes)
-            # Nothing is walked backwards here.
-            return tensor if device == "meta" else None
-
-        # Training goes on with the numbers that it would have drawn.
-        with (
-            torch.random.fork_rng(devices=[]),  # pyright: ignore[reportUnknownMemberType]
-            torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it),
-        ):
-            given = tuple(it.to(device) for it in inputs)
-            also = {name: it.to(device) for name, it in named.items()}
-            torch.func.functional_call(model, {**parameters, **buffers}, given, also)
-        return sum(saved)
-
-    try:
-        return run("meta")
-    except RuntimeError:
-        return run("cpu")
+    return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named, any(computation))
 
 
 class Weight:
@@ -547,6 +530,13 @@ class _Packed:
         with Held("the forward pass ends") as held:
             self.slot = saved.put(held.address(tensor), tensor.nbytes)
 
+    def unpacked(self) -> torch.Tensor:
+        """A copy."""
+        assert self.slot is not None
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.saved.take(self.slot, tensor.data_ptr(), tensor.nbytes)
+        return tensor
+
     def __del__(self) -> None:
         # A tensor that did not fit, or whose copy failed, has no slot.
         if (slot := getattr(self, "slot", None)) is not None:
@@ -565,23 +555,38 @@ class _Unmoved:
         return self.tensor
 
 
+class _Shaped:
+    """A copy that was made of the same bytes in another shape."""
+
+    def __init__(self, packed: _Packed | OnGpu, shape: torch.Size) -> None:
+        self.packed, self.shape = packed, shape
+
+    def unpacked(self) -> torch.Tensor:
+        return self.packed.unpacked().view(self.shape)
+
+
+class _Copies:
+    """The copies of saved tensors that graphs have, by the bytes that they were made of."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[_Packed | OnGpu]]] = {}
+
+    def of(
+        self, tensor: torch.Tensor, copied: Callable[[torch.Tensor], _Packed | OnGpu | None]
+    ) -> _Packed | OnGpu | None:
+        """The copy of a tensor's bytes: one that there is, or what ``copied`` returns."""
+        key = (*stretch(tensor), tensor.data_ptr(), tensor.dtype)
+        if (known := self._of.get(key)) is not None and (packed := known[1]()) is not None:
+            return packed
+        if (packed := copied(tensor)) is not None:
+            # As long as the storage is referred to, no other has its name, so that the key stands for these bytes.
+            gone = weakref.ref(packed, lambda _: self._of.pop(key, None))
+            self._of[key] = StorageWeakRef(tensor.untyped_storage()), gone
+        return packed
+
+
 def _unpack(packed: Any) -> torch.Tensor:
-    if isinstance(packed, Weight | _Unmoved | OnGpu):
-        return packed.unpacked()
-    tensor = torch.empty(packed.shape, dtype=packed.dtype)
-    packed.saved.take(packed.slot, tensor.data_ptr(), tensor.nbytes)
-    return tensor
-
-
-def is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
-    """Whether a saved tensor is one that a placement moves. ``weights`` are storages that stay."""
-    return (
-        is_plain(tensor)
-        and tensor.nbytes >= _LEAST
-        and tensor.device.type in ("cpu", "cuda", "meta")
-        and tensor.is_contiguous()
-        and storage_of(tensor) not in weights
-    )
+    return packed.unpacked()
 
 
 def _is_count(given: Any) -> bool:

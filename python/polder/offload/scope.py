@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import PlacementWarning, TierFullError
@@ -39,7 +41,8 @@ def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
     as ``torch.empty``, ``zeros``, ``randn`` and ``tensor``, ``nn.Module`` constructors, results of arithmetic, copies,
     gradients of a backward pass, states that an optimizer makes in its first step. It stays there after the scope, and
     its bytes go back with it. Not reached: ``torch.from_numpy`` and ``torch.load``, which have memory of their own,
-    sparse, nested and quantized tensors, and subclasses. What lies in a tier cannot be resized.
+    sparse, nested and quantized tensors, and subclasses. So ``from_pretrained`` of transformers brings weights of its
+    own: make the model from its configuration here, then call ``load_state_dict``. What lies there cannot be resized.
 
     Each operation takes some microseconds more, and each result is copied, so make tensors here and train outside.
 
@@ -58,7 +61,8 @@ def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
     Warns
     -----
     PlacementWarning
-        Once in a scope: a tensor did not fit, and lies in memory, as those after it that do not fit.
+        Once in a scope: a tensor did not fit, and lies in memory, as those after it that do not fit; or modules got
+        parameters in the scope that lie elsewhere, because no operation of torch made them here.
 
     Examples
     --------
@@ -79,17 +83,50 @@ class InTier(TorchDispatchMode):
         self._tier = it
         self._made: weakref.WeakSet[_core.Range] = weakref.WeakSet()
         self._warned = False
+        # Parameters that modules got, in any thread, by their names.
+        self._got: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         check_tiers([self._tier])
         self._warned = False
+        self._got.clear()
+        self._hooks.append(register_module_parameter_registration_hook(self._note))
         super().__enter__()
         return self
+
+    def _note(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, torch.Tensor):
+            self._got.append((f"{name} of {type(module).__name__}", weakref.ref(parameter)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType]
+        self._hooks.pop().remove()
+        if kind is None and not self._warned:
+            self._warn_of_others()
+
+    def _warn_of_others(self) -> None:
+        """Warns of parameters that this scope did not make."""
+        others: dict[int, tuple[str, int]] = {}
+        for name, of in self._got:
+            it = of()
+            # Of a model on the meta device nothing lies anywhere.
+            if it is None or it.device.type != "cpu" or not is_plain(it) or it.untyped_storage().nbytes() < _LEAST:
+                continue
+            if not any(0 <= it.data_ptr() - kept.address < kept.nbytes for kept in self._made):
+                others[storage_of(it)] = name, it.untyped_storage().nbytes()
+        if others:
+            name, nbytes = next(iter(others.values()))
+            warnings.warn(
+                f"{len(others)} parameters of {sum(it for _, it in others.values())} bytes lie in memory, not in tier "
+                f"{self._tier.name}: no operation of torch in this thread made them in the scope, the first is {name} "
+                f"of {nbytes} bytes; from_pretrained and torch.load bring their own: make the model from its "
+                "configuration in the scope, then load_state_dict",
+                PlacementWarning,
+                stacklevel=3,
+            )
 
     def where(self) -> list[tuple[str, int]]:
         """Bytes of the tensors that were made here and still live, by place, as the kernel says."""

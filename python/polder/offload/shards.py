@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from polder.errors import TierError
+from polder.errors import ArgumentError, TierError
 
 #: Copies below this stay in memory: a file takes whole pages.
 _LEAST = 64 << 10
@@ -25,6 +26,20 @@ def arrays() -> list[torch.Tensor]:
     types = (torch.Tensor, torch.nn.Parameter)
     found = [it for it in gc.get_objects() if type(it) in types and it.device.type == "cpu" and it.ndim]
     return [it for it in found if it.is_floating_point() and it.untyped_storage().nbytes()]
+
+
+def check_materialised(model: torch.nn.Module) -> None:
+    """Refuses parameters that have no shape yet.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    for name, it in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(it):
+            raise ArgumentError(
+                f"{name} of a lazy module has no shape before the first call: call the model once, then go on"
+            )
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

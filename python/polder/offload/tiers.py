@@ -193,6 +193,11 @@ def check_tiers(tiers: Sequence[Tier]) -> None:
             raise type(error)(f"tier {tier.name}: {error}") from None
 
 
+def memory_limit() -> int:
+    """Bytes that this process may still take: what the host has left, and no more than each of its cgroups allows."""
+    return _core.available_memory(lambda path: Path(path).read_text())
+
+
 #: Elements of the pass that memory is measured by: more than caches hold.
 _ELEMENTS = 16 << 20
 _ROUNDS = 5
@@ -201,7 +206,8 @@ _ROUNDS = 5
 def measured(folder: str | Path, *, threads: int = 1, nbytes: int = 256 << 20) -> list[Tier]:
     """Measures memory and a folder's disk now, in about two seconds.
 
-    Memory is measured by the traffic of an optimizer's step with no arithmetic, which reads as it writes.
+    The capacity of memory is what this process may still take: no more than its container allows. Memory is measured by
+    the traffic of an optimizer's step with no arithmetic, which reads as it writes.
 
     Parameters
     ----------
@@ -220,9 +226,8 @@ def measured(folder: str | Path, *, threads: int = 1, nbytes: int = 256 << 20) -
         _core.offload_step([(TRAFFIC, 1.0, (p, g, m, v, 0), _ELEMENTS, False)], 1.0, 1.0, threads)
         seconds.append(time.perf_counter() - begin)
     memory = 28 * _ELEMENTS / statistics.median(seconds)
+    # What they take is free again.
+    del arrays
     free, read, write = _core.offload_disk(str(folder), nbytes, 3)
-    with Path("/proc/meminfo").open() as lines:
-        known = dict(line.split(":", 1) for line in lines)
-    available = int(known["MemAvailable"].split()[0]) << 10
     # Of the disk a tenth stays free for others.
-    return [Tier("dram", available, memory, memory), Tier("disk", free * 9 // 10, read, write, Path(folder))]
+    return [Tier("dram", memory_limit(), memory, memory), Tier("disk", free * 9 // 10, read, write, Path(folder))]
