@@ -399,7 +399,7 @@ class Kind(torch.Tensor):
 REFUSED: dict[str, tuple[Any, str]] = {
     "subclass": (lambda: torch.ones(2).as_subclass(Kind), "is a Kind, a kind of tensor of its own"),
     "lazy": (torch.nn.UninitializedParameter, "is a UninitializedParameter"),
-    "sparse": (lambda: torch.eye(2).to_sparse(), "is of layout torch.sparse_coo"),
+    "sparse": (lambda: torch.eye(2).to_sparse(), r"is a Tensor of layout torch\.sparse_coo; only dense tensors"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is nested"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized"),
     "meta": (lambda: torch.ones(2, device="meta"), "is on meta, and has no values"),
@@ -508,9 +508,11 @@ def test_hostile_sums_of_a_folder_give_a_corrupt_error_alone(scratch: Path) -> N
     with polder.Pool(scratch / "second", size="16MiB", run=scratch) as pool:
         for text in hostile:
             at.write_text(text)
-            if text != whole:
-                with pytest.raises(polder.CorruptError, match=r"polder\.json cannot be read.*version 1 of step 1"):
-                    polder.torch.restore("job", filled(0), pool=pool, folder=folder)
+            with contextlib.suppress(ValueError, RecursionError):
+                if json.loads(text) == said:
+                    continue
+            with pytest.raises(polder.CorruptError, match=r"polder\.json cannot be read.*version 1 of step 1"):
+                polder.torch.restore("job", filled(0), pool=pool, folder=folder)
         at.write_text(whole)
         (folder / "job/0/00000001-step1/polder.json").write_text("{")
         assert polder.torch.restore("job", filled(0), pool=pool, folder=folder).step == 2

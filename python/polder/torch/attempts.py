@@ -78,8 +78,7 @@ class Here:
         made = None if error is None else (type(error).__name__, str(error))
         found: list[BaseException | None] = []
         for one in self._gather(made):
-            kind = None if one is None else getattr(_errors(), one[0], PolderError)
-            found.append(None if kind is None else kind(one[1]))
+            found.append(None if one is None else getattr(_errors(), one[0], PolderError)(one[1]))
         return found
 
 
@@ -116,11 +115,9 @@ def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack
     parts, damaged, highest = found.seen.parts, found.seen.damaged, 0
     begin = len(f"/version/{name}/")
     stores = {entry.name[begin:].partition("/")[0] for entry in pool.list(f"/version/{name}/")}
-    homes = (
-        {entry.name for entry in (folder / name).iterdir()}
-        if folder is not None and (folder / name).is_dir()
-        else set()
-    )
+    homes: set[str] = set()
+    if folder is not None and (folder / name).is_dir():
+        homes = {entry.name for entry in (folder / name).iterdir()}
     there = {int(rank) for rank in stores | homes if rank.isdecimal() and str(int(rank)) == rank}
     own = {here.rank, here.ranks[here.rank]}
     for rank in sorted(own | {rank for rank in there if rank >= here.size and rank % here.size == here.rank}):

@@ -18,7 +18,7 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -335,7 +335,7 @@ def _save(folder: Path, items: dict[str, Any]) -> dict[str, tuple[int, str]]:
 
     class Files(FileSystem):
         @contextmanager
-        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        def create_stream(self, path: Any, mode: str) -> Generator[Any]:
             # `x`: nobody else has made it.
             with Path(path).open("xb" if mode == "wb" else mode) as file:
                 if mode != "wb":

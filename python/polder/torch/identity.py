@@ -44,7 +44,7 @@ class Identity:
     def parse(fields: Any) -> "Identity":
         """What `said` gave."""
         names = Identity.__dataclass_fields__
-        said: dict[str, Any] = fields if isinstance(fields, dict) else {}
+        said: dict[str, Any] = dict(fields) if isinstance(fields, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
         if set(said) != set(names):
             raise ValueError(f"its identity is not {', '.join(names)}")
         words = {key: int(str(said[key]), 16) for key in ("attempt", "base_attempt")}

@@ -118,15 +118,20 @@ def _expect_dense(tensor: torch.Tensor, path: str) -> None:
     if type(tensor) not in _TENSORS:
         raise _refused(path, f"is a {type(tensor).__name__}, a kind of tensor of its own")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
-        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
+        kind = (
+            "nested"
+            if tensor.is_nested
+            else "quantized"
+            if tensor.is_quantized
+            else f"a Tensor of layout {tensor.layout}"
+        )
         raise _refused(path, "is on meta, and has no values" if tensor.is_meta else f"is {kind}")
 
 
 def _refused(path: str, what: str) -> ArgumentError:
     return ArgumentError(
-        f"{path or '/'} {what}, which would not come back as it is; a snapshot takes dense tensors, DTensors, numbers, "
-        "strings, lists, tuples, dict, OrderedDict and Counter. SnapshotWriter with torch.distributed.checkpoint takes "
-        "more"
+        f"{path or '/'} {what}; only dense tensors, DTensors, numbers, strings, lists, tuples, dict, OrderedDict and "
+        "Counter come back as they are. SnapshotWriter with torch.distributed.checkpoint takes more"
     )
 
 
@@ -292,8 +297,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage that it lies in."""
-    begin = tensor.storage_offset() * tensor.element_size()
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    last = sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
 
 
