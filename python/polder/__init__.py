@@ -44,6 +44,7 @@ from polder.errors import (
     TierError,
     TierFullError,
     TooSmallError,
+    UnusableError,
     VersionError,
 )
 from polder.group import Group
@@ -80,5 +81,6 @@ __all__ = [
     "TierError",
     "TierFullError",
     "TooSmallError",
+    "UnusableError",
     "VersionError",
 ]

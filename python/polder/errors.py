@@ -31,6 +31,7 @@ __all__ = [
     "TierError",
     "TierFullError",
     "TooSmallError",
+    "UnusableError",
     "VersionError",
 ]
 
@@ -126,6 +127,13 @@ class NameExistsError(PolderError):
 
 class NotFoundError(PolderError, LookupError):
     """There is no object of this name."""
+
+
+class UnusableError(PolderError):
+    """There is something of this name that this job cannot use.
+
+    It is no `NotFoundError`: to start anew would pass it over.
+    """
 
 
 class PoolFullError(PolderError):

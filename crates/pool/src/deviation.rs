@@ -27,6 +27,14 @@ pub(crate) enum Deviation {
     HeadFirst,
     /// Older versions are removed before the new one is published.
     RemoveFirst,
+    /// A process takes a store whose owner lives.
+    OwnsTheLiving,
+    /// A process removes older versions without a look at what the others of its attempt have published.
+    PrunesAlone,
+    /// A reader goes by a list of versions, and not by the marks.
+    NewestByList,
+    /// A reader takes two versions of one number for one, whichever attempts they are of.
+    AnyAttempt,
     /// A group that is asked says of every rank that it lives.
     NobodyHasDied,
 }

@@ -314,6 +314,18 @@ pub enum PoolError {
         /// Who writes it.
         peer: Peer,
     },
+    /// Another attempt has published since this one began.
+    #[error(
+        "version {version} of the store {name} would come after {newest}, which another attempt has published since this one began; restore that, or give this job another name"
+    )]
+    VersionBehind {
+        /// The store's name.
+        name: String,
+        /// The version that was to be published.
+        version: u64,
+        /// The newest.
+        newest: u64,
+    },
     /// Not enough free space, or none in one piece.
     #[error(
         "the pool is full: {asked} bytes were asked for, {free} are free, {largest} in the largest piece; destroy objects (`polder pool list`) or use a larger pool"

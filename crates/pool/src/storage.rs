@@ -15,6 +15,11 @@
 //! A list of objects may miss what comes while it is made. So each host has a mark: the highest number that a writer of it has
 //! published. A reader that finds an older version than any host's mark said when it began looks again.
 //!
+//! An [`Attempt`] is several processes that publish the same numbers, each in a store of its own. A version of it counts once all of
+//! them have it, and none removes what counts before.
+//!
+//! A store may have an owner: an object of the process that alone publishes there. The next owner takes the place of a dead one.
+//!
 //! A number is never used again while an object of the store is there. A writer that died leaves an object without a head: the next
 //! writer removes it.
 //!
@@ -31,6 +36,7 @@
 //! |---|---|
 //! | `H` | word 0, a checked word: the highest version that a process of host `H` has published, else 0 |
 
+mod attempt;
 pub mod hostile;
 mod manifest;
 mod reader;
@@ -45,8 +51,8 @@ use crate::list::ListedObject;
 use crate::object::Object;
 use crate::{Pool, PoolError};
 
-pub use reader::Version;
-#[cfg(feature = "model")]
+pub use attempt::Attempt;
+pub use reader::{Kept, Version};
 pub(crate) use writer::Plan;
 pub use writer::Published;
 
@@ -155,8 +161,9 @@ impl<M: Memory> Store<M> {
             }
         };
         let pool = Arc::clone(&self.pool);
+        let (attempt, held) = (head.attempt, vec![object]);
         let mut version =
-            Version { pool, number, own_bytes: 0, held: vec![object], manifest: Manifest::default() };
+            Version { pool, number, attempt, own_bytes: 0, held, manifest: Manifest::default() };
         version.manifest = self.load_manifest(&version.held[0], &head)?;
         version.own_bytes = version.held[0].bytes().saturating_sub(manifest::start(head.manifest_bytes));
         for index in 0..version.manifest.others.len() {
@@ -205,6 +212,7 @@ impl<M: Memory> Store<M> {
                 self.discard(object)?;
             }
         }
+        self.disown();
         Ok(())
     }
 

@@ -88,7 +88,9 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
         | PoolError::IdTaken { .. }
         | PoolError::NoFreeId { .. }
         | PoolError::NoKeeper { .. } => ("MembershipError", vec![]),
-        PoolError::Exists { .. } | PoolError::RankTaken { .. } => ("NameExistsError", vec![]),
+        PoolError::Exists { .. } | PoolError::RankTaken { .. } | PoolError::VersionBehind { .. } => {
+            ("NameExistsError", vec![])
+        }
         PoolError::VersionTaken { peer, version, .. } => ("NameExistsError", peer_facts(*peer, 0, *version)),
         PoolError::NotFound { .. } | PoolError::NoVersion { .. } => ("NotFoundError", vec![]),
         PoolError::Quota { .. } => ("QuotaError", vec![]),

@@ -16,7 +16,9 @@ use crate::pool::{Owned, Pool};
 /// A version of whichever memory.
 trait Whole: Send {
     fn number(&self) -> u64;
+    fn attempt(&self) -> u64;
     fn tensors(&self) -> Vec<(String, u64)>;
+    fn sums(&self) -> Vec<(String, u128)>;
     fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError>;
 }
 
@@ -25,8 +27,16 @@ impl<M: Memory + Send + Sync> Whole for storage::Version<M> {
         self.number()
     }
 
+    fn attempt(&self) -> u64 {
+        self.attempt()
+    }
+
     fn tensors(&self) -> Vec<(String, u64)> {
         self.tensors().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+    }
+
+    fn sums(&self) -> Vec<(String, u128)> {
+        self.sums().map(|(name, sum)| (name.to_owned(), sum)).collect()
     }
 
     fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError> {
@@ -72,19 +82,84 @@ impl Store {
         over: Option<u64>,
     ) -> PyResult<(u64, u64, u64)> {
         let session = self.session()?;
-        let held = tensors.iter().map(|(_, array)| buffer::bytes_to_read(array));
-        let held = held.collect::<PyResult<Vec<_>>>()?;
-        let spans: Vec<(String, Span)> =
-            tensors.into_iter().zip(&held).map(|((name, _), held)| (name, held.span)).collect();
-        let published = py.detach(|| {
-            // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, the copy of a small tensor counts, and a large one's
-            // checksum says so when it is read.
-            let tensors: Vec<(&str, &[u8])> =
-                spans.iter().map(|(name, span)| (name.as_str(), unsafe { span.bytes() })).collect();
-            each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(&tensors, over))
+        publish_spans(
+            py,
+            tensors,
+            |tensors| each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(tensors, over)),
+        )
+    }
+
+    /// As `publish`, version `number` of an attempt: its word, its first number, the version that counts until one of it is whole, and the
+    /// number below which versions are left alone. `others` are the stores of its other processes.
+    fn publish_in(
+        &self,
+        py: Python<'_>,
+        attempt: (u64, u64, u64, u64),
+        others: Vec<String>,
+        number: u64,
+        tensors: Vec<(String, Bound<'_, PyAny>)>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let session = self.session()?;
+        publish_spans(py, tensors, |tensors| {
+            each!(session.pool(), pool => {
+                in_attempt(pool, attempt, &others, |attempt| {
+                    storage::Store::new(Arc::clone(pool), &self.name)?.publish_in(attempt, number, tensors)
+                })
+            })
+        })
+    }
+
+    /// The newest version of an attempt, as `publish_in` takes it, that all of its processes have published.
+    fn whole_in(
+        &self,
+        py: Python<'_>,
+        attempt: (u64, u64, u64, u64),
+        others: Vec<String>,
+    ) -> PyResult<Option<u64>> {
+        let session = self.session()?;
+        let whole = py.detach(|| {
+            each!(session.pool(), pool => {
+                in_attempt(pool, attempt, &others, |attempt| {
+                    storage::Store::new(Arc::clone(pool), &self.name)?.whole_in(attempt)
+                })
+            })
         });
-        let Published { version, copied, shared, .. } = published.map_err(errors::raise)?;
-        Ok((version, copied, shared))
+        whole.map_err(errors::raise)
+    }
+
+    /// Makes this process the only one that publishes here, until it leaves the pool.
+    fn own(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.session()?;
+        let owned = py.detach(
+            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.own()),
+        );
+        owned.map_err(errors::raise)
+    }
+
+    /// Gives up what `own` took.
+    fn disown(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.session()?;
+        let disowned = py.detach(
+            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name).map(|store| store.disown())),
+        );
+        disowned.map_err(errors::raise)
+    }
+
+    /// All whole versions, the newest first and not older than what was published before the call; the numbers and errors of damaged ones.
+    #[expect(clippy::type_complexity, reason = "it is a tuple in Python")]
+    fn kept(&self, py: Python<'_>) -> PyResult<(Vec<Version>, Vec<(u64, Py<PyAny>)>)> {
+        let session = self.session()?;
+        let kept = py.detach(|| {
+            each!(session.pool(), pool => {
+                let kept = storage::Store::new(Arc::clone(pool), &self.name)?.kept()?;
+                let boxed = |version| Box::new(version) as Box<dyn Whole>;
+                Ok((kept.versions.into_iter().map(boxed).collect::<Vec<_>>(), kept.damaged))
+            })
+        });
+        let (versions, damaged) = kept.map_err(errors::raise)?;
+        let damaged =
+            damaged.into_iter().map(|(number, error)| (number, errors::raise(error).into_value(py).into()));
+        Ok((versions.into_iter().map(|whole| Version::new(whole, &session)).collect(), damaged.collect()))
     }
 
     /// The version of this number, else the newest.
@@ -101,9 +176,7 @@ impl Store {
                 version.map(|version| Box::new(version) as Box<dyn Whole>)
             })
         });
-        let whole = opened.map_err(errors::raise)?;
-        let number = whole.number();
-        Ok(Version { whole: Owned::new("version", (whole, session)), number })
+        Ok(Version::new(opened.map_err(errors::raise)?, &session))
     }
 
     /// The numbers of the versions that are whole, the oldest first.
@@ -131,6 +204,39 @@ impl Store {
     }
 }
 
+/// Does something in an attempt: its word, its first number, its base and its floor, and the stores of its other processes.
+fn in_attempt<M: Memory, R>(
+    pool: &Arc<polder_pool::Pool<M>>,
+    (word, first, base, floor): (u64, u64, u64, u64),
+    others: &[String],
+    act: impl FnOnce(&storage::Attempt<'_, M>) -> Result<R, PoolError>,
+) -> Result<R, PoolError> {
+    let others = others.iter().map(|name| storage::Store::new(Arc::clone(pool), name));
+    let others = others.collect::<Result<Vec<_>, _>>()?;
+    act(&storage::Attempt { word, first, base, floor, others: &others })
+}
+
+/// Publishes arrays by `publish`: the number, the bytes that were copied, and those that have not changed.
+fn publish_spans(
+    py: Python<'_>,
+    tensors: Vec<(String, Bound<'_, PyAny>)>,
+    publish: impl Send + FnOnce(&[(&str, &[u8])]) -> Result<Published, PoolError>,
+) -> PyResult<(u64, u64, u64)> {
+    let held = tensors.iter().map(|(_, array)| buffer::bytes_to_read(array));
+    let held = held.collect::<PyResult<Vec<_>>>()?;
+    let spans: Vec<(String, Span)> =
+        tensors.into_iter().zip(&held).map(|((name, _), held)| (name, held.span)).collect();
+    let published = py.detach(|| {
+        // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, the copy of a small tensor counts, and a large one's
+        // checksum says so when it is read.
+        let tensors: Vec<(&str, &[u8])> =
+            spans.iter().map(|(name, span)| (name.as_str(), unsafe { span.bytes() })).collect();
+        publish(&tensors)
+    });
+    let Published { version, copied, shared, .. } = published.map_err(errors::raise)?;
+    Ok((version, copied, shared))
+}
+
 /// A whole version, held open.
 #[pyclass(module = "polder._core", frozen)]
 pub(crate) struct Version {
@@ -139,12 +245,30 @@ pub(crate) struct Version {
     number: u64,
 }
 
+impl Version {
+    fn new(whole: Box<dyn Whole>, session: &Arc<Session>) -> Self {
+        let number = whole.number();
+        Self { whole: Owned::new("version", (whole, Arc::clone(session))), number }
+    }
+}
+
 #[pymethods]
 impl Version {
     /// Its number.
     #[getter]
     fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The word of the attempt that published it; 0 for one that belongs to none.
+    #[getter]
+    fn attempt(&self) -> PyResult<u64> {
+        self.whole.with(|(whole, _)| whole.attempt())
+    }
+
+    /// The names of its tensors and the XXH3-128 of each.
+    fn sums(&self) -> PyResult<Vec<(String, u128)>> {
+        self.whole.with(|(whole, _)| whole.sums())
     }
 
     /// The names of its tensors and their bytes.

@@ -18,7 +18,7 @@ import torch.distributed.tensor  # pyright: ignore[reportUnusedImport]  # Lets t
 from polder import _core
 from polder.errors import ArgumentError, CorruptError, NotFoundError, PeerTimeoutError
 from polder.pool import Pool
-from polder.torch.state import Leaf, deserialize, put_together, serialize, take_apart
+from polder.torch.state import Leaf, Views, deserialize, put_together, serialize, shared, take_apart, viewed
 from polder.torch.versions import bytes_of, default_pool, read, read_leaf
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class PoolTransport(CheckpointTransport):
             Its step.
         state_dict : Any
             Dictionaries, lists and tuples of tensors and of what ``torch.load(weights_only=True)`` takes. Tensors are
-            dense or DTensors, of any dtype, shape and strides. Tensors that are one memory are sent once, and are one
+            dense or DTensors, of any dtype, shape and strides. Tensors that share memory are sent once, and share it
             again. Tensors of a GPU are copied to the CPU. A forward pass may change tensors of up to 1 MiB meanwhile,
             such as a running mean. If a larger one changes, its checksum does not match at the receiver.
         timeout : timedelta, optional
@@ -129,12 +129,10 @@ class PoolTransport(CheckpointTransport):
         """
         del dst_ranks, timeout
         tensors: dict[str, torch.Tensor] = {}
-        walked = take_apart(state_dict, "", tensors, takes_shards=True)
-        same = _same(tensors)
-        saved = serialize({"state": walked, "same": same})
-        arrays: list[tuple[str, Any]] = [
-            (path, bytes_of(tensor)) for path, tensor in tensors.items() if path not in same
-        ]
+        walked = take_apart(state_dict, "", tensors)
+        owned, views = shared(tensors)
+        saved = serialize({"state": walked, "views": views})
+        arrays: list[tuple[str, Any]] = [(path, bytes_of(tensor)) for path, tensor in owned.items()]
         sent = json.dumps({"session": self._session, "step": step}).encode()
         arrays += [(_STATE, np.frombuffer(saved, np.uint8)), (_SENT, np.frombuffer(sent, np.uint8))]
         self._store.publish(arrays)
@@ -180,16 +178,30 @@ class PoolTransport(CheckpointTransport):
                 saved = deserialize(read(version, _STATE))
                 targets: dict[str, torch.Tensor] = {}
                 if self._state_dict is not None:
-                    take_apart(self._state_dict(), "", targets, takes_shards=True)
-                found: dict[str, torch.Tensor] = {}
+                    take_apart(self._state_dict(), "", targets)
+                views: Views = saved["views"]
+
+                def read_named(leaf: Leaf) -> torch.Tensor:
+                    nonlocal what
+                    what = f"the tensor {leaf['tensor']}"
+                    target = targets.get(leaf["tensor"])
+                    if target is None or not _is_in_place(leaf, target):
+                        return read_leaf(version, leaf)
+                    version.read_into(leaf["tensor"], bytes_of(target))
+                    return target
+
+                read_any = viewed(views, read_named)
 
                 def of(leaf: Leaf) -> torch.Tensor:
-                    nonlocal what
-                    path = leaf["tensor"]
-                    name = saved["same"].get(path, path)
-                    what = f"the tensor {name}"
-                    found[path] = _received(version, {**leaf, "tensor": name}, targets.get(path), found.get(name))
-                    return found[path]
+                    target = targets.get(leaf["tensor"])
+                    if target is None:
+                        return read_any(leaf)
+                    _expect_fits(leaf, target)
+                    found = read_any(leaf)
+                    if found is target:
+                        return target
+                    with torch.no_grad():
+                        return target.copy_(found)
 
                 return put_together(saved["state"], of)
             except CorruptError as error:
@@ -264,35 +276,22 @@ class PoolTransport(CheckpointTransport):
         return error
 
 
-def _same(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    """The places of tensors that are one memory with an earlier one, and the place of that."""
-    first: dict[Any, str] = {}
-    same: dict[str, str] = {}
-    for path, tensor in tensors.items():
-        if tensor.numel() > 0:
-            is_it = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            earlier = first.setdefault((*is_it, tensor.is_conj(), tensor.is_neg()), path)
-            if earlier != path:
-                same[path] = earlier
-    return same
+def _is_in_place(leaf: Leaf, target: torch.Tensor) -> bool:
+    """Whether the bytes of a leaf may be read straight into a tensor."""
+    is_same = (target.dtype, list(target.shape)) == (leaf["dtype"], list(leaf["shape"]))
+    return is_same and target.is_cpu and target.is_contiguous() and "stride" not in leaf and not _is_flagged(target)
 
 
-def _received(
-    version: _core.Version, leaf: Leaf, target: torch.Tensor | None, known: torch.Tensor | None
-) -> torch.Tensor:
-    """A tensor of a version, in `target` if that is given. `known` is the same one, where it has been read already."""
-    if target is None:
-        return read_leaf(version, leaf) if known is None else known
+def _is_flagged(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _expect_fits(leaf: Leaf, target: torch.Tensor) -> None:
     if (target.dtype, list(target.shape)) != (leaf["dtype"], list(leaf["shape"])):
         raise ArgumentError(
             f"{leaf['tensor']} has {list(leaf['shape'])} elements of {leaf['dtype']} at the sender and "
             f"{list(target.shape)} of {target.dtype} in state_dict; give states of the same model"
         )
-    if known is None and target.is_cpu and target.is_contiguous() and not (target.is_conj() or target.is_neg()):
-        version.read_into(leaf["tensor"], bytes_of(target))
-        return target
-    with torch.no_grad():
-        return target.copy_(read_leaf(version, leaf) if known is None else known)
 
 
 def _corrupt(what: str, store: _core.Store, error: CorruptError) -> CorruptError:

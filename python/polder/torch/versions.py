@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from polder import _core
 from polder.pool import Pool
-from polder.torch.state import Leaf
+from polder.torch.state import Leaf, empty_of, in_order
 
 # torch's stubs leave the types of its copies open.
 # pyright: reportUnknownMemberType=false
@@ -34,8 +34,8 @@ def store_of(pool: Pool | None, name: str, part: int | str) -> _core.Store:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a dense tensor, in a row on the CPU. They are copied only if they do not lie there like that."""
-    whole = tensor.detach().resolve_conj().resolve_neg()
+    """The bytes of a dense tensor in the order of its memory, on the CPU. They are copied only if there are gaps."""
+    whole = in_order(tensor.detach().resolve_conj().resolve_neg())
     return whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -47,7 +47,12 @@ def read(version: _core.Version, name: str, nbytes: int | None = None) -> bytear
 
 
 def read_leaf(version: _core.Version, leaf: Leaf) -> torch.Tensor:
-    """The tensor of a leaf, with memory of this process alone."""
-    tensor = torch.empty(leaf["shape"], dtype=leaf["dtype"])
-    version.read_into(leaf["tensor"], bytes_of(tensor))
+    """The tensor of a leaf, with memory of this process alone, and the strides that it had."""
+    tensor, ordered = empty_of(leaf)
+    if ordered.is_contiguous():
+        version.read_into(leaf["tensor"], ordered.reshape(-1).view(torch.uint8).numpy())
+        return tensor
+    packed = torch.empty(ordered.shape, dtype=ordered.dtype)
+    version.read_into(leaf["tensor"], packed.reshape(-1).view(torch.uint8).numpy())
+    ordered.copy_(packed)
     return tensor

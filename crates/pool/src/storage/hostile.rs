@@ -160,7 +160,7 @@ impl Stage {
         let room = (object.bytes() - MANIFEST_LINE * LINE) as usize;
         let fits = &encoded[..encoded.len().min(room)];
         object.write_at(self.memory(), MANIFEST_LINE * LINE, fits).expect("ordinary memory");
-        let head = Head { manifest_bytes: script.near(fits.len() as u64), sum: xxh3_128(fits) };
+        let head = Head { manifest_bytes: script.near(fits.len() as u64), sum: xxh3_128(fits), attempt: 0 };
         let [low, high] = halves(head.sum);
         let words = [*number, stamp(object), head.manifest_bytes, low, high, 0, 0];
         let mut words = words.map(|word| if script.byte() < 16 { script.near(word) } else { word });

@@ -7,7 +7,8 @@
 //! | 1 | bits 0..56 generation of the object, bits 56..64 its owner |
 //! | 2 | bytes of the manifest |
 //! | 3..5 | XXH3-128 of the manifest, the low word first |
-//! | 5..7 | 0 |
+//! | 5 | word of the attempt that published it; 0 for one that belongs to none |
+//! | 6 | 0 |
 //!
 //! # Bytes of a manifest
 //! | bytes | what |
@@ -51,19 +52,21 @@ pub(super) struct Head {
     pub(super) manifest_bytes: u64,
     /// Of the manifest.
     pub(super) sum: u128,
+    /// The attempt that published it, or 0.
+    pub(super) attempt: u64,
 }
 
 impl Head {
     /// Of this manifest.
-    pub(super) fn of(manifest: &[u8]) -> Self {
-        Self { manifest_bytes: manifest.len() as u64, sum: xxh3_128(manifest) }
+    pub(super) fn of(manifest: &[u8], attempt: u64) -> Self {
+        Self { manifest_bytes: manifest.len() as u64, sum: xxh3_128(manifest), attempt }
     }
 
     /// Publishes it; once this returns, the version is in memory, and every reader finds it.
     // SYNC: pairs with `Head::read`.
     pub(super) fn publish<M: Memory>(&self, memory: &M, object: &Object, number: u64) {
         let [low, high] = halves(self.sum);
-        let words = [number, stamp(object), self.manifest_bytes, low, high, 0, 0];
+        let words = [number, stamp(object), self.manifest_bytes, low, high, self.attempt, 0];
         line::announce(memory, object.at().lines(HEAD_LINE), &words);
     }
 
@@ -78,9 +81,9 @@ impl Head {
         }
         // What was there before, or is being written, is none.
         let Some(words) = line::read(memory, object.at().lines(HEAD_LINE))? else { return Ok(None) };
-        let [of, mark, manifest_bytes, low, high, ..] = words;
+        let [of, mark, manifest_bytes, low, high, attempt, _] = words;
         let sum = u128::from(low) | u128::from(high) << 64;
-        Ok(((of, mark) == (number, stamp(object))).then_some(Self { manifest_bytes, sum }))
+        Ok(((of, mark) == (number, stamp(object))).then_some(Self { manifest_bytes, sum, attempt }))
     }
 }
 

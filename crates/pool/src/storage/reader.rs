@@ -5,8 +5,10 @@ use std::sync::Arc;
 use polder_mem::{LINE, Memory};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::manifest::{MANIFEST_LINE, Manifest, Tensor};
+use super::manifest::{HEAD_LINE, MANIFEST_LINE, Manifest, Tensor};
 use super::{Found, MANIFEST, Store};
+use crate::deviation::Deviation;
+use crate::list::ListedObject;
 use crate::object::Object;
 use crate::{Pool, PoolError, word};
 
@@ -18,6 +20,7 @@ const PIECE_BYTES: usize = 128 << 10;
 pub struct Version<M: Memory> {
     pub(super) pool: Arc<Pool<M>>,
     pub(super) number: u64,
+    pub(super) attempt: u64,
     /// Bytes of tensors in its own object.
     pub(super) own_bytes: u64,
     /// Its own object, and the others that its manifest names, in that order.
@@ -25,38 +28,87 @@ pub struct Version<M: Memory> {
     pub(super) manifest: Manifest,
 }
 
+/// What a store keeps.
+#[derive(Debug)]
+pub struct Kept<M: Memory> {
+    /// The whole versions, the newest first.
+    pub versions: Vec<Version<M>>,
+    /// The numbers of damaged versions, the newest first, and what is damaged; the highest number there is for the marks.
+    pub damaged: Vec<(u64, PoolError)>,
+}
+
 impl<M: Memory> Store<M> {
     /// The newest version.
     ///
     /// # Errors
-    /// [`PoolError::NoVersion`] when there is none; [`PoolError::Corrupt`] when its manifest is damaged, and a writer's next version
+    /// [`PoolError::NoVersion`] when there is none; [`PoolError::Corrupt`] when it is damaged, and a writer's next version
     /// is whole again; those of [`Pool::list`] and [`Pool::open`].
     pub fn newest(&self) -> Result<Version<M>, PoolError> {
+        let Kept { versions, damaged } = self.look(true)?;
+        let newest = versions.into_iter().next();
+        match damaged.into_iter().next() {
+            Some((number, error)) if newest.as_ref().is_none_or(|newest| newest.number < number) => {
+                Err(error)
+            }
+            _ => newest.ok_or_else(|| self.no_version(None)),
+        }
+    }
+
+    /// All versions, held open. The newest among them is not older than any that was published before the call.
+    ///
+    /// # Errors
+    /// Those of [`Pool::list`] and [`Pool::open`]. Damage is none.
+    pub fn kept(&self) -> Result<Kept<M>, PoolError> {
+        self.look(false)
+    }
+
+    fn look(&self, only_newest: bool) -> Result<Kept<M>, PoolError> {
         let memory = self.pool.memory();
         let deadline = memory.now() + self.pool.member().timeout;
-        let due = self.marked()?;
+        let (due, damage) = match self.marked() {
+            Err(error @ PoolError::Corrupt { .. }) => (0, Some((u64::MAX, error))),
+            marked => (marked?, None),
+        };
+        let due = if Deviation::NewestByList.is_on() { 0 } else { due };
         loop {
             // A list misses what is published after it began, and so may miss all that was there before.
-            let mut is_over = due == 0;
+            let (mut kept, mut is_missing) = (Kept { versions: vec![], damaged: vec![] }, false);
+            kept.damaged.extend(damage.clone());
             for (number, listed) in self.listed()? {
-                let found = match self.open_listed(&listed)? {
-                    Some(object) => self.find(number, object)?,
-                    None => Found::Gone,
-                };
-                match found {
-                    Found::Whole(version) if number >= due => return Ok(version),
-                    Found::Unpublished(object) => self.pool.close(object),
+                match self.find_listed(number, &listed, due) {
+                    Ok(Found::Whole(version)) => kept.versions.push(version),
+                    Ok(Found::Unpublished(object)) => self.pool.close(object),
                     // A newer version is there.
-                    Found::Whole(_) | Found::Gone => {
-                        is_over = false;
-                        break;
-                    }
+                    Ok(Found::Gone) => is_missing |= kept.versions.is_empty(),
+                    Err(error @ PoolError::Corrupt { .. }) => kept.damaged.push((number, error)),
+                    Err(error) => return Err(error),
+                }
+                if is_missing || only_newest && !kept.versions.is_empty() {
+                    break;
                 }
             }
-            if is_over || memory.now() > deadline {
-                return Err(self.no_version(None));
+            let damaged = kept.damaged.last().map_or(0, |(number, _)| *number);
+            let newest = kept.versions.first().map_or(0, |version| version.number).max(damaged);
+            if newest >= due && !is_missing {
+                return Ok(kept);
+            }
+            if memory.now() > deadline {
+                return Ok(Kept { versions: vec![], damaged: kept.damaged });
             }
             memory.pause();
+        }
+    }
+
+    /// As [`Store::find`] of what was listed; a version that is due and has no head is damaged.
+    fn find_listed(&self, number: u64, listed: &ListedObject, due: u64) -> Result<Found<M>, PoolError> {
+        match self.open_listed(listed)?.map(|object| self.find(number, object)) {
+            None => Ok(Found::Gone),
+            Some(Ok(Found::Unpublished(object))) if number == due => {
+                let offset = object.at().lines(HEAD_LINE);
+                self.pool.close(object);
+                Err(PoolError::Corrupt { offset, what: "head of a version" })
+            }
+            Some(found) => found,
         }
     }
 
@@ -106,9 +158,20 @@ impl<M: Memory> Version<M> {
         self.number
     }
 
+    /// The attempt that published it, as [`Attempt`](super::Attempt) names it; 0 for one that belongs to none.
+    #[must_use]
+    pub const fn attempt(&self) -> u64 {
+        self.attempt
+    }
+
     /// The names and sizes in bytes of its tensors, in the order of the names.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, u64)> {
         self.manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.bytes))
+    }
+
+    /// The names of its tensors and the XXH3-128 of each, in the order of the names.
+    pub fn sums(&self) -> impl Iterator<Item = (&str, u128)> {
+        self.manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.sum))
     }
 
     /// Fills `into` with the bytes of a tensor, and holds them against their checksum.

@@ -166,7 +166,7 @@ fn a_manifest_that_no_writer_writes_is_none() {
     let object = pool.open("/version/s/1").unwrap();
     let bytes = far.encode();
     pool.memory().copy_in(object.at().lines(MANIFEST_LINE), &bytes).unwrap();
-    Head::of(&bytes).publish(pool.memory(), &object, 1);
+    Head::of(&bytes, 0).publish(pool.memory(), &object, 1);
     let corrupt = PoolError::Corrupt { offset: object.at().lines(MANIFEST_LINE), what: MANIFEST };
     assert_eq!(store.newest().unwrap_err(), corrupt);
     pool.close(object);

@@ -42,6 +42,8 @@ pub(crate) struct Plan<'t> {
     /// The tensors that are copied, by name.
     fresh: Vec<(&'t str, &'t [u8])>,
     published: Published,
+    /// The attempt that publishes it, or 0.
+    pub(super) attempt: u64,
     /// Bytes of the object.
     pub(crate) bytes: u64,
 }
@@ -91,7 +93,7 @@ impl<M: Memory> Store<M> {
     }
 
     /// The number after the highest of which an object or a mark is there.
-    fn next_number(&self, listed: &[(u64, ListedObject)]) -> Result<u64, PoolError> {
+    pub(super) fn next_number(&self, listed: &[(u64, ListedObject)]) -> Result<u64, PoolError> {
         let highest = listed.first().map_or(0, |(number, _)| *number).max(self.marked()?);
         // Marks have room for so many. No writer comes there.
         let corrupt = |at| PoolError::Corrupt { offset: at, what: "number of a version" };
@@ -105,12 +107,26 @@ impl<M: Memory> Store<M> {
         plan: &mut Plan<'_>,
         base: Option<&Version<M>>,
     ) -> Result<Published, PoolError> {
+        let manifest = plan.manifest.clone();
+        let published = self.publish_object(plan, || {
+            if Deviation::RemoveFirst.is_on() {
+                self.remove_older(listed, &manifest, None);
+            }
+        })?;
+        self.remove_older(listed, &plan.manifest, base);
+        Ok(published)
+    }
+
+    /// Makes the object of a version, and publishes it; `made` comes between.
+    pub(super) fn publish_object(
+        &self,
+        plan: &mut Plan<'_>,
+        made: impl FnOnce(),
+    ) -> Result<Published, PoolError> {
         let number = plan.published.version;
         let name = self.object_name(number);
         let object = owned::create_unfilled(&self.pool, &name, plan.bytes, Kind::Version)?;
-        if Deviation::RemoveFirst.is_on() {
-            self.remove_older(listed, &plan.manifest, None);
-        }
+        made();
         if let Err(error) = self.write(&object, plan) {
             self.pool.abandon(object);
             return Err(error);
@@ -120,12 +136,11 @@ impl<M: Memory> Store<M> {
         if !is_there? {
             return Err(self.no_version(Some(number)));
         }
-        self.remove_older(listed, &plan.manifest, base);
         Ok(plan.published)
     }
 
     /// The newest version or the one that is asked for, and that nobody else writes.
-    fn base(
+    pub(super) fn base(
         &self,
         listed: &[(u64, ListedObject)],
         over: Option<u64>,
@@ -156,7 +171,7 @@ impl<M: Memory> Store<M> {
     }
 
     /// The process that writes this object, unless it died.
-    fn writer(&self, object: &Object) -> Result<Option<crate::Peer>, PoolError> {
+    pub(super) fn writer(&self, object: &Object) -> Result<Option<crate::Peer>, PoolError> {
         let Some(identity) = Identity::find(&self.pool, object, Kind::Version)? else { return Ok(None) };
         match self.pool.expect_alive(&identity.process, "version", 0) {
             Ok(()) => Ok(Some(identity.process.peer())),
@@ -172,7 +187,7 @@ impl<M: Memory> Store<M> {
             for (name, bytes) in &plan.fresh {
                 plan.manifest.tensors.entry((*name).to_owned()).and_modify(|it| it.sum = xxh3_128(bytes));
             }
-            Head::of(&plan.manifest.encode()).publish(memory, object, number);
+            Head::of(&plan.manifest.encode(), plan.attempt).publish(memory, object, number);
         }
         let mut copy = vec![];
         for &(name, bytes) in &plan.fresh {
@@ -191,7 +206,7 @@ impl<M: Memory> Store<M> {
         memory.copy_in_nt(object.at().lines(MANIFEST_LINE), &encoded)?;
         // All of it is in memory before the head that leads to it.
         memory.sfence();
-        Head::of(&encoded).publish(memory, object, number);
+        Head::of(&encoded, plan.attempt).publish(memory, object, number);
         Ok(())
     }
 
@@ -223,6 +238,10 @@ impl<M: Memory> Store<M> {
     fn remove_older(&self, listed: &[(u64, ListedObject)], manifest: &Manifest, base: Option<&Version<M>>) {
         let mut needed: BTreeSet<u64> = manifest.others.iter().map(|other| other.stamp).collect();
         needed.extend(base.iter().flat_map(|base| &base.held).map(manifest::stamp));
+        self.remove_all_but(listed, &needed);
+    }
+
+    pub(super) fn remove_all_but(&self, listed: &[(u64, ListedObject)], needed: &BTreeSet<u64>) {
         for (_, listed) in listed {
             match self.open_listed(listed) {
                 Ok(Some(object)) if needed.contains(&manifest::stamp(&object)) => self.pool.close(object),
@@ -279,7 +298,13 @@ impl<'t> Plan<'t> {
                 });
             }
         }
-        Ok(Self { manifest, fresh, published: Published { version: number, copied, shared }, bytes: end })
+        Ok(Self {
+            manifest,
+            fresh,
+            published: Published { version: number, copied, shared },
+            attempt: 0,
+            bytes: end,
+        })
     }
 
     /// As another thread does that writes the tensors before they are copied.

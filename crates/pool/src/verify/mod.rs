@@ -1,6 +1,7 @@
 //! The protocols of the pool, each as a suite that the incoherent model explores: `cargo test` runs some thousands of
 //! schedules of each and every mutant, `polder verify` as many as one likes.
 
+mod attempts;
 mod barrier;
 mod channel;
 mod chunks;
@@ -37,6 +38,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(service::suites());
     suites.extend(session::suites());
     suites.extend(storage::suites());
+    suites.extend(attempts::suites());
     suites
 }
 
@@ -54,5 +56,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(service::canaries());
     canaries.extend(session::canaries());
     canaries.extend(storage::canaries());
+    canaries.extend(attempts::canaries());
     canaries
 }
