@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -535,6 +537,16 @@ def test_a_snapshot_of_before_is_read_with_a_warning(pool: polder.Pool) -> None:
     assert (model.weight == 7).all()
     polder.torch.snapshot("job", model, step=31, pool=pool).wait()
     assert polder.torch.restore("job", model, pool=pool) == polder.torch.Restored(2, 31)
+
+
+# Kills.
+
+
+def test_jobs_that_are_killed_at_random_find_one_attempt_and_what_was_confirmed() -> None:
+    """A few rounds of what ``rounds.py`` does 2,000 times."""
+    command = [sys.executable, str(Path(__file__).parent / "rounds.py"), "--rounds", "5", "--ours"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # A power cut.

@@ -275,16 +275,13 @@ def shared(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], V
 
     Where tensors overlap and none is all of them, their memory as a whole is kept, as bytes.
     """
-    of_storage: dict[Any, list[str]] = {}
-    for path, tensor in tensors.items():
-        if tensor.numel() > 0:
-            of_storage.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append(path)
+    # By address, because to ask for the storage of each takes longer than all else.
+    spans = [(*_span(tensor), path) for path, tensor in tensors.items()]
     views: Views = {}
     added: dict[str, torch.Tensor] = {}
-    for paths in of_storage.values():
-        if len(paths) > 1 or not _is_plain(tensors[paths[0]]):
-            for cluster in _clusters([(*_span(tensors[path]), path) for path in paths]):
-                _share(cluster, tensors, views, added)
+    for cluster in _clusters([span for span in spans if span[0] < span[1]]):
+        if len(cluster) > 1 or not _is_plain(tensors[cluster[0][2]]):
+            _share(cluster, tensors, views, added)
     return {path: it for path, it in tensors.items() if path not in views} | added, views
 
 
@@ -296,8 +293,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage that it lies in."""
-    begin = int(tensor.storage_offset()) * tensor.element_size()
+    """The addresses that it lies at."""
+    begin = tensor.data_ptr()
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return begin, begin + tensor.nbytes
     last = sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
 
@@ -310,9 +309,10 @@ def _clusters(spans: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int
         if cluster and span[0] >= end:
             yield cluster
             cluster = []
-        end = max(span[1], end) if cluster else span[1]
+        end = max(span[1], end)
         cluster.append(span)
-    yield cluster
+    if cluster:
+        yield cluster
 
 
 def _share(
@@ -333,9 +333,14 @@ def _share(
     elif any(tensors[path].is_conj() or tensors[path].is_neg() for path in paths):
         # Each is what it says, and the bits below say something else.
         return
+    storage = first.untyped_storage()
+    if any(tensors[path].untyped_storage().data_ptr() != storage.data_ptr() for path in paths):
+        # Memory of others, which torch has taken twice.
+        return
+    begin, end = begin - storage.data_ptr(), end - storage.data_ptr()
     begin -= begin % _ALIGNED
     memory = torch.empty(0, dtype=torch.uint8, device=first.device)
-    memory.set_(first.untyped_storage(), begin, (end - begin,), (1,))
+    memory.set_(storage, begin, (end - begin,), (1,))
     name = f"{paths[0]}/memory"
     added[name] = memory
     for path in paths:

@@ -40,6 +40,9 @@ pub(super) fn canaries() -> Vec<Suite> {
             "the versions before are removed before the new one is there",
             |seed| Deviation::RemoveFirst.during(|| store(seed, false)),
         ),
+        Suite::new("storage-by-list", "a reader goes by a list, and not by the marks", |seed| {
+            Deviation::NewestByList.during(|| store(seed, false))
+        }),
     ]
 }
 
