@@ -26,7 +26,7 @@ pub use cxl::{
 };
 pub use damon::{HeldShare, KernelShares, share_settings};
 pub use host::{HostCounters, HostCounts};
-pub use journal::{Restored, Settings};
+pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Host, Kernel, KernelError};
 pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};
 pub use own::Lock;
