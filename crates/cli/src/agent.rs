@@ -183,7 +183,6 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // A reader that went away is an error of the next write, and not this process's end.
     let _caught = Signals::new([SIGPIPE])?;
     let metrics = arguments.listen.map(serve).transpose()?;
-    let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (host, journal) = (host(&arguments.root), text(&arguments.journal.journal)?);
     let state = text(&arguments.state.state)?;
     // Also of the state: two agents with a journal each would take each other's settings for what was found.
@@ -191,6 +190,7 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         true => None,
         false => Some((lock(&host, &journal, "journal")?, lock(&host, &state, "state")?)),
     };
+    let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
     let mut running = Running { agent, reserve };
     print_restored(&restored);

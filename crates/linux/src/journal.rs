@@ -250,6 +250,8 @@ impl<K: Kernel> Settings<K> {
         if let Some(planned) = &mut self.planned {
             planned.insert(path.clone(), value.clone());
         }
+        // A setting is one line.
+        let was = was.lines().next().unwrap_or_default().to_owned();
         if !says(&was, &value) {
             self.changes.push(Change { path, was, value });
         }
