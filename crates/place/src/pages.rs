@@ -699,7 +699,7 @@ mod tests {
         let rests = ServiceBytes { rests: true, ..bytes(0, 4000) };
         let seen = [rests, bytes(0, 300), bytes(0, 100)];
         let mut past = Past::default();
-        decide(&views(&policies, &seen), &limits, &mut past);
+        drop(decide(&views(&policies, &seen), &limits, &mut past));
         let up = |service, mib: u64| PageMove::Promote { service, bytes: mib * MIB };
         assert_eq!(decide(&views(&policies, &seen), &limits, &mut past).moves, [up(1, 24), up(2, 8)]);
         let limits = RoundLimits { fast_free: 24 * MIB, ..limits };
