@@ -873,7 +873,7 @@ impl<K: Kernel> Agent<K> {
                 false => {
                     let rise = &mut self.known.entry(name.clone()).or_default().rise;
                     let is_under = policy.local.is_some_and(|local| seen.local_share() < local.low);
-                    if !rises[index] && !(seen.rests && is_under) {
+                    if !(rises[index] || seen.rests && is_under) {
                         *rise = Rise::default();
                     }
                     let is_stuck = match moves[index] {
@@ -1324,7 +1324,7 @@ mod tests {
         let cost = |pods: usize| {
             let tree = machine();
             let pod = |index: usize| {
-                if index % 2 == 0 {
+                if index.is_multiple_of(2) {
                     tree.add_group(&format!("/kubepods/pod{index}"), [MIB, 0]);
                 }
                 format!(
