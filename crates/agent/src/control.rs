@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use polder_linux::{
-    BALANCING, Cgroup, DEMOTION, HeldShare, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO, Kernel,
-    KernelError, KernelShares, PROMOTION_LIMIT, Promotion, Restored, Resume, Settings, TierMemory, Tiers,
-    share_settings, show_nodes,
+    BALANCING, Cgroup, Change, DEMOTION, HeldShare, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO,
+    Kernel, KernelError, KernelShares, PROMOTION_LIMIT, Promotion, Restored, Resume, Settings, TierMemory,
+    Tiers, share_settings, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::health::{Health, Seen};
 use crate::pods::Pods;
 use crate::policy::{FairShare, weights_of};
-use crate::{DeviceHealth, Place, Policy, Service, Weights};
+use crate::{DeviceHealth, Name, Place, Policy, Service, Weights};
 
 /// Why the agent stopped.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +162,9 @@ pub struct Round {
     pub devices: Vec<DeviceHealth>,
     /// What went wrong.
     pub alarms: Vec<Alarm>,
+    /// Settings that were changed since the round before; in a dry run, those that would have been.
+    #[serde(default)]
+    pub settings: Vec<Change>,
 }
 
 /// What the agent knows of a service from round to round.
@@ -175,6 +178,19 @@ struct Known {
     causes: Vec<Cause>,
     /// How its pages come up, while they do.
     rise: Rise,
+    /// What became of it when the round before asked for pages of it.
+    demotion: Option<Demotion>,
+}
+
+/// What became of a service whose pages were to go down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Demotion {
+    /// The kernel refused, which is an alarm.
+    Refused,
+    /// None went, because they are locked, say.
+    Stuck,
+    /// Some went.
+    Moved,
 }
 
 /// How the pages of a service under its `local_low` come up.
@@ -217,6 +233,8 @@ struct Present {
     view: ServiceView,
     counts: polder_linux::Counts,
     oom_kills: u64,
+    /// What became of the demotion that the round before asked for.
+    demotion: Option<Demotion>,
 }
 
 /// The tiering agent of one host.
@@ -227,14 +245,13 @@ pub struct Agent<K> {
     policy: Policy,
     rounds: u64,
     changes: u64,
-    dry_run: bool,
     past: Past,
     counters: HostCounters,
     /// Pages that the kernel had promoted at the last round.
     promoted_pages: Option<u64>,
     /// Bytes of a huge page.
     huge_page: u64,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<Name, Known>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
     shares: KernelShares,
@@ -243,12 +260,12 @@ pub struct Agent<K> {
     /// The services of the policy; for one by label, those of its pods.
     services: Vec<Service>,
     /// Services that are kept off the slow tier, because memory there is bad.
-    kept_off: BTreeSet<String>,
+    kept_off: BTreeSet<Name>,
 }
 
 impl<K: Kernel> Agent<K> {
     /// Restores what a killed agent left, and prepares to carry out `policy`. With `dry_run` nothing is written, the journal of a
-    /// killed agent included.
+    /// killed agent included, and rounds say what would be.
     ///
     /// # Errors
     /// [`AgentError::Kernel`], also where the machine has no slow tier. Settings are as they were then.
@@ -261,7 +278,7 @@ impl<K: Kernel> Agent<K> {
         let tiers = Tiers::discover(&kernel)?;
         tiers.check_demotion(&kernel)?;
         let (settings, restored) = match dry_run {
-            true => (Settings::detached(kernel, journal), Vec::new()),
+            true => (Settings::dry(kernel, journal), Vec::new()),
             false => Settings::start(kernel, journal)?,
         };
         let mut agent = Self {
@@ -272,7 +289,6 @@ impl<K: Kernel> Agent<K> {
             policy,
             rounds: 0,
             changes: 0,
-            dry_run,
             past: Past::default(),
             counters: HostCounters::default(),
             known: BTreeMap::new(),
@@ -287,9 +303,7 @@ impl<K: Kernel> Agent<K> {
             drop(agent.stop());
             return Err(error);
         }
-        if !dry_run {
-            agent.health = Health::start(&mut agent.settings);
-        }
+        agent.health = Health::start(&mut agent.settings);
         Ok((agent, restored))
     }
 
@@ -305,7 +319,7 @@ impl<K: Kernel> Agent<K> {
 
     /// What each service was and why, the latest last.
     pub fn causes(&self) -> BTreeMap<String, Vec<Cause>> {
-        self.known.iter().map(|(name, known)| (name.clone(), known.causes.clone())).collect()
+        self.known.iter().map(|(name, known)| (name.to_string(), known.causes.clone())).collect()
     }
 
     /// Replaces the policy. Settings that it no longer asks for are restored first.
@@ -333,9 +347,6 @@ impl<K: Kernel> Agent<K> {
 
     /// Restores settings that the policy does not ask for.
     fn restore_unwanted(&mut self) -> Result<(), KernelError> {
-        if self.dry_run {
-            return Ok(());
-        }
         let kept = self.wanted_paths();
         if !self.asks_the_kernel() {
             self.shares.forget();
@@ -349,7 +360,7 @@ impl<K: Kernel> Agent<K> {
     /// [`AgentError::Kernel`]; the journal stays then, and the next start tries again.
     pub fn stop(&mut self) -> Result<Vec<Restored>, AgentError> {
         self.shares.forget();
-        if self.dry_run { Ok(Vec::new()) } else { Ok(self.settings.restore()?) }
+        Ok(self.settings.restore()?)
     }
 
     /// Whether the policy has shares that the kernel is to hold.
@@ -360,7 +371,7 @@ impl<K: Kernel> Agent<K> {
 
     /// Has the kernel hold the shares of services, if the policy asks for it. The agent leaves these alone.
     fn hold_by_kernel(&mut self, present: &mut [Present], limits: &RoundLimits, alarms: &mut Vec<Alarm>) {
-        if self.dry_run || !self.asks_the_kernel() {
+        if !self.asks_the_kernel() {
             return;
         }
         let share = |present: &Present| {
@@ -377,7 +388,8 @@ impl<K: Kernel> Agent<K> {
         if let Err(error) = outcome {
             alarms.push(Alarm::HostSetting { key: "fair_share".to_owned(), error: error.to_string() });
         }
-        for present in present.iter_mut().filter(|present| self.shares.holds(present.cgroup.path())) {
+        let held = self.shares.held();
+        for present in present.iter_mut().filter(|present| held.contains(present.cgroup.path())) {
             present.view.policy.local = None;
         }
     }
@@ -438,9 +450,6 @@ impl<K: Kernel> Agent<K> {
     fn set_host(&mut self) -> Result<(), AgentError> {
         let (settings, mut alarms) = self.host_settings();
         for (key, path, value) in settings {
-            if self.dry_run {
-                continue;
-            }
             match self.settings.set(&path, &value) {
                 Err(error) if key == "service" && error.is_gone() => {
                     let lacks = format!(
@@ -481,6 +490,7 @@ impl<K: Kernel> Agent<K> {
             services: Vec::new(),
             devices: Vec::new(),
             alarms: self.host_alarms.clone(),
+            settings: Vec::new(),
         };
         let mut present = Vec::new();
         self.look_at_pods(&mut round);
@@ -496,7 +506,12 @@ impl<K: Kernel> Agent<K> {
                         }
                         _ => format!("it cannot be looked at: {error}"),
                     };
-                    self.note(&service.name, what, Some(service.lines.service), now_ms);
+                    let line = Some(service.lines.service);
+                    note(
+                        &mut self.known,
+                        &service.name,
+                        Cause { what, line, since_round: self.rounds, since_ms: now_ms },
+                    );
                     round.alarms.push(alarm);
                 }
             }
@@ -508,24 +523,25 @@ impl<K: Kernel> Agent<K> {
         let decision = pages::decide(&services, &limits, &mut self.past);
         round.services = self.rows(&present, &decision, now_ms);
         for change in &decision.moves {
-            let (index, outcome) = match *change {
-                PageMove::Demote { service, bytes, reason } => {
-                    round.services[service].demoted += bytes;
-                    (service, self.demote(&present[service].cgroup, bytes, reason))
+            let index = change.service();
+            let (present, row) = (&present[index], &mut round.services[index]);
+            let outcome = match *change {
+                PageMove::Demote { bytes, reason, .. } => {
+                    row.demoted += bytes;
+                    self.demote(present, bytes, reason)
                 }
-                PageMove::BringBack { service, bytes } => {
-                    (service, self.bring_back(&present[service], bytes, &mut round.alarms))
-                }
-                PageMove::Promote { service, bytes } => {
-                    let promoted = self.promote(&present[service], bytes);
-                    round.services[service].promoted = *promoted.as_ref().unwrap_or(&0);
-                    (service, promoted.map(drop))
+                PageMove::BringBack { bytes, .. } => self.bring_back(present, bytes, &mut round.alarms),
+                PageMove::Promote { bytes, .. } => {
+                    let promoted = self.promote(present, bytes);
+                    row.promoted = *promoted.as_ref().unwrap_or(&0);
+                    promoted.map(drop)
                 }
             };
             if let Err(error) = outcome {
-                round.alarms.push(alarm(&present[index].service, &error));
+                round.alarms.push(alarm(&present.service, &error));
             }
         }
+        round.settings = self.settings.take_changes();
         Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
     }
 
@@ -580,7 +596,8 @@ impl<K: Kernel> Agent<K> {
         let Self { known, services, policy, .. } = self;
         // Pods come and go; services of the policy are told of as they go.
         let is_pod = |name: &str| policy.service(name).is_none_or(|it| matches!(it.place, Place::Pods(_)));
-        known.retain(|name, _| !is_pod(name) || services.iter().any(|service| service.name == *name));
+        let names: BTreeSet<&Name> = services.iter().map(|service| &service.name).collect();
+        known.retain(|name, _| !is_pod(name) || names.contains(name));
     }
 
     /// Puts the services of pods in the place of those by label. What cannot be found is returned.
@@ -596,20 +613,26 @@ impl<K: Kernel> Agent<K> {
             let pods = match self.pods.select(selector) {
                 Ok(pods) => pods,
                 Err(why) => {
-                    alarms.push(Alarm::NoPods { service: service.name.clone(), why });
+                    alarms.push(Alarm::NoPods { service: service.name.to_string(), why });
                     continue;
                 }
             };
+            // Pods of two namespaces may have one name.
+            let mut namesakes: BTreeMap<&Name, u32> = BTreeMap::new();
             for pod in &pods {
-                // Pods of two namespaces may have one name.
-                let namesakes = pods.iter().filter(|it| it.name == pod.name).count();
-                let namespace = if namesakes > 1 { format!("{}/", pod.namespace) } else { String::new() };
+                *namesakes.entry(&pod.name).or_default() += 1;
+            }
+            for pod in &pods {
+                let namespace =
+                    if namesakes[&pod.name] > 1 { format!("{}/", pod.namespace) } else { String::new() };
                 let name = format!("{}/{namespace}{}", service.name, pod.name);
                 match pod.cgroup(self.settings.kernel(), root) {
                     Ok(Some(cgroup)) => match owners.insert(cgroup.path().to_owned(), name.clone()) {
-                        None => {
-                            services.push(Service { name, place: Place::Cgroup(cgroup), ..service.clone() })
-                        }
+                        None => services.push(Service {
+                            name: name.into(),
+                            place: Place::Cgroup(cgroup),
+                            ..service.clone()
+                        }),
                         Some(owner) => {
                             let error =
                                 format!("the pod is that of {owner} too; let one label alone select it");
@@ -656,7 +679,7 @@ impl<K: Kernel> Agent<K> {
         let memory = cgroup.memory(self.settings.kernel()).ok()?;
         let slow = self.tiers.slow.iter().filter_map(|node| memory.get(node));
         let is_slow = slow.map(|memory| memory.bytes()).sum::<u64>() > 0;
-        Some(Seen { name: service.name.clone(), cgroup, is_slow })
+        Some(Seen { name: service.name.to_string(), cgroup, is_slow })
     }
 
     /// The cgroup of a service; [`None`] where its unit does not run.
@@ -676,7 +699,15 @@ impl<K: Kernel> Agent<K> {
         let Some(cgroup) = self.resolve(service)? else {
             return Err(KernelError::gone(&service.place.name()));
         };
-        if service.policy.rule == TierRule::OptOut && !self.dry_run {
+        if service.policy.rule == TierRule::OptOut && self.settings.is_dry() {
+            // What cannot be looked at cannot be told of.
+            if cgroup
+                .effective_nodes(self.settings.kernel())
+                .is_ok_and(|nodes| !nodes.is_subset(&self.tiers.fast))
+            {
+                drop(self.keep_to_fast(&cgroup, false));
+            }
+        } else if service.policy.rule == TierRule::OptOut {
             let effective = cgroup.effective_nodes(self.settings.kernel())?;
             if !effective.is_subset(&self.tiers.fast) {
                 // It may be that this fails and its bytes can be seen all the same.
@@ -696,7 +727,7 @@ impl<K: Kernel> Agent<K> {
         let known = self.known.entry(service.name.clone()).or_default();
         let new_kills = oom_kills.saturating_sub(known.oom_kills.unwrap_or(oom_kills));
         if new_kills > 0 {
-            alarms.push(Alarm::OomKill { service: service.name.clone(), kills: new_kills });
+            alarms.push(Alarm::OomKill { service: service.name.to_string(), kills: new_kills });
         }
         let seen = ServiceBytes {
             fast: fast.iter().map(|memory| memory.bytes()).sum(),
@@ -704,12 +735,16 @@ impl<K: Kernel> Agent<K> {
             fast_cache: fast.iter().map(|memory| memory.cache()).sum(),
             pressure,
             refaults: counts.refaults.saturating_sub(known.refaults.unwrap_or(counts.refaults)),
+            is_stuck: known.demotion.is_some_and(|demotion| demotion < Demotion::Moved),
+            rests: known.rise.rest > 0,
         };
+        let demotion = known.demotion.take();
+        known.rise.rest = known.rise.rest.saturating_sub(1);
         known.refaults = Some(counts.refaults);
         known.oom_kills = Some(oom_kills);
         known.cgroup = Some(cgroup.clone());
-        let view = ServiceView { name: service.name.clone(), policy: service.policy, seen };
-        Ok(Present { service: service.clone(), cgroup, view, counts, oom_kills })
+        let view = ServiceView { name: service.name.to_string(), policy: service.policy, seen };
+        Ok(Present { service: service.clone(), cgroup, view, counts, oom_kills, demotion })
     }
 
     /// Writes `cpuset.mems`: the fast nodes of those that the cgroup may use. With `migrates` the set is widened first, so that pages move.
@@ -740,11 +775,31 @@ impl<K: Kernel> Agent<K> {
         }
     }
 
-    fn demote(&self, cgroup: &Cgroup, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
-        if !self.dry_run {
-            cgroup.demote(self.settings.kernel(), bytes, reason == DemoteReason::PageCache)?;
+    /// Asks the kernel for pages of a service. One that gives none is asked for a page in the next round, and leaves the step to others.
+    fn demote(&mut self, present: &Present, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
+        if self.settings.is_dry() {
+            return Ok(());
         }
-        Ok(())
+        let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        let outcome = cgroup.demote(kernel, bytes, reason == DemoteReason::PageCache);
+        let demotion = match outcome {
+            Err(_) => Demotion::Refused,
+            Ok(true) => Demotion::Moved,
+            // It moved less: some, or none.
+            Ok(false) => {
+                let fast = self.bytes_on(&self.tiers.fast, cgroup)?;
+                if fast < present.view.seen.fast { Demotion::Moved } else { Demotion::Stuck }
+            }
+        };
+        let known = self.known.entry(present.service.name.clone()).or_default();
+        known.demotion = known.demotion.max(Some(demotion));
+        outcome.map(drop)
+    }
+
+    /// Bytes of a cgroup on these nodes.
+    fn bytes_on(&self, nodes: &BTreeSet<u32>, cgroup: &Cgroup) -> Result<u64, KernelError> {
+        let memory = cgroup.memory(self.settings.kernel())?;
+        Ok(nodes.iter().filter_map(|node| memory.get(node)).map(|memory| memory.bytes()).sum())
     }
 
     /// Migrates what lies on the slow tier against an opt-out, and says what is left.
@@ -755,26 +810,20 @@ impl<K: Kernel> Agent<K> {
         alarms: &mut Vec<Alarm>,
     ) -> Result<(), KernelError> {
         let mut left = found;
-        if !self.dry_run {
+        if !self.settings.is_dry() {
             self.keep_to_fast(&present.cgroup, true)?;
-            let memory = present.cgroup.memory(self.settings.kernel())?;
-            left =
-                self.tiers.slow.iter().filter_map(|node| memory.get(node)).map(|memory| memory.bytes()).sum();
+            left = self.bytes_on(&self.tiers.slow, &present.cgroup)?;
         }
-        alarms.push(Alarm::OptOutBroken { service: present.service.name.clone(), found, left });
+        alarms.push(Alarm::OptOutBroken { service: present.service.name.to_string(), found, left });
         Ok(())
     }
 
     /// Moves pages of a service up, and returns their bytes. Where there are none that can be moved it rests, longer each time.
     fn promote(&mut self, present: &Present, bytes: u64) -> Result<u64, KernelError> {
-        if self.dry_run {
+        if self.settings.is_dry() {
             return Ok(bytes);
         }
         let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
-        if rise.rest > 0 {
-            rise.rest -= 1;
-            return Ok(0);
-        }
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
         // Without the controller every node may be used.
         let allowed = cgroup.effective_nodes(kernel).unwrap_or_else(|_| self.tiers.fast.clone());
@@ -795,34 +844,48 @@ impl<K: Kernel> Agent<K> {
 
     fn rows(&mut self, present: &[Present], decision: &Decision, now_ms: u64) -> Vec<ServiceRound> {
         let services: Vec<&Service> = present.iter().map(|present| &present.service).collect();
+        let (mut moves, mut holds, mut rises) =
+            (vec![None; present.len()], vec![None; present.len()], vec![false; present.len()]);
+        for change in &decision.moves {
+            moves[change.service()].get_or_insert(*change);
+            rises[change.service()] |= matches!(change, PageMove::Promote { .. });
+        }
+        for hold in &decision.holds {
+            holds[hold.service].get_or_insert(hold.reason);
+        }
+        let (bad, held) = (self.health.counts(), self.shares.held());
         let mut rows = Vec::new();
         for (index, present) in present.iter().enumerate() {
-            let (what, line) = match self.shares.holds(present.cgroup.path()) {
+            let Service { name, lines, policy, .. } = &present.service;
+            let seen = &present.view.seen;
+            let (what, line) = match held.contains(present.cgroup.path()) {
                 true => {
-                    let lines = present.service.lines;
+                    let holds = if self.settings.is_dry() { "would hold" } else { "holds" };
                     (
-                        "the kernel holds its share by goals of DAMON".to_owned(),
+                        format!("the kernel {holds} its share by goals of DAMON"),
                         lines.local_high.or(lines.local_low),
                     )
                 }
-                false if self.kept_off.contains(&present.service.name) => (
+                false if self.kept_off.contains(name) => (
                     "it is kept off the slow tier, because CXL memory is bad".to_owned(),
                     self.policy.health.map(|it| it.line),
                 ),
                 false => {
-                    let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
-                    let rises = decision.moves.iter().any(
-                        |change| matches!(change, PageMove::Promote { service, .. } if *service == index),
-                    );
-                    if !rises {
+                    let rise = &mut self.known.entry(name.clone()).or_default().rise;
+                    let is_under = policy.local.is_some_and(|local| seen.local_share() < local.low);
+                    if !(rises[index] || seen.rests && is_under) {
                         *rise = Rise::default();
                     }
-                    cause(index, &services, &present.view.seen, decision, rise.failures > 0)
+                    let is_stuck = match moves[index] {
+                        Some(PageMove::Demote { .. }) => present.demotion == Some(Demotion::Stuck),
+                        _ => rise.failures > 0,
+                    };
+                    cause(&services, present, moves[index], holds[index], is_stuck)
                 }
             };
-            let ServiceBytes { fast, slow, fast_cache, pressure, refaults } = present.view.seen;
+            let ServiceBytes { fast, slow, fast_cache, pressure, refaults, .. } = *seen;
             rows.push(ServiceRound {
-                service: present.service.name.clone(),
+                service: present.service.name.to_string(),
                 cgroup: present.cgroup.path().to_owned(),
                 tier: present.service.policy.rule,
                 fast,
@@ -836,25 +899,28 @@ impl<K: Kernel> Agent<K> {
                 promoted_pages: present.counts.promoted,
                 demoted_pages: present.counts.demoted,
                 oom_kills: present.oom_kills,
-                bad_memory: self.health.count(&present.service.name),
-                cause: self.note(&present.service.name, what, line, now_ms),
+                bad_memory: bad.get(&**name).copied().unwrap_or(0),
+                cause: note(
+                    &mut self.known,
+                    name,
+                    Cause { what, line, since_round: self.rounds, since_ms: now_ms },
+                ),
             });
         }
         rows
     }
+}
 
-    /// Keeps why a service is as it is. The same cause goes on from round to round.
-    fn note(&mut self, service: &str, what: String, line: Option<usize>, now_ms: u64) -> Cause {
-        const KEPT: usize = 8;
-        let causes = &mut self.known.entry(service.to_owned()).or_default().causes;
-        if let Some(last) = causes.last().filter(|last| last.what == what && last.line == line) {
-            return last.clone();
-        }
-        let cause = Cause { what, line, since_round: self.rounds, since_ms: now_ms };
-        causes.push(cause.clone());
-        causes.drain(..causes.len().saturating_sub(KEPT));
-        cause
+/// Keeps why a service is as it is. The same cause goes on from round to round.
+fn note(known: &mut BTreeMap<Name, Known>, service: &Name, cause: Cause) -> Cause {
+    const KEPT: usize = 8;
+    let causes = &mut known.entry(service.clone()).or_default().causes;
+    if let Some(last) = causes.last().filter(|last| last.what == cause.what && last.line == cause.line) {
+        return last.clone();
     }
+    causes.push(cause.clone());
+    causes.drain(..causes.len().saturating_sub(KEPT));
+    cause
 }
 
 /// What the kernel keeps free of a tier or a node is about this much.
@@ -869,7 +935,7 @@ fn huge_page(kernel: &impl Kernel) -> u64 {
 }
 
 fn alarm(service: &Service, error: &KernelError) -> Alarm {
-    let (name, cgroup) = (service.name.clone(), service.place.name());
+    let (name, cgroup) = (service.name.to_string(), service.place.name());
     match error.is_gone() {
         true => Alarm::NoSuchCgroup { service: name, cgroup },
         false => Alarm::Refused { service: name, error: error.to_string() },
@@ -878,66 +944,78 @@ fn alarm(service: &Service, error: &KernelError) -> Alarm {
 
 /// Why a service is as it is after a decision, and by which line of the policy.
 fn cause(
-    index: usize,
     services: &[&Service],
-    seen: &ServiceBytes,
-    decision: &Decision,
+    present: &Present,
+    moved: Option<PageMove>,
+    held: Option<HoldReason>,
     is_stuck: bool,
 ) -> (String, Option<usize>) {
-    let Service { policy, lines, .. } = services[index];
-    let tier = Some(lines.tier);
-    if let Some(hold) = decision.holds.iter().find(|hold| hold.service == index) {
-        let why = match hold.reason {
-            HoldReason::Pressure => "its tasks wait for memory longer than pressure_limit",
-            HoldReason::Refaults => "it reads more pages again than refault_limit",
-            HoldReason::SlowFull => "the slow tier is full",
-        };
+    const STUCK: &str = "the kernel can move none of its pages";
+    const WAITS: &str = "waits for its part of step";
+    let Service { policy, lines, .. } = &present.service;
+    let (tier, share) = (Some(lines.tier), present.view.seen.local_share());
+    let why = match held {
+        Some(HoldReason::Pressure) => Some("its tasks wait for memory longer than pressure_limit"),
+        Some(HoldReason::Refaults) => Some("it reads more pages again than refault_limit"),
+        Some(HoldReason::SlowFull) => Some("the slow tier is full"),
+        Some(HoldReason::Waits) | None => None,
+    };
+    if let Some(why) = why {
         return (format!("it would give pages and is left alone: {why}"), None);
     }
-    let moved = decision.moves.iter().find(|change| match change {
-        PageMove::Demote { service, .. }
-        | PageMove::BringBack { service, .. }
-        | PageMove::Promote { service, .. } => *service == index,
-    });
+    let goes = |goes: &'static str| if is_stuck { STUCK } else { goes };
+    let waits = held.is_some();
     match (moved, policy.rule, policy.local) {
         (Some(PageMove::BringBack { .. }), ..) => {
             ("it is opted out, and what demotion put on the slow tier is brought back".to_owned(), tier)
         }
-        (Some(PageMove::Promote { .. }), ..) if is_stuck => (
+        (Some(PageMove::Promote { .. }), ..) if !is_stuck => {
+            ("it is under local_low, and its pages come up".to_owned(), lines.local_low)
+        }
+        (Some(PageMove::Demote { reason, .. }), ..) => match reason {
+            DemoteReason::OverHigh => {
+                let goes = goes("its coldest pages go down");
+                (format!("it is over local_high, and {goes}"), lines.local_high)
+            }
+            DemoteReason::Background => {
+                (format!("it is background, and {}", goes("its pages go down")), tier)
+            }
+            DemoteReason::PageCache if is_stuck => {
+                (format!("its page cache belongs on the slow tier, and {STUCK}"), lines.page_cache)
+            }
+            DemoteReason::PageCache => ("its page cache goes down".to_owned(), lines.page_cache),
+            DemoteReason::MakesRoom { for_service } => {
+                let needy = services[for_service];
+                let stuck = if is_stuck { format!(", and {STUCK}") } else { String::new() };
+                let what = format!("it makes room for {}, which is under its local_low{stuck}", needy.name);
+                (what, needy.lines.local_low)
+            }
+            DemoteReason::Watermark => {
+                let stuck = if is_stuck { format!(", and {STUCK}") } else { String::new() };
+                (format!("it makes room: less than free_low of the fast tier was free{stuck}"), None)
+            }
+        },
+        (_, TierRule::OptOut, _) => ("it is opted out, and nothing lies on the slow tier".to_owned(), tier),
+        (_, TierRule::Background, _) if waits => (format!("it is background, and {WAITS}"), tier),
+        (_, TierRule::Background, _) => ("it is background, and lies on the slow tier".to_owned(), tier),
+        (_, TierRule::OptIn, Some(local)) if share < local.low && is_stuck => (
             "it is under local_low, and what it has on the slow tier is shared, page cache or refused"
                 .to_owned(),
             lines.local_low,
         ),
-        (Some(PageMove::Promote { .. }), ..) => {
-            ("it is under local_low, and its pages come up".to_owned(), lines.local_low)
+        (_, TierRule::OptIn, Some(local)) if share < local.low && waits => {
+            (format!("it is under local_low, and {WAITS}"), lines.local_low)
         }
-        (Some(PageMove::Demote { reason, .. }), ..) => match *reason {
-            DemoteReason::OverHigh => {
-                ("it is over local_high, and its coldest pages go down".to_owned(), lines.local_high)
-            }
-            DemoteReason::Background => ("it is background, and its pages go down".to_owned(), tier),
-            DemoteReason::PageCache => ("its page cache goes down".to_owned(), lines.page_cache),
-            DemoteReason::MakesRoom { for_service } => {
-                let needy = services[for_service];
-                (
-                    format!("it makes room for {}, which is under its local_low", needy.name),
-                    needy.lines.local_low,
-                )
-            }
-            DemoteReason::Watermark => {
-                ("it makes room: less than free_low of the fast tier was free".to_owned(), None)
-            }
-        },
-        (None, TierRule::OptOut, _) => {
-            ("it is opted out, and nothing lies on the slow tier".to_owned(), tier)
-        }
-        (None, TierRule::Background, _) => ("it is background, and lies on the slow tier".to_owned(), tier),
-        (None, TierRule::OptIn, None) => ("it is opted in, and has no bounds".to_owned(), tier),
-        (None, TierRule::OptIn, Some(local)) if seen.local_share() < local.low => (
+        (_, TierRule::OptIn, Some(local)) if share < local.low => (
             "it is under local_low, and finds room as the kernel promotes its hot pages".to_owned(),
             lines.local_low,
         ),
-        (None, TierRule::OptIn, Some(_)) => {
+        (_, TierRule::OptIn, Some(local)) if share > local.high && waits => {
+            (format!("it is over local_high, and {WAITS}"), lines.local_high)
+        }
+        (_, TierRule::OptIn, _) if waits => (format!("its page cache {WAITS}"), lines.page_cache),
+        (_, TierRule::OptIn, None) => ("it is opted in, and has no bounds".to_owned(), tier),
+        (_, TierRule::OptIn, Some(_)) => {
             ("it is within its bounds".to_owned(), lines.local_high.or(lines.local_low))
         }
     }
@@ -978,6 +1056,80 @@ mod tests {
         let demoted: Vec<u64> = (0..5).map(|_| look(&mut agent).services[0].demoted / MIB).collect();
         assert_eq!(demoted, [32, 32, 26, 0, 0]);
         assert_eq!(tree.bytes("/cache"), [110 * MIB, 90 * MIB]);
+    }
+
+    #[test]
+    fn services_over_their_bound_share_the_step_and_none_says_that_it_is_within() {
+        let text = |low: f64| {
+            format!(
+                "[service.big]\ncgroup = \"/big\"\ntier = \"opt-in\"\nlocal_high = 0.40\n\
+                 [service.small]\ncgroup = \"/small\"\ntier = \"opt-in\"\nlocal_high = {low:?}\n"
+            )
+        };
+        let tree = Tree::new(4096 * MIB);
+        tree.add_group("/big", [2000 * MIB, 0]);
+        tree.add_group("/small", [650 * MIB, 350 * MIB]);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text(0.4)).unwrap(), JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        // 1,200 and 250 MiB are too much.
+        let demoted: Vec<u64> = round.services.iter().map(|row| row.demoted).collect();
+        assert_eq!(demoted.iter().sum::<u64>().div_ceil(MIB), 32);
+        assert_eq!(demoted[1].div_ceil(MIB), 6, "{demoted:?}");
+        for row in &round.services {
+            assert_eq!(row.cause.what, "it is over local_high, and its coldest pages go down");
+        }
+        // A part of a byte a round is no page yet.
+        tree.put_bytes("/big", [1 << 40, 0]);
+        tree.put_bytes("/small", [MIB, 0]);
+        let row = look(&mut agent).services.remove(1);
+        assert_eq!(
+            (row.demoted, row.cause.what.as_str()),
+            (0, "it is over local_high, and waits for its part of step")
+        );
+        assert_eq!(row.cause.line, Some(8));
+    }
+
+    #[test]
+    fn a_service_that_cannot_go_down_keeps_the_step_from_no_other_and_says_so() {
+        let text = "[service.a]\ncgroup = \"/a\"\ntier = \"background\"\n[service.b]\ncgroup = \"/b\"\ntier = \"background\"\n\
+            [service.c]\ncgroup = \"/c\"\ntier = \"background\"\n";
+        let tree = Tree::new(4096 * MIB);
+        tree.add_group("/a", [2000 * MIB, 0]);
+        tree.lock("/a", 2000 * MIB);
+        tree.add_group("/b", [2000 * MIB, 0]);
+        tree.take("/sys/fs/cgroup/b/memory.reclaim");
+        tree.add_group("/c", [60 * MIB, 0]);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        (0..3).for_each(|_| drop(look(&mut agent)));
+        assert!(tree.bytes("/c")[0] < MIB, "{:?}", tree.bytes("/c"));
+        let round = look(&mut agent);
+        assert_eq!(
+            round.services[0].cause.what,
+            "it is background, and the kernel can move none of its pages"
+        );
+        assert!(
+            matches!(&round.alarms[..], [Alarm::NoSuchCgroup { service, .. }] if service == "b"),
+            "{:?}",
+            round.alarms
+        );
+        // Once it can, it goes on as before.
+        tree.lock("/a", 0);
+        look(&mut agent);
+        assert_eq!(look(&mut agent).services[0].demoted.div_ceil(MIB), 32);
+    }
+
+    #[test]
+    fn a_service_that_cannot_come_up_keeps_the_step_from_no_other() {
+        let text = "[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\nlocal_low = 0.5\n\
+            [service.b]\ncgroup = \"/b\"\ntier = \"opt-in\"\nlocal_low = 0.5\n";
+        let tree = Tree::new(8192 * MIB);
+        tree.add_group("/a", [0, 2000 * MIB]);
+        tree.share("/a", 2000 * MIB);
+        tree.add_group("/b", [0, 60 * MIB]);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        (0..3).for_each(|_| drop(look(&mut agent)));
+        assert_eq!(tree.bytes("/b"), [30 * MIB, 30 * MIB]);
+        assert!(agent.causes()["a"].last().unwrap().what.contains("is shared"), "{:?}", agent.causes());
     }
 
     #[test]
@@ -1031,7 +1183,7 @@ mod tests {
         tree.share("/cache", 160 * MIB);
         let mut agent = start(&tree);
         look(&mut agent);
-        let tried = |agent: &Agent<&Tree>| agent.known["cache"].rise.rest;
+        let tried = |agent: &Agent<&Tree>| agent.known[&"cache".to_owned().into()].rise.rest;
         let mut tries = 0;
         for _ in 0..200 {
             let before = tried(&agent);
@@ -1118,6 +1270,81 @@ mod tests {
         assert_eq!(look(&mut agent).services[0].demoted, 32 * MIB);
         agent.stop().unwrap();
         assert_eq!((tree.settings(), tree.bytes("/cache"), tree.disk().len()), (before, [200 * MIB, 0], 0));
+    }
+
+    #[test]
+    fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes() {
+        let text = format!("fair_share = \"kernel\"\npromotion_limit = \"200MB/s\"\n{TEXT}");
+        let written = |dry_run: bool, prepare: &dyn Fn(&Tree)| {
+            let tree = machine();
+            tree.has_goals();
+            tree.add_cxl("mem0");
+            prepare(&tree);
+            let (mut agent, _) =
+                Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, dry_run).unwrap();
+            let rounds = [look(&mut agent), look(&mut agent)];
+            assert!(rounds[1].settings.is_empty(), "each is named once: {:?}", rounds[1].settings);
+            let alarms: Vec<Alarm> = rounds.iter().flat_map(|round| round.alarms.clone()).collect();
+            (rounds[0].settings.iter().map(ToString::to_string).collect::<Vec<_>>(), alarms)
+        };
+        let (wrote, _) = written(false, &|_| {});
+        let (would, alarms) = written(true, &|_| {});
+        let state = "/sys/kernel/mm/damon/admin/kdamonds/0/state: off -> on";
+        assert_eq!(wrote.last().map(String::as_str), Some(state));
+        assert_eq!(would, wrote[..wrote.len() - 1], "the state is there once the kdamond is");
+        for line in [
+            "/proc/sys/kernel/numa_balancing: 1 -> 2",
+            "/sys/kernel/mm/numa/demotion_enabled: false -> true",
+            "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 200",
+            "/sys/fs/cgroup/web/cpuset.mems: \"\" -> 0",
+            "/sys/module/damon_stat/parameters/enabled: Y -> N",
+            "/sys/kernel/tracing/instances/polder: absent -> made",
+        ] {
+            assert!(would.iter().any(|it| it == line), "{line} is not in {would:?}");
+        }
+        // What lies on the slow tier is told of; nothing is said of a repair.
+        let broken = |alarm: &Alarm| matches!(alarm, Alarm::OptOutBroken { .. });
+        assert!(alarms.iter().all(broken), "{alarms:?}");
+        // Beside an agent that runs there is nothing to write.
+        let agent = |tree: &Tree| {
+            let (mut agent, _) = Agent::start(tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+            look(&mut agent);
+            std::mem::forget(agent);
+        };
+        let (would, alarms) = written(true, &agent);
+        assert!(would.is_empty() && alarms.is_empty(), "{would:?} {alarms:?}");
+    }
+
+    #[test]
+    fn a_policy_of_pods_costs_by_their_number_and_not_by_its_square() {
+        const ADDRESS: &str = "http://127.0.0.1:10255/pods";
+        let text = "[kubernetes]\npods = \"http://127.0.0.1:10255/pods\"\n\
+            [service.web]\nlabel = \"app=web\"\ntier = \"opt-out\"\n";
+        // Comparisons of names and calls of the kernel, in a round that looks at so many pods, half of which are there.
+        let cost = |pods: usize| {
+            let tree = machine();
+            let pod = |index: usize| {
+                if index.is_multiple_of(2) {
+                    tree.add_group(&format!("/kubepods/pod{index}"), [MIB, 0]);
+                }
+                format!(
+                    "{{\"metadata\":{{\"name\":\"p{index}\",\"uid\":\"{index}\",\"labels\":{{\"app\":\"web\"}}}}}}"
+                )
+            };
+            let items: Vec<String> = (0..pods).map(pod).collect();
+            tree.answer(ADDRESS, Some(&format!("{{\"items\":[{}]}}", items.join(","))));
+            let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+            look(&mut agent);
+            let before = (crate::name::COMPARISONS.get(), tree.calls());
+            let round = agent.round(20_000).unwrap().0;
+            assert_eq!((round.services.len(), round.alarms.len()), (pods / 2, pods / 2));
+            (crate::name::COMPARISONS.get() - before.0, tree.calls() - before.1)
+        };
+        let (few, many) = (cost(200), cost(1600));
+        println!("200 pods: {few:?}; 1,600 pods: {many:?}");
+        // Eight times as many, and as the logarithm grows.
+        assert!(many.0 <= 16 * few.0 && many.1 <= 9 * few.1, "{few:?} {many:?}");
+        assert!(few.0 > 200 && few.1 > 200, "the control: {few:?}");
     }
 
     #[test]

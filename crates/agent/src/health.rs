@@ -171,9 +171,13 @@ impl Health {
         }
     }
 
-    /// How many bad places and faults a service may be hit by.
-    pub(crate) fn count(&self, service: &str) -> u64 {
-        self.wrong.values().filter(|found| found.services.contains(service)).count() as u64
+    /// How many bad places and faults each service may be hit by, of those that are.
+    pub(crate) fn counts(&self) -> BTreeMap<&str, u64> {
+        let mut counts = BTreeMap::new();
+        for service in self.wrong.values().flat_map(|found| &found.services) {
+            *counts.entry(service.as_str()).or_default() += 1;
+        }
+        counts
     }
 
     /// The devices of the host, and what they reported.

@@ -5,15 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod endpoint;
 mod health;
+mod name;
 mod pods;
 mod policy;
 mod state;
 mod telemetry;
 
 pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
+pub use endpoint::listen;
 pub use health::DeviceHealth;
-pub use polder_place::pages::{RecordedRound, replay};
+pub use name::Name;
+pub use polder_place::pages::{RecordedRound, TierRule, replay};
 pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use polder_linux::{Cgroup, Kernel, KernelError};
 use serde::Deserialize;
 
+use crate::Name;
 use crate::policy::{Kubernetes, Selector};
 
 /// From one look at the pods to the next.
@@ -16,7 +17,7 @@ const REFRESH_MS: u64 = 10_000;
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pod {
-    pub(crate) name: String,
+    pub(crate) name: Name,
     pub(crate) namespace: String,
     labels: BTreeMap<String, String>,
     /// Identifiers that its cgroup may have. A static pod's is that of its file, which the API gives as an annotation.
@@ -151,7 +152,7 @@ impl Pod {
             "Burstable" => Some("burstable"),
             _ => None,
         };
-        Ok(Self { name, namespace, labels, ids, class })
+        Ok(Self { name: name.into(), namespace, labels, ids, class })
     }
 
     fn is_selected(&self, selector: &Selector) -> bool {
@@ -215,7 +216,7 @@ mod tests {
     }
 
     fn names(pods: &Pods, selector: &Selector) -> Vec<String> {
-        pods.select(selector).unwrap().iter().map(|pod| pod.name.clone()).collect()
+        pods.select(selector).unwrap().iter().map(|pod| pod.name.to_string()).collect()
     }
 
     #[test]

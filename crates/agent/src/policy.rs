@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use polder_linux::Cgroup;
+use polder_linux::{CGROUPS, Cgroup};
 use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+
+use crate::Name;
 
 /// Why a policy file is refused: one line that names the line, the key, the value and what was expected.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +100,7 @@ pub struct Lines {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// The operator's name for it.
-    pub name: String,
+    pub name: Name,
     /// How its tasks are found.
     pub place: Place,
     /// What is wanted of it.
@@ -141,8 +143,10 @@ pub struct Policy {
     pub health: Option<HealthPolicy>,
     /// Where pods are found, if services are named by their labels.
     pub kubernetes: Option<Kubernetes>,
-    /// Services by name.
+    /// Services in the order of their names.
     pub services: Vec<Service>,
+    /// What the file says and hardly means.
+    pub warnings: Vec<String>,
 }
 
 /// What is done about bad CXL memory, and which line says so.
@@ -239,6 +243,8 @@ enum FileCache {
 
 /// A shorter one would leave no time to anything else.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
+/// The kernel moves whole pages.
+const SMALLEST_STEP: u64 = 4 << 10;
 
 /// The text of a file, by which an offset becomes a line.
 struct Text<'t>(&'t str);
@@ -264,18 +270,49 @@ impl Text<'_> {
         key: &str,
         value: Option<&Spanned<T>>,
         usual: V,
-        expected: &str,
         checked: impl FnOnce(&T) -> Option<V>,
     ) -> Result<V, PolicyError> {
         match value {
-            Some(value) => checked(value.get_ref()).ok_or_else(|| self.wrong(key, value, expected)),
+            Some(value) => checked(value.get_ref()).ok_or_else(|| self.wrong(key, value, wanted(key))),
             None => Ok(usual),
         }
     }
 
     fn share(&self, key: &str, value: Option<&Spanned<f64>>, usual: f64) -> Result<f64, PolicyError> {
-        let checked = |share: &f64| Some(*share).filter(|share| (0.0..=1.0).contains(share));
-        self.value(key, value, usual, "a share from 0 to 1", checked)
+        self.value(key, value, usual, |share| Some(*share).filter(|share| (0.0..=1.0).contains(share)))
+    }
+
+    /// A warning, if the value is a path that has the mount of the cgroups in front.
+    fn has_mount(&self, key: &str, path: &Spanned<String>) -> Option<String> {
+        let below = path.get_ref().strip_prefix(CGROUPS).filter(|below| below.starts_with('/'))?;
+        let (line, path) = (self.line_of(path), path.get_ref());
+        Some(format!(
+            "line {line}: {key} = {path:?} names {CGROUPS}{path}, because it is a path below {CGROUPS}; write {below:?}"
+        ))
+    }
+}
+
+/// What the value of a key is.
+fn wanted(key: &str) -> &'static str {
+    match key.rsplit('.').next().unwrap_or(key) {
+        "period" => "a time from 1ms on, such as \"2s\"",
+        "step" => "a size such as \"32MiB\", of a page (4KiB) at least",
+        "pressure_limit" => "a percentage above 0, such as 10.0",
+        "refault_limit" => "pages a second, such as 1000",
+        "free_low" | "free_high" | "local_low" | "local_high" => "a share from 0 to 1, such as 0.5",
+        "promotion_limit" => "a rate such as \"200MB/s\"",
+        "cgroup" => "a cgroup's path below the mount, such as \"/system.slice/web.service\"",
+        "unit" => "a unit such as \"web.service\"",
+        "label" => "labels such as \"app=web\", with a comma between two",
+        "namespace" => "a namespace such as \"shop\"",
+        "tier" => "\"opt-in\", \"opt-out\" or \"background\"",
+        "page_cache" => "\"any\" or \"slow\"",
+        "fair_share" => "\"agent\" or \"kernel\"",
+        "bad_memory" => "\"alarm\", \"opt-out\" or \"drain\"",
+        "pods" => "an address of this host such as \"http://127.0.0.1:10255/pods\", or a file",
+        "cgroup_root" => "a path such as \"/kubelet\"",
+        // `service`, a service by its name, and the others that have a head.
+        _ => "a table, such as [health] or [service.web]",
     }
 }
 
@@ -297,9 +334,7 @@ impl Policy {
         let file = parse_file(text)?;
         let period =
             |text: &String| humantime::parse_duration(text).ok().filter(|period| *period >= SHORTEST_PERIOD);
-        let bytes = |text: &String| {
-            text.parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|bytes| *bytes > 0)
-        };
+        let bytes = |text: &String| text.parse::<ByteSize>().ok().map(|size| size.as_u64());
         let percent = |percent: &f64| Some(*percent).filter(|percent| *percent > 0.0 && *percent <= 100.0);
         let rate = |text: &String| {
             bytes(&text.strip_suffix("/s")?.to_owned())
@@ -312,6 +347,12 @@ impl Policy {
             return Err(at.wrong("free_high", value, &format!("at least free_low ({free_low})")));
         }
         let promotion_limit = file.promotion_limit.as_ref();
+        let roots = file.kubernetes.iter().filter_map(|it| it.cgroup_root.as_ref());
+        let roots = roots.map(|root| ("kubernetes.cgroup_root".to_owned(), root));
+        let cgroups = file.service.iter().filter_map(|(name, service)| {
+            Some((format!("service.{name}.cgroup"), service.get_ref().cgroup.as_ref()?))
+        });
+        let warnings = roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
         let services: Vec<Service> = file
             .service
             .into_iter()
@@ -336,37 +377,16 @@ impl Policy {
             }
         }
         Ok(Self {
-            period: at.value(
-                "period",
-                file.period.as_ref(),
-                Duration::from_secs(2),
-                "a time from 1ms on, such as \"2s\"",
-                period,
-            )?,
-            step_bytes: at.value("step", file.step.as_ref(), 32 << 20, "a size such as \"32MiB\"", bytes)?,
-            pressure_limit: at.value(
-                "pressure_limit",
-                file.pressure_limit.as_ref(),
-                10.0,
-                "a percentage above 0",
-                percent,
-            )?,
-            refault_limit: at.value(
-                "refault_limit",
-                file.refault_limit.as_ref(),
-                1000,
-                "pages a second",
-                |pages| Some(*pages),
-            )?,
+            period: at.value("period", file.period.as_ref(), Duration::from_secs(2), period)?,
+            step_bytes: at.value("step", file.step.as_ref(), 32 << 20, |text| {
+                bytes(text).filter(|bytes| *bytes >= SMALLEST_STEP)
+            })?,
+            pressure_limit: at.value("pressure_limit", file.pressure_limit.as_ref(), 10.0, percent)?,
+            refault_limit: file.refault_limit.as_ref().map_or(1000, |pages| *pages.get_ref()),
             free_low,
             free_high,
-            promotion_limit_mbps: at.value(
-                "promotion_limit",
-                promotion_limit,
-                None,
-                "a rate such as \"200MB/s\"",
-                |text| rate(text).map(Some),
-            )?,
+            promotion_limit_mbps: at
+                .value("promotion_limit", promotion_limit, None, |text| rate(text).map(Some))?,
             fair_share: file.fair_share,
             health: file.health.map(|health| HealthPolicy {
                 bad_memory: *health.bad_memory.get_ref(),
@@ -375,17 +395,20 @@ impl Policy {
             kubernetes,
             weights: file.interleave.as_ref().map(|value| weights(&at, value)).transpose()?,
             services,
+            warnings,
         })
     }
 
     /// The service of this name; for a pod's, `NAME/POD`, the one that selects it.
     #[must_use]
     pub fn service(&self, name: &str) -> Option<&Service> {
-        let is_it = |service: &&Service| match service.place {
-            Place::Pods(_) => name.split_once('/').is_some_and(|(of, _)| of == service.name),
-            _ => service.name == name,
+        let find = |name: &str| {
+            let found = self.services.binary_search_by(|service| (*service.name).cmp(name)).ok();
+            found.map(|index| &self.services[index])
         };
-        self.services.iter().find(is_it)
+        let is_by_label = |service: &&Service| matches!(service.place, Place::Pods(_));
+        let of_pod = name.split_once('/').and_then(|(of, _)| find(of)).filter(is_by_label);
+        of_pod.or_else(|| find(name).filter(|service| !is_by_label(service)))
     }
 
     /// Pages that a service may read again in one round.
@@ -398,7 +421,15 @@ impl Policy {
 fn parse_file(text: &str) -> Result<File, PolicyError> {
     let refused = |path: String, error: &toml::de::Error| {
         let line = error.span().map_or(1, |span| Text(text).line(span.start));
-        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        let mut message = error.message().lines().collect::<Vec<_>>().join(", ");
+        // What is wanted is said in words of the file, and not as a type of this program.
+        match message.split_once(", expected ") {
+            Some((found, _)) if found.starts_with("invalid ") => {
+                message = format!("{found}, expected {}", wanted(&path));
+            }
+            None if message.starts_with("wanted ") => message = format!("expected {}", wanted(&path)),
+            _ => {}
+        }
         let key = if path.is_empty() { String::new() } else { format!("{path}: ") };
         PolicyError(format!("line {line}: {key}{message}"))
     };
@@ -439,15 +470,14 @@ fn kubernetes(at: &Text<'_>, file: &FileKubernetes) -> Result<Kubernetes, Policy
         ["127.0.0.1", "[::1]", "localhost"].contains(&name) && port.parse::<u16>().is_ok()
     });
     if !is_here && !pods.starts_with('/') {
-        let expected = "an address of this host such as \"http://127.0.0.1:10255/pods\", or a file";
-        return Err(at.wrong("kubernetes.pods", &file.pods, expected));
+        return Err(at.wrong("kubernetes.pods", &file.pods, wanted("pods")));
     }
     let cgroup_root = match &file.cgroup_root {
         None => "/".to_owned(),
         Some(root) if root.get_ref() == "/" || Cgroup::new(root.get_ref()).is_some() => {
             root.get_ref().clone()
         }
-        Some(root) => return Err(at.wrong("kubernetes.cgroup_root", root, "a path such as \"/kubelet\"")),
+        Some(root) => return Err(at.wrong("kubernetes.cgroup_root", root, wanted("cgroup_root"))),
     };
     Ok(Kubernetes { pods: pods.clone(), cgroup_root })
 }
@@ -468,15 +498,14 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
         return Err(at.wrong(&key("namespace"), namespace, "of use without label"));
     }
     let place = match (&file.cgroup, &file.unit, &file.label) {
-        (Some(cgroup), None, None) => Place::Cgroup(Cgroup::new(cgroup.get_ref()).ok_or_else(|| {
-            let expected = "a cgroup's path below the mount, such as \"/system.slice/web.service\"";
-            at.wrong(&key("cgroup"), cgroup, expected)
-        })?),
+        (Some(cgroup), None, None) => Place::Cgroup(
+            Cgroup::new(cgroup.get_ref())
+                .ok_or_else(|| at.wrong(&key("cgroup"), cgroup, wanted("cgroup")))?,
+        ),
         (None, None, Some(label)) => {
             let namespace = file.namespace.as_ref().map(|it| it.get_ref().clone());
             let selector = Selector::parse(label.get_ref(), namespace);
-            let wrong =
-                || at.wrong(&key("label"), label, "labels such as \"app=web\", with a comma between two");
+            let wrong = || at.wrong(&key("label"), label, wanted("label"));
             // Pods are named behind it.
             if name.contains('/') {
                 return Err(said("the name of a service with a label has no \"/\"".to_owned()));
@@ -489,12 +518,12 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
                 && !text.contains(|c: char| c == '/' || c.is_control());
             match is_unit {
                 true => Place::Unit(text.clone()),
-                false => return Err(at.wrong(&key("unit"), unit, "a unit such as \"web.service\"")),
+                false => return Err(at.wrong(&key("unit"), unit, wanted("unit"))),
             }
         }
         _ => {
             let expected =
-                "expected one of cgroup = \"/PATH\" and unit = \"NAME.service\" and label = \"KEY=VALUE\"";
+                "expected one of cgroup = \"/PATH\", unit = \"NAME.service\" or label = \"KEY=VALUE\"";
             return Err(said(expected.to_owned()));
         }
     };
@@ -532,7 +561,7 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
         local_high: file.local_high.as_ref().map(|it| at.line_of(it)),
         page_cache: file.page_cache.as_ref().map(|it| at.line_of(it)),
     };
-    Ok(Service { name, place, policy: ServicePolicy { rule, local, slow_cache }, lines })
+    Ok(Service { name: name.into(), place, policy: ServicePolicy { rule, local, slow_cache }, lines })
 }
 
 /// Small weights in the proportion of the nodes' bandwidths, which are off by at most one part in fifty, or by what 32 steps leave.
@@ -649,8 +678,25 @@ mod tests {
             (&service("tier = \"opt-in\"\nlocal_low = nan"), "service.a.local_low = NaN is not a share"),
             (
                 &service("tier = \"opt-in\"\nlocal_low = \"x\""),
-                "line 4: service.a.local_low: invalid type: string \"x\", expected f64",
+                "line 4: service.a.local_low: invalid type: string \"x\", expected a share from 0 to 1, such as 0.5",
             ),
+            (
+                "free_low = \"50%\"",
+                "line 1: free_low: invalid type: string \"50%\", expected a share from 0 to 1, such as 0.5",
+            ),
+            (
+                "pressure_limit = \"10%\"",
+                "line 1: pressure_limit: invalid type: string \"10%\", expected a percentage above 0, such as 10.0",
+            ),
+            ("step = 33554432", "integer `33554432`, expected a size such as \"32MiB\""),
+            ("step = \"1B\"", "step = \"1B\" is not a size such as \"32MiB\", of a page (4KiB) at least"),
+            ("refault_limit = 1.5", "floating point `1.5`, expected pages a second, such as 1000"),
+            (&service("tier = true"), "expected \"opt-in\", \"opt-out\" or \"background\""),
+            (
+                "service.a = 3",
+                "line 1: service.a: invalid type: integer `3`, expected a table, such as [health] or [service.web]",
+            ),
+            ("health = 3", "line 1: health: invalid type: integer `3`, expected a table"),
             (
                 &service("tier = \"opt-in\"\nlocal_low = 0.8\nlocal_high = 0.5"),
                 "line 4: service.a.local_low = 0.8 is not at most local_high (0.5)",
@@ -659,7 +705,7 @@ mod tests {
             (&service("tier = \"opt-out\"\npage_cache = \"slow\""), "contradicts tier = \"opt-out\""),
             (
                 &service("unit = \"a.service\"\ntier = \"opt-in\""),
-                "expected one of cgroup = \"/PATH\" and unit",
+                "expected one of cgroup = \"/PATH\", unit = \"NAME.service\" or label = \"KEY=VALUE\"",
             ),
             ("[service.a]\ntier = \"opt-in\"", "line 2: service.a: expected one of cgroup"),
             (
@@ -678,6 +724,22 @@ mod tests {
             let message = refused(text);
             assert!(message.contains(expected) && !message.contains('\n'), "{text:?}: {message}");
         }
+    }
+
+    #[test]
+    fn a_path_with_the_mount_in_front_is_warned_of() {
+        let text = "[kubernetes]\npods = \"/p\"\ncgroup_root = \"/sys/fs/cgroup/kubelet\"\n\
+            [service.a]\ncgroup = \"/sys/fs/cgroup/x\"\ntier = \"opt-in\"\n\
+            [service.b]\ncgroup = \"/sys/fs/cgroupx\"\ntier = \"opt-in\"\n";
+        assert_eq!(
+            Policy::parse(text).unwrap().warnings,
+            [
+                "line 3: kubernetes.cgroup_root = \"/sys/fs/cgroup/kubelet\" names /sys/fs/cgroup/sys/fs/cgroup/kubelet, \
+                 because it is a path below /sys/fs/cgroup; write \"/kubelet\"",
+                "line 5: service.a.cgroup = \"/sys/fs/cgroup/x\" names /sys/fs/cgroup/sys/fs/cgroup/x, \
+                 because it is a path below /sys/fs/cgroup; write \"/x\"",
+            ]
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The last round for Prometheus, in the text format of OpenMetrics.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polder_place::pages::TierRule;
 use prometheus_client::collector::Collector;
@@ -16,28 +16,31 @@ use crate::{DeviceHealth, Round, ServiceRound};
 const PAGE: u64 = 4096;
 
 /// What the endpoint serves: each round replaces what was there, so that a service that is gone has no series.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    last: Arc<Mutex<Round>>,
-}
+#[derive(Debug, Default)]
+pub struct Metrics(Mutex<Shown>);
 
-#[derive(Debug)]
-struct LastRound(Arc<Mutex<Round>>);
+#[derive(Clone, Debug, Default)]
+struct Shown {
+    round: Arc<Round>,
+    /// Made when the first client asks for it, so that a round is written once for all.
+    text: Option<Arc<str>>,
+}
 
 impl Metrics {
     /// No round yet.
     #[must_use]
     pub fn new() -> Self {
-        let last = Arc::new(Mutex::new(Round::default()));
-        let mut registry = Registry::with_prefix("polder");
-        registry.register_collector(Box::new(LastRound(Arc::clone(&last))));
-        Self { registry, last }
+        Self::default()
     }
 
-    /// Takes over what a round saw.
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what a round saw. It never waits for an answer that is being written.
     pub fn observe(&self, round: &Round) {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone_from(round);
+        let shown = Shown { round: Arc::new(round.clone()), text: None };
+        *self.shown() = shown;
     }
 
     /// The text of the answer.
@@ -45,27 +48,33 @@ impl Metrics {
     /// # Panics
     /// Never: writing to a string cannot fail.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string takes all");
-        text
+    pub fn text(&self) -> Arc<str> {
+        let Shown { round, text } = self.shown().clone();
+        text.unwrap_or_else(|| {
+            let (mut text, mut registry) = (String::new(), Registry::with_prefix("polder"));
+            registry.register_collector(Box::new(LastRound(Arc::clone(&round))));
+            prometheus_client::encoding::text::encode(&mut text, &registry).expect("a string takes all");
+            let text: Arc<str> = text.into();
+            let mut shown = self.shown();
+            if Arc::ptr_eq(&shown.round, &round) {
+                shown.text = Some(Arc::clone(&text));
+            }
+            text
+        })
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+#[derive(Debug)]
+struct LastRound(Arc<Round>);
 
 impl Collector for LastRound {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let round = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let round = &self.0;
         let mut families = Families(encoder);
-        families.host(&round)?;
+        families.host(round)?;
         families.services(&round.services)?;
         families.devices(&round.devices)?;
-        families.alarms(&round)
+        families.alarms(round)
     }
 }
 
@@ -289,6 +298,7 @@ mod tests {
         tree.remove_group("/a");
         metrics.observe(&agent.round(0).unwrap().0);
         let text = metrics.text();
+        assert!(Arc::ptr_eq(&text, &metrics.text()), "a round is written once");
         assert!(!text.contains("polder_service_bytes"), "{text}");
         assert!(text.contains("polder_alarms{alarm=\"no-such-cgroup\",service=\"a\"} 1"), "{text}");
     }

@@ -1,7 +1,8 @@
 //! `polder agent`: page tiers for the services of this host.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +13,15 @@ use std::time::SystemTime;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
-use polder_agent::{Agent, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, replay};
-use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
+use polder_agent::{
+    Agent, Alarm, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, listen, replay,
+};
+use polder_linux::{
+    Host, Kernel, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities, show_nodes,
+};
 use polder_platform::recorded_text_of;
+use ratatui::crossterm::terminal;
+use ratatui::text::Span;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -24,8 +31,8 @@ use crate::Failure;
 pub(crate) enum Command {
     /// Carry out a policy until stopped. Settings are restored at the end; after a kill, by the next start.
     Run(Box<RunArguments>),
-    /// Check a policy file, also against this machine if it has tiers.
-    Check(PolicyArguments),
+    /// Check a policy file, and show what it would do on this machine if that has tiers.
+    Check(CheckArguments),
     /// Say why a service is as it is, since when, and by which line of the policy.
     Explain(ExplainArguments),
     /// Decide the rounds of a record anew, and compare.
@@ -52,10 +59,19 @@ pub(crate) struct PolicyArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct CheckArguments {
+    #[command(flatten)]
+    policy: PolicyArguments,
+    /// Check it against a copy of /proc and /sys below this folder.
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    root: PathBuf,
+}
+
+#[derive(Args)]
 pub(crate) struct JournalArguments {
     /// Where settings are noted before they are changed.
     #[arg(long, default_value = "/var/lib/polder/agent.journal", value_name = "FILE", value_hint = ValueHint::FilePath)]
-    journal: PathBuf,
+    pub(crate) journal: PathBuf,
 }
 
 #[derive(Args)]
@@ -90,7 +106,7 @@ pub(crate) struct RunArguments {
     /// Stop after this many control rounds.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     rounds: Option<u64>,
-    /// Decide and print, but change nothing.
+    /// Decide, and print what would be written, but write nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print each round as one JSON object, in place of what changes.
@@ -174,24 +190,42 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         true => None,
         false => Some((lock(&host, &journal, "journal")?, lock(&host, &state, "state")?)),
     };
+    let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
-    let mut running = Running(agent);
+    let mut running = Running { agent, reserve };
     print_restored(&restored);
+    if arguments.dry_run && !arguments.json {
+        println!("dry run: nothing is written; this is what a first round would do");
+    }
     let mut out = Output { arguments, host, path, metrics, shown: BTreeMap::new() };
-    let outcome = rounds(&mut running.0, &mut out, &asked, &mut watched);
-    let restored = running.0.stop()?;
+    let outcome = rounds(&mut running.agent, &mut out, &asked, &mut watched);
+    let restored = running.stop()?;
     // First why it ended: what it restored may find no reader either.
     outcome?;
     print_restored(&restored);
     Ok(ExitCode::SUCCESS)
 }
 
+/// Files that are held open until settings are restored, because the process may have no room for others then: a path is opened folder by
+/// folder.
+const RESERVE: usize = 8;
+
 /// Restores settings also where what is printed cannot be written, which unwinds.
-struct Running(Agent<Host>);
+struct Running {
+    agent: Agent<Host>,
+    reserve: Vec<File>,
+}
+
+impl Running {
+    fn stop(&mut self) -> Result<Vec<Restored>, Failure> {
+        self.reserve.clear();
+        Ok(self.agent.stop()?)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Err(error) = self.0.stop() {
+        if let Err(error) = self.stop() {
             eprintln!("polder: {error}; polder agent restore tries again");
         }
     }
@@ -292,29 +326,40 @@ impl Output<'_> {
         }
     }
 
-    /// A line for each service that is now as it is for another reason, and for each new alarm.
+    /// A line for each setting that was changed, for each service that is now as it is for another reason, and for each new alarm.
     fn print_changes(&mut self, round: &Round) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        print_settings(&mut out, round, self.arguments.dry_run)?;
         let mut lines = BTreeMap::new();
         for row in &round.services {
-            lines.insert(row.service.clone(), row.cause.what.clone());
+            let local = format!(" ({:.1}% local)", 100.0 * row.local);
+            lines.insert(row.service.clone(), (format!("{}: {}", row.service, row.cause.what), local));
         }
         for alarm in &round.alarms {
-            lines.insert(
-                format!("alarm {} {}", alarm.kind(), alarm.service().unwrap_or("")),
-                format!("alarm: {alarm}"),
-            );
+            let key = format!("alarm {} {}", alarm.kind(), alarm.service().unwrap_or(""));
+            lines.insert(key, (format!("alarm: {}", said(alarm, self.arguments.dry_run)), String::new()));
         }
-        let mut out = std::io::stdout().lock();
-        for (key, line) in lines.iter().filter(|(key, line)| self.shown.get(*key) != Some(*line)) {
-            match round.services.iter().find(|row| row.service == *key) {
-                Some(row) => {
-                    writeln!(out, "round {}: {key}: {line} ({:.1}% local)", round.round, 100.0 * row.local)?
-                }
-                None => writeln!(out, "round {}: {line}", round.round)?,
-            }
+        let is_new = |key: &String, what: &String| self.shown.get(key) != Some(what);
+        for (what, local) in lines.iter().filter(|(key, (what, _))| is_new(key, what)).map(|(_, line)| line) {
+            writeln!(out, "round {}: {what}{local}", round.round)?;
         }
-        self.shown = lines;
+        self.shown = lines.into_iter().map(|(key, (what, _))| (key, what)).collect();
         Ok(out.flush()?)
+    }
+}
+
+fn print_settings(out: &mut impl Write, round: &Round, dry_run: bool) -> Result<(), Failure> {
+    let written = if dry_run { "would write" } else { "wrote" };
+    Ok(round.settings.iter().try_for_each(|change| writeln!(out, "{written} {change}"))?)
+}
+
+/// An alarm in words; that of a dry run says nothing of a repair that was not tried.
+pub(crate) fn said(alarm: &Alarm, dry_run: bool) -> String {
+    match alarm {
+        Alarm::OptOutBroken { service, found, .. } if dry_run => {
+            format!("{service} is opted out, and has {} on the slow tier", size(*found))
+        }
+        _ => alarm.to_string(),
     }
 }
 
@@ -327,38 +372,31 @@ fn serve(address: SocketAddr) -> Result<Arc<Metrics>, Failure> {
             address.port()
         )));
     }
-    let server =
-        tiny_http::Server::http(address).map_err(|error| Failure(format!("--listen {address}: {error}")))?;
-    eprintln!("polder: metrics at http://{}/metrics", server.server_addr());
     let metrics = Arc::new(Metrics::new());
-    let shared = Arc::clone(&metrics);
-    std::thread::spawn(move || {
-        let header = |value: &str| {
-            tiny_http::Header::from_bytes(b"Content-Type", value.as_bytes()).expect("it is ASCII")
-        };
-        for request in server.incoming_requests() {
-            let is_asked = *request.method() == tiny_http::Method::Get && request.url() == "/metrics";
-            let answer = match is_asked {
-                true => tiny_http::Response::from_string(shared.text())
-                    .with_header(header("application/openmetrics-text; version=1.0.0; charset=utf-8")),
-                false => {
-                    tiny_http::Response::from_string("the metrics are at /metrics\n").with_status_code(404)
-                }
-            };
-            // A client that went away is no error of ours.
-            drop(request.respond(answer));
-        }
-    });
+    let address = listen(address, Arc::clone(&metrics))
+        .map_err(|error| Failure(format!("--listen {address}: {error}")))?;
+    eprintln!("polder: metrics at http://{address}/metrics");
     Ok(metrics)
 }
 
-fn check(arguments: &PolicyArguments) -> Result<ExitCode, Failure> {
-    let policy = load(&arguments.policy)?;
-    println!("{}: {} services", arguments.policy.display(), policy.services.len());
-    let (mut agent, _) = Agent::start(host(Path::new("/")), policy, "", true)?;
-    let tiers = agent.tiers();
+fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
+    let path = &arguments.policy.policy;
+    let policy = load(path)?;
+    println!("{}: {} services", path.display(), policy.services.len());
+    let host = host(&arguments.root);
+    let tiers = Tiers::discover(&host).and_then(|tiers| tiers.check_demotion(&host).map(|()| tiers));
+    let tiers = match tiers {
+        Ok(tiers) => tiers,
+        Err(error) => {
+            println!("note: the policy is good, and was not tried here: {error}");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     println!("fast tier: nodes {}; slow tier: nodes {}", show_nodes(&tiers.fast), show_nodes(&tiers.slow));
-    print_table(&agent.round(now_ms())?.0)?;
+    let (mut agent, _) = Agent::start(host, policy, "", true)?;
+    let round = agent.round(now_ms())?.0;
+    print_settings(&mut std::io::stdout().lock(), &round, true)?;
+    print_table(&round, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -420,7 +458,11 @@ pub(crate) fn load(path: &Path) -> Result<Policy, Failure> {
         Some(_) => Failure(format!("{error}; name a policy with --policy FILE")),
         None => Failure(error.to_string()),
     })?;
-    Policy::parse(&read).map_err(|error| Failure(format!("{}: {error}", path.display())))
+    let policy = Policy::parse(&read).map_err(|error| Failure(format!("{}: {error}", path.display())))?;
+    for warning in &policy.warnings {
+        eprintln!("polder: warning: {}: {warning}", path.display());
+    }
+    Ok(policy)
 }
 
 /// A path from the root.
@@ -474,42 +516,84 @@ pub(crate) fn health(round: &Round, row: &ServiceRound) -> String {
     }
 }
 
-pub(crate) fn print_table(round: &Round) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
+/// Prints a round, within the width of the terminal if it goes to one.
+pub(crate) fn print_table(round: &Round, dry_run: bool) -> Result<(), Failure> {
+    let is_terminal = std::io::stdout().is_terminal();
+    let columns =
+        terminal::size().ok().filter(|_| is_terminal).map_or(usize::MAX, |(columns, _)| columns.into());
+    let tiers = format!(
         "round {}: fast tier {} free of {}; slow tier {} free of {}",
         round.round,
         size(round.fast.free),
         size(round.fast.bytes),
         size(round.slow.free),
         size(round.slow.bytes)
-    )?;
-    for device in &round.devices {
-        writeln!(out, "  {}", device_line(device))?;
-    }
-    writeln!(
-        out,
-        "  {:<20} {:>11} {:>11} {:>6} {:>11} {:>7}  why",
-        "service", "fast", "slow", "local", "demoted", "health"
-    )?;
-    for row in &round.services {
-        writeln!(
-            out,
-            "  {:<20} {:>11} {:>11} {:>5.1}% {:>11} {:>7}  {}",
-            row.service,
-            size(row.fast),
-            size(row.slow),
-            100.0 * row.local,
-            size(row.demoted),
-            health(round, row),
-            row.cause.what
-        )?;
-    }
-    for alarm in &round.alarms {
-        writeln!(out, "  alarm: {alarm}")?;
-    }
+    );
+    let mut lines = wrapped(&tiers, columns, "");
+    lines.extend(round.devices.iter().flat_map(|device| wrapped(&device_line(device), columns, "  ")));
+    lines.extend(service_lines(round, columns));
+    let alarms = round.alarms.iter().map(|alarm| format!("alarm: {}", said(alarm, dry_run)));
+    lines.extend(alarms.flat_map(|alarm| wrapped(&alarm, columns, "  ")));
+    let mut out = std::io::stdout().lock();
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(out.flush()?)
+}
+
+/// A head, and a row for each service. Its reason stands beside the numbers, or below them where that leaves few columns.
+pub(crate) fn service_lines(round: &Round, columns: usize) -> Vec<String> {
+    const FEWEST: usize = 30;
+    let row = |name: &str, cells: [&str; 6]| {
+        let [fast, slow, local, pressure, demoted, health] = cells;
+        // A longer name has a line of its own.
+        let name =
+            if Span::raw(name).width() > 20 { format!("{name}\n  {:20}", "") } else { format!("{name:<20}") };
+        format!("  {name} {fast:>10} {slow:>10} {local:>6} {pressure:>8} {demoted:>10} {health:>7}")
+    };
+    let mut head = row("service", ["fast", "slow", "local", "pressure", "demoted", "health"]);
+    let beside = head.len() + 2;
+    let is_beside = columns.saturating_sub(beside) >= FEWEST;
+    head += if is_beside { "  why" } else { "" };
+    let mut lines = vec![head];
+    for service in &round.services {
+        let percent = |percent: f64| format!("{percent:.1}%");
+        let cells = [
+            size(service.fast),
+            size(service.slow),
+            percent(100.0 * service.local),
+            percent(service.pressure),
+            size(service.demoted),
+            health(round, service),
+        ];
+        let numbers = row(&service.service, cells.each_ref().map(String::as_str));
+        lines.extend(numbers.lines().map(str::to_owned));
+        let indent = " ".repeat(if is_beside { beside } else { 4 });
+        let mut why = wrapped(&service.cause.what, columns, &indent);
+        if let (true, Some(last)) = (is_beside, lines.last_mut()) {
+            *last = format!("{last:<beside$}{}", why.remove(0).trim_start());
+        }
+        lines.extend(why);
+    }
+    lines
+}
+
+/// Lines of so many columns at most, each behind an indent. A word that is longer than a line is broken.
+pub(crate) fn wrapped(text: &str, columns: usize, indent: &str) -> Vec<String> {
+    let room = columns.saturating_sub(indent.len()).max(1);
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && Span::raw(&line).width() + 1 + Span::raw(word).width() > room {
+            lines.push(std::mem::take(&mut line));
+        }
+        line += if line.is_empty() { "" } else { " " };
+        for letter in word.chars() {
+            if Span::raw(&line).width() >= room {
+                lines.push(std::mem::take(&mut line));
+            }
+            line.push(letter);
+        }
+    }
+    lines.push(line);
+    lines.iter().map(|line| format!("{indent}{line}")).collect()
 }
 
 fn print_restored(restored: &[Restored]) {

@@ -11,6 +11,7 @@ use polder_platform::text_of;
 use serde::Serialize;
 
 use crate::Failure;
+use crate::agent::JournalArguments;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -20,6 +21,8 @@ pub(crate) struct Arguments {
     /// A report of another host; show where this one differs from it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     against: Option<PathBuf>,
+    #[command(flatten)]
+    journal: JournalArguments,
     /// Examine a copy of /proc and /sys below this folder.
     #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     root: PathBuf,
@@ -35,7 +38,8 @@ struct Answer {
 
 /// Runs `polder doctor`. A problem, and a drift, is exit status 1.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let report = examine(&Host::below(&arguments.root))?;
+    let journal = std::path::absolute(&arguments.journal.journal)?;
+    let report = examine(&Host::below(&arguments.root), &journal.to_string_lossy())?;
     let drift = match &arguments.against {
         Some(path) => {
             let advised = |error: &dyn std::fmt::Display| {
@@ -72,7 +76,13 @@ fn print_report(Answer { report, drift }: &Answer) {
     if report.findings.is_empty() {
         println!("nothing is wrong");
     }
-    println!("fast tier: nodes {}; slow tier: nodes {}", nodes_of(report, "fast"), nodes_of(report, "slow"));
+    match nodes_of(report, "") {
+        nodes if nodes.is_empty() => {
+            let [fast, slow] = ["fast", "slow"].map(|tier| nodes_of(report, tier));
+            println!("fast tier: nodes {fast}; slow tier: nodes {slow}");
+        }
+        nodes => println!("one tier: nodes {nodes}"),
+    }
     println!(
         "  {:<5} {:>5} {:>11} {:>13} {:>12} {:>9} {:>12}",
         "node", "tier", "bytes", "not movable", "kernel's own", "latency", "bandwidth"

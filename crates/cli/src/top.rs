@@ -20,12 +20,12 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
 use ratatui::text::Line;
-use ratatui::widgets::{Block, List, Row, Table};
+use ratatui::widgets::{Block, List};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, device_line, health, host, is_fresh, load, now_ms, print_json,
-    print_table, read_state, signals, size,
+    PolicyArguments, StateArguments, device_line, host, is_fresh, load, now_ms, print_json, print_table,
+    read_state, said, service_lines, signals, size, wrapped,
 };
 use crate::pool::shown;
 
@@ -81,6 +81,11 @@ impl Source {
         }
     }
 
+    /// Whether nothing that is decided is done.
+    const fn is_dry(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+
     fn period(&self) -> Duration {
         match self {
             Self::Running => Duration::from_secs(1),
@@ -107,7 +112,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
         if arguments.json {
             print_json(&round)?
         } else {
-            print_table(&round)?
+            print_table(&round, source.is_dry())?
         }
         if arguments.once || stop.recv_timeout(source.period()) != Err(RecvTimeoutError::Timeout) {
             return Ok(ExitCode::SUCCESS);
@@ -203,7 +208,7 @@ fn show(
     let mut before = None;
     loop {
         let round = source.round(arguments)?;
-        terminal.draw(|frame| draw(frame, &round, before.as_ref()))?;
+        terminal.draw(|frame| draw(frame, &round, before.as_ref(), source.is_dry()))?;
         if event::poll(source.period())? && ends(&event::read()?) {
             return Ok(());
         }
@@ -220,31 +225,21 @@ fn ends(event: &Event) -> bool {
         || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL))
 }
 
-fn draw(frame: &mut Frame<'_>, round: &Round, before: Option<&Round>) {
-    let alarms = u16::try_from(round.alarms.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
-    let lines: Vec<Line<'_>> = head_lines(round, before).into_iter().map(Line::from).collect();
-    let head = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
-    let areas = Layout::vertical([Constraint::Length(head), Constraint::Min(3), Constraint::Length(alarms)]);
-    let [head, services, bottom] = areas.areas(frame.area());
-    frame.render_widget(List::new(lines).block(Block::bordered().title(" polder top: q ends ".bold())), head);
-    let rows = round.services.iter().map(|row| {
-        Row::new([
-            row.service.clone(),
-            size(row.fast),
-            size(row.slow),
-            format!("{:.1}%", 100.0 * row.local),
-            format!("{:.1}%", row.pressure),
-            size(row.demoted),
-            health(round, row),
-            row.cause.what.clone(),
-        ])
-    });
-    let widths = [20, 11, 11, 7, 8, 11, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
-    let names = ["service", "fast", "slow", "local", "pressure", "demoted", "health", "why"];
-    frame.render_widget(Table::new(rows, widths).header(Row::new(names).bold()), services);
-    let alarms: Vec<Line<'_>> =
-        round.alarms.iter().map(|alarm| Line::from(alarm.to_string()).red()).collect();
-    frame.render_widget(List::new(alarms).block(Block::bordered().title(" alarms ")), bottom);
+fn draw(frame: &mut Frame<'_>, round: &Round, before: Option<&Round>, dry_run: bool) {
+    let columns = usize::from(frame.area().width);
+    let boxed = |lines: &[String]| u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
+    let within = |text: String| wrapped(&text, columns.saturating_sub(2), "");
+    let head: Vec<String> = head_lines(round, before).into_iter().flat_map(within).collect();
+    let alarms: Vec<String> = round.alarms.iter().flat_map(|alarm| within(said(alarm, dry_run))).collect();
+    let heights = [Constraint::Length(boxed(&head)), Constraint::Min(3), Constraint::Length(boxed(&alarms))];
+    let [top, middle, bottom] = Layout::vertical(heights).areas(frame.area());
+    let list = |lines: Vec<String>| List::new(lines.into_iter().map(Line::from));
+    frame.render_widget(list(head).block(Block::bordered().title(" polder top: q ends ".bold())), top);
+    let services = service_lines(round, columns).into_iter().enumerate();
+    let services =
+        services.map(|(index, line)| if index == 0 { line.bold().into() } else { Line::from(line) });
+    frame.render_widget(List::new(services), middle);
+    frame.render_widget(list(alarms).red().block(Block::bordered().title(" alarms ")), bottom);
 }
 
 /// Tiers, flows since the round before, what tiering costs, and the health of CXL devices.
@@ -288,7 +283,7 @@ fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polder_agent::DeviceHealth;
+    use polder_agent::{Alarm, Cause, DeviceHealth, ServiceRound, TierRule};
     use polder_linux::{HostCounts, TierMemory};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -308,7 +303,7 @@ mod tests {
         let devices = vec![device];
         let round = Round { round: 2, time_ms: 3000, fast, host, devices, ..Round::default() };
         let mut terminal = Terminal::new(TestBackend::new(100, 20)).unwrap();
-        terminal.draw(|frame| draw(frame, &round, Some(&before))).unwrap();
+        terminal.draw(|frame| draw(frame, &round, Some(&before), false)).unwrap();
         let screen = terminal.backend().to_string();
         for words in [
             "fast 512.0 MiB free of 1.0 GiB",
@@ -319,6 +314,52 @@ mod tests {
             "health",
         ] {
             assert!(screen.contains(words), "{words}:\n{screen}");
+        }
+    }
+
+    #[test]
+    fn what_is_long_is_wrapped_at_the_width_of_the_terminal_and_nothing_is_lost() {
+        let what =
+            "it would give pages and is left alone: its tasks wait for memory longer than pressure_limit";
+        let path = "/sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice/cpuset.mems.effective";
+        let service = |name: &str| ServiceRound {
+            service: name.to_owned(),
+            cgroup: "/a".to_owned(),
+            tier: TierRule::OptIn,
+            fast: (1 << 40) - (1 << 30),
+            slow: 1023 << 30,
+            fast_cache: 0,
+            local: 1.0,
+            pressure: 100.0,
+            refaults: 0,
+            demoted: 0,
+            promoted: 0,
+            promoted_pages: 0,
+            demoted_pages: 0,
+            oom_kills: 0,
+            bad_memory: 0,
+            cause: Cause { what: what.to_owned(), line: None, since_round: 1, since_ms: 0 },
+        };
+        let alarm =
+            Alarm::Refused { service: "übung".to_owned(), error: format!("{path}: Permission denied") };
+        let services = vec![service("übung"), service("web/web-6d4cf56db6-7xk2p")];
+        let round = Round { services, alarms: vec![alarm], ..Round::default() };
+        let squeezed = |text: &str| text.split_ascii_whitespace().collect::<String>();
+        for columns in [1, 20, 79, 80, 81, 112, 113, 120, 200, usize::MAX] {
+            let lines = service_lines(&round, columns);
+            // Numbers take 79 columns, and a name may take more.
+            let widest = lines.iter().map(|line| Line::from(line.as_str()).width()).max().unwrap();
+            assert!(widest <= columns.max(79), "{columns}:\n{}", lines.join("\n"));
+            let text = squeezed(&lines.concat());
+            assert_eq!(text.matches(&squeezed(what)).count(), 2, "{columns}:\n{}", lines.join("\n"));
+            assert_eq!(text.matches("1023.0GiB1023.0GiB100.0%100.0%0B-").count(), 2, "{columns}: {text}");
+        }
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| draw(frame, &round, None, false)).unwrap();
+        let screen = terminal.backend().to_string();
+        let text: String = squeezed(&screen).chars().filter(|letter| !"\"│".contains(*letter)).collect();
+        for words in ["health", "pressure_limit", path, "Permissiondenied", "web/web-6d4cf56db6-7xk2p"] {
+            assert!(text.contains(words), "{words}:\n{screen}");
         }
     }
 }

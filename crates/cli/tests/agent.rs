@@ -3,15 +3,17 @@
 mod command;
 mod recorded;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use recorded::{agent, host, policy, put, text};
+use rustix::process::{Resource, Rlimit, prlimit};
 
 fn polder(arguments: &[&str], path: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_polder")).args(arguments).arg(path).output().unwrap()
@@ -36,6 +38,16 @@ impl Running {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
     }
 
+    /// The address of its endpoint, and what else it says to stderr.
+    fn endpoint(&mut self) -> (String, BufReader<ChildStderr>) {
+        let mut errors = BufReader::new(self.child.stderr.take().unwrap());
+        let mut told = String::new();
+        errors.read_line(&mut told).unwrap();
+        let address = told.trim().strip_prefix("polder: metrics at http://");
+        let address = address.and_then(|rest| rest.strip_suffix("/metrics"));
+        (address.unwrap_or_else(|| panic!("{told}")).to_owned(), errors)
+    }
+
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
@@ -55,12 +67,7 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     put(root, "policy.toml", &policy(3, "20ms"));
     let mut running =
         Running::start(agent(root, &["--json", "--listen", "127.0.0.1:0", "--record", "/record.jsonl"]));
-    let mut told = String::new();
-    let mut errors = BufReader::new(running.child.stderr.take().unwrap());
-    errors.read_line(&mut told).unwrap();
-    let address =
-        told.trim().strip_prefix("polder: metrics at http://").and_then(|rest| rest.strip_suffix("/metrics"));
-    let address = address.unwrap_or_else(|| panic!("{told}")).to_owned();
+    let (address, mut errors) = running.endpoint();
     assert_eq!(running.round()["services"].as_array().unwrap().len(), 3);
     let answer = |path: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -95,7 +102,7 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     put(root, "policy.new", "period = \"20ms\"\npace = 3\n");
     fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
     running.signal(Signal::SIGHUP);
-    told.clear();
+    let mut told = String::new();
     errors.read_line(&mut told).unwrap();
     assert!(told.contains("policy.toml: line 2: pace: unknown field") && told.contains("goes on"), "{told}");
     // A change is noticed without a signal.
@@ -133,6 +140,153 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
     assert!(!ended.status.success() && said.contains("Broken pipe"), "{}: {said}", ended.status);
     assert_eq!(demotion(), "false", "{said}");
     assert!(!root.join("agent.journal").exists());
+}
+
+fn demotion(root: &Path) -> String {
+    fs::read_to_string(root.join("sys/kernel/mm/numa/demotion_enabled")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_local_user_cannot_end_the_agent_by_its_endpoint() {
+    let folder = host(1);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(1, "20ms"));
+    let mut running = Running::start(agent(root, &["--json", "--listen", "127.0.0.1:0"]));
+    let (address, _errors) = running.endpoint();
+    running.round();
+    let files = || fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap().count();
+    let before = files();
+    let send = |request: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        drop(stream.write_all(request.as_bytes()));
+        stream
+    };
+    let mut clients: Vec<TcpStream> =
+        (0..200).map(|_| send("POST /metrics HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n")).collect();
+    clients.extend((0..200).map(|_| send("GET /metrics HTTP/1.1\r\nContent-Length: 9\r\n\r\n")));
+    clients.extend((0..200).map(|_| send("GET /metr")));
+    let mut answer = String::new();
+    send("GET /metrics HTTP/1.1\r\n\r\n").read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(files() <= before + 33, "{} files", files() - before);
+    let first = running.round()["round"].as_u64();
+    assert!(running.round()["round"].as_u64() > first, "it goes on");
+    assert_eq!(demotion(root), "true", "the control");
+    running.signal(Signal::SIGTERM);
+    assert!(running.child.wait().unwrap().success());
+    assert_eq!(demotion(root), "false");
+}
+
+#[test]
+fn an_agent_that_can_open_no_file_any_more_restores_its_settings() {
+    let folder = host(2);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(2, "20ms"));
+    let mut running = Running::start(agent(root, &[]));
+    running.out.read_line(&mut String::new()).unwrap();
+    assert_eq!(demotion(root), "true", "the control");
+    // Numbers that it always holds: others are of files that it opens in passing.
+    let files = |_| -> BTreeSet<u64> {
+        let names = fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap();
+        names.filter_map(|name| name.unwrap().file_name().to_str()?.parse().ok()).collect()
+    };
+    let held = (0..50).map(files).reduce(|held, now| &held & &now).unwrap();
+    let limit = Rlimit { current: (0..).find(|number| !held.contains(number)), maximum: Some(4096) };
+    let pid = rustix::process::Pid::from_raw(i32::try_from(running.child.id()).unwrap());
+    prlimit(pid, Resource::Nofile, limit).unwrap();
+    let mut said = String::new();
+    running.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!running.child.wait().unwrap().success() && said.contains("Too many open files"), "{said}");
+    assert_eq!(demotion(root), "false", "{said}");
+    assert!(!root.join("agent.journal").exists(), "{said}");
+}
+
+#[test]
+fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
+    let folder = host(2);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(2, "1ms"));
+    for name in ["cpuset.mems", "cpuset.mems.effective"] {
+        put(root, &format!("/sys/fs/cgroup/system.slice/s1.service/{name}"), "0-1\n");
+    }
+    let run = |more: &[&str]| text(&agent(root, more).output().unwrap().stdout);
+    let would = run(&["--rounds", "3", "--dry-run"]);
+    for line in [
+        "dry run: nothing is written; this is what a first round would do",
+        "would write /sys/kernel/mm/numa/demotion_enabled: false -> true",
+        "would write /proc/sys/kernel/numa_balancing: 1 -> 2",
+        "would write /sys/fs/cgroup/system.slice/s1.service/cpuset.mems: 0-1 -> 0",
+    ] {
+        assert_eq!(would.lines().filter(|it| *it == line).count(), 1, "{line}:\n{would}");
+    }
+    assert!(!would.contains("there still") && !would.contains("wrote"), "{would}");
+    assert_eq!(demotion(root), "false");
+    let wrote = run(&["--rounds", "3"]);
+    assert!(
+        wrote.contains("wrote /proc/sys/kernel/numa_balancing: 1 -> 2\n") && !wrote.contains("would"),
+        "{wrote}"
+    );
+    let check = Command::new(env!("CARGO_BIN_EXE_polder"))
+        .args(["agent", "check", "--root"])
+        .arg(root)
+        .arg("--policy")
+        .arg(root.join("policy.toml"))
+        .output()
+        .unwrap();
+    assert!(
+        check.status.success()
+            && text(&check.stdout).contains("would write /proc/sys/kernel/numa_balancing: 1 -> 2")
+    );
+    // A machine with one tier: the policy is good all the same.
+    fs::remove_dir_all(root.join("sys/devices/virtual/memory_tiering")).unwrap();
+    put(root, "/sys/devices/system/node/has_memory", "0\n");
+    put(root, "policy.toml", "[service.x]\ncgroup = \"/sys/fs/cgroup/x\"\ntier = \"opt-in\"\n");
+    let check = Command::new(env!("CARGO_BIN_EXE_polder"))
+        .args(["agent", "check", "--root"])
+        .arg(root)
+        .arg("--policy")
+        .arg(root.join("policy.toml"))
+        .output()
+        .unwrap();
+    let (said, warned) = (text(&check.stdout), text(&check.stderr));
+    assert!(check.status.success(), "{said} {warned}");
+    assert!(
+        said.contains(
+            "note: the policy is good, and was not tried here: this machine has one tier of memory"
+        ),
+        "{said}"
+    );
+    assert!(warned.contains("warning: ") && warned.contains("write \"/x\""), "{warned}");
+    let doctor = text(&polder(&["doctor", "--root"], root).stdout);
+    assert!(doctor.contains("one tier: nodes 0\n"), "{doctor}");
+}
+
+#[test]
+fn a_damaged_journal_is_kept_and_named_by_a_start_and_by_doctor() {
+    let folder = host(1);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(1, "20ms"));
+    let mut running = Running::start(agent(root, &["--json"]));
+    running.round();
+    running.signal(Signal::SIGKILL);
+    running.child.wait().unwrap();
+    let journal = root.join("agent.journal");
+    let damaged = fs::read_to_string(&journal).unwrap().replacen("numa_balancing", "numa_balancinG", 1);
+    fs::write(&journal, &damaged).unwrap();
+    let started = agent(root, &["--rounds", "1"]).output().unwrap();
+    let said = text(&started.stderr);
+    assert!(!started.status.success() && said.contains("line 2 is damaged: its checksum"), "{said}");
+    assert_eq!(
+        (fs::read_to_string(&journal).unwrap(), demotion(root)),
+        (damaged.clone(), "false".to_owned())
+    );
+    let doctor = polder(&["doctor", "--journal", "/agent.journal", "--root"], root);
+    let said = text(&doctor.stdout);
+    assert!(
+        !doctor.status.success() && said.contains("PROBLEM: journal: /agent.journal: line 2 is damaged"),
+        "{said}"
+    );
+    assert_eq!(fs::read_to_string(&journal).unwrap(), damaged);
 }
 
 #[test]
@@ -176,13 +330,21 @@ fn doctor_shows_where_a_host_differs_from_another() {
 }
 
 /// A kubelet of a test: it gives one answer after the other, and says where it is.
-fn kubelet(answers: Vec<(u16, &'static str)>) -> (String, std::thread::JoinHandle<()>) {
-    let server = tiny_http::Server::http("127.0.0.1:0").unwrap();
-    let address = format!("http://{}/pods", server.server_addr());
+fn kubelet(answers: Vec<(&'static str, &'static str)>) -> (String, std::thread::JoinHandle<()>) {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/pods", server.local_addr().unwrap());
     let serve = move || {
         for (status, text) in answers {
-            let request = server.recv().unwrap();
-            request.respond(tiny_http::Response::from_string(text).with_status_code(status)).unwrap();
+            let (mut stream, _) = server.accept().unwrap();
+            let head =
+                BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            assert!(head.count() > 0);
+            let length = text.len();
+            write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
+            )
+            .unwrap();
         }
     };
     (address, std::thread::spawn(serve))
@@ -208,7 +370,7 @@ fn pods_of_a_label_come_from_a_kubelet_and_a_kubelet_that_refuses_is_named() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)
     };
-    let (address, kubelet) = kubelet(vec![(200, PODS), (200, PODS), (403, "Forbidden")]);
+    let (address, kubelet) = kubelet(vec![("200 OK", PODS), ("200 OK", PODS), ("403 Forbidden", "no")]);
     let said = run(&address, "app=web");
     assert!(said.contains("web/web-6d4cf56db6-7xk2p: it is opted in"), "{said}");
     let said = run(&address, "app=wbe");

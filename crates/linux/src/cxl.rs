@@ -93,6 +93,9 @@ impl CxlWatch {
         if devices(settings.kernel()).is_empty() {
             return Ok(None);
         }
+        if settings.is_dry() {
+            return settings.make(INSTANCE).map(|()| None);
+        }
         let outcome = settings.make(INSTANCE).and_then(|()| set_up(settings.kernel()));
         if let Err(error) = outcome {
             // The instance alone; what else was changed stays.

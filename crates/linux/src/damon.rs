@@ -4,6 +4,8 @@
 //! (`node_memcg_free_bp`), and its hot pages go up until enough of the fast node is its own (`node_memcg_used_bp`). What the kernel
 //! moves in an interval is bounded. Goals are shares of the node in parts of 10,000, so they are written anew as a cgroup grows.
 
+use std::collections::BTreeSet;
+
 use crate::{CGROUPS, Kernel, KernelError, Settings, Tiers, nodes};
 
 /// Where kdamonds are set up.
@@ -84,11 +86,11 @@ impl KernelShares {
             kernel.write(&state(), "commit_schemes_quota_goals")?;
         } else {
             let plan = Plan::new(kernel, tiers, step, interval_ms)?;
-            self.expect_ours(kernel)?;
+            if !settings.is_dry() {
+                self.expect_ours(kernel)?;
+            }
             self.is_ours = true;
-            plan.set_up(settings, shares)?;
-            set_goals(settings.kernel(), shares, fast)?;
-            settings.set(&state(), "on")?;
+            plan.set_up(settings, shares, fast)?;
         }
         self.held = wanted;
         Ok(())
@@ -99,10 +101,10 @@ impl KernelShares {
         *self = Self::default();
     }
 
-    /// Whether the kernel holds the share of this cgroup.
+    /// The cgroups whose shares the kernel holds.
     #[must_use]
-    pub fn holds(&self, cgroup: &str) -> bool {
-        self.held.as_ref().is_some_and(|held| held.cgroups.iter().any(|(path, _)| path == cgroup))
+    pub fn held(&self) -> BTreeSet<&str> {
+        self.held.iter().flat_map(|held| &held.cgroups).map(|(path, _)| path.as_str()).collect()
     }
 
     fn expect_ours(&self, kernel: &impl Kernel) -> Result<(), KernelError> {
@@ -176,15 +178,24 @@ impl Plan {
         Ok(Self { fast, slow, ranges, step, interval_ms })
     }
 
-    /// Writes everything but the goals' values and the state, which is off.
-    fn set_up<K: Kernel>(&self, settings: &mut Settings<K>, shares: &[HeldShare]) -> Result<(), KernelError> {
-        if settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on") {
+    /// Sets up a kdamond that holds the shares, and turns it on.
+    fn set_up<K: Kernel>(
+        &self,
+        settings: &mut Settings<K>,
+        shares: &[HeldShare],
+        fast: u64,
+    ) -> Result<(), KernelError> {
+        if !settings.is_dry() && settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on") {
             settings.kernel().write(&state(), "off")?;
         }
         if settings.kernel().read(DAMON_STAT).is_ok_and(|text| text.trim() == "Y") {
             settings.set(DAMON_STAT, "N")?;
         }
         settings.set(&format!("{KDAMONDS}/nr_kdamonds"), "1")?;
+        // The files of a kdamond are there once it is.
+        if settings.is_dry() {
+            return Ok(());
+        }
         let kernel = settings.kernel();
         let context = format!("{KDAMONDS}/0/contexts/0");
         let write = |path: &str, value: &str| kernel.write(&format!("{context}/{path}"), value);
@@ -211,7 +222,8 @@ impl Plan {
                 self.set_scheme(kernel, scheme, &share.cgroup, action, target, metric)?;
             }
         }
-        Ok(())
+        set_goals(kernel, shares, fast)?;
+        settings.set(&state(), "on").map(drop)
     }
 
     fn set_scheme(

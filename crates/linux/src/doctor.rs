@@ -2,13 +2,17 @@
 //!
 //! [`examine`] reads files alone, so it answers for a recorded tree as for this machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::ErrorKind;
 
 use serde::{Deserialize, Serialize};
 
 use crate::damon::KDAMONDS;
 use crate::nodes::{NODES, release};
-use crate::{BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, Tiers, parse_nodes, show_nodes};
+use crate::{
+    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers, check_journal,
+    parse_nodes, show_nodes,
+};
 
 const DAX: &str = "/sys/bus/dax/devices";
 const AUTO_ONLINE: &str = "/sys/devices/system/memory/auto_online_blocks";
@@ -101,11 +105,11 @@ pub struct Drift {
     pub reference: String,
 }
 
-/// Examines a machine, or a recorded tree of its files.
+/// Examines a machine, or a recorded tree of its files, and the agent's journal there.
 ///
 /// # Errors
 /// [`KernelError`] where its release or its nodes cannot be read; other files may be absent.
-pub fn examine(kernel: &impl Kernel) -> Result<Report, KernelError> {
+pub fn examine(kernel: &impl Kernel, journal: &str) -> Result<Report, KernelError> {
     let machine = Machine { kernel };
     let release = release(kernel)?;
     let nodes = machine.nodes()?;
@@ -116,6 +120,16 @@ pub fn examine(kernel: &impl Kernel) -> Result<Report, KernelError> {
     machine.examine_devices(&mut findings);
     machine.examine_damon(&mut findings);
     machine.examine_cgroups(&mut findings);
+    match check_journal(kernel, journal) {
+        Err(error) if error.kind() == Some(ErrorKind::PermissionDenied) => {
+            findings.push(finding(Severity::Note, "journal", error.to_string(), "run polder doctor as root"));
+        }
+        Err(error) => {
+            let remedy = "polder agent restore restores what its other lines say; no agent starts before";
+            findings.push(problem("journal", error.to_string(), remedy));
+        }
+        Ok(()) => {}
+    }
     findings.sort_by_key(|finding| finding.severity);
     let interfaces = machine.interfaces(version(&release), &nodes);
     Ok(Report { kernel: release, nodes, interfaces, settings: machine.settings(), findings })
@@ -317,12 +331,14 @@ impl<K: Kernel> Machine<'_, K> {
                 findings.push(problem(&format!("node{}", far.node), found, remedy));
             }
         }
+        // A column for each node that is online, with memory or without.
+        let online =
+            self.text(&format!("{NODES}/online")).and_then(|text| parse_nodes(&text)).unwrap_or_default();
         for node in nodes {
             let row = self.text(&format!("{NODES}/node{}/distance", node.node)).unwrap_or_default();
             let distances: Vec<u64> =
                 row.split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect();
-            let itself =
-                nodes.iter().position(|other| other.node == node.node).and_then(|at| distances.get(at));
+            let itself = online.iter().position(|other| *other == node.node).and_then(|at| distances.get(at));
             let nearer = distances.iter().filter(|distance| Some(*distance) == itself).count();
             if distances.len() > 1 && nearer > 1 {
                 let found =
@@ -417,10 +433,33 @@ impl<K: Kernel> Machine<'_, K> {
         }
     }
 
+    /// Whether cgroups have `memory.reclaim`, which can be written alone: the folder of one with the memory controller lists it. Kernels
+    /// of distributions have it before the version that it came with, so that this is asked only where no cgroup can be looked at.
+    fn reclaims(&self, version: (u32, u32)) -> bool {
+        /// Cgroups that are looked at.
+        const MOST: usize = 1000;
+        let controllers = self.text(&format!("{CGROUPS}/cgroup.controllers")).unwrap_or_default();
+        if !controllers.split_ascii_whitespace().any(|name| name == "memory") {
+            return false;
+        }
+        let mut folders = VecDeque::from([CGROUPS.to_owned()]);
+        for _ in 0..MOST {
+            let Some(folder) = folders.pop_front() else { break };
+            let names = self.kernel.list(&folder).unwrap_or_default();
+            let has = |name: &str| names.iter().any(|it| it == name);
+            // The root has the controller and never this file.
+            if folder != CGROUPS && has("memory.numa_stat") {
+                return has("memory.reclaim");
+            }
+            folders.extend(names.iter().map(|name| format!("{folder}/{name}")));
+        }
+        version >= (5, 19)
+    }
+
     fn interfaces(&self, version: (u32, u32), nodes: &[Node]) -> Vec<Interface> {
         let is_there = |path: &str| self.kernel.read(path).is_ok() || self.kernel.list(path).is_ok();
         let (has_damon, slow) = (is_there(KDAMONDS), nodes.iter().find(|node| node.tier == "slow"));
-        let reclaim = format!("{CGROUPS}/*/memory.reclaim");
+        let (reclaim, reclaims) = (format!("{CGROUPS}/*/memory.reclaim"), self.reclaims(version));
         let rows: [InterfaceRow<'_>; 18] = [
             (
                 "memory tiers",
@@ -430,20 +469,26 @@ impl<K: Kernel> Machine<'_, K> {
                 "everything: nothing is demoted",
             ),
             ("demotion", DEMOTION, (5, 15), is_there(DEMOTION), "everything: nothing is demoted"),
-            ("reclaim of a cgroup", &reclaim, (5, 19), version >= (5, 19), "fair share and background"),
-            ("reclaim with swappiness", &reclaim, (6, 9), version >= (6, 9), "page cache to the slow tier"),
+            ("reclaim of a cgroup", &reclaim, (5, 19), reclaims, "fair share and background"),
+            (
+                "reclaim with swappiness",
+                &reclaim,
+                (6, 9),
+                reclaims && version >= (6, 9),
+                "page cache to the slow tier",
+            ),
             (
                 "promotion of hot pages",
                 BALANCING,
                 (5, 18),
-                is_there(BALANCING) && version >= (5, 18),
+                is_there(BALANCING) && (version >= (5, 18) || is_there(PROMOTION_LIMIT)),
                 "pages stay where they were demoted to",
             ),
             (
                 "limit of promotion",
-                crate::PROMOTION_LIMIT,
+                PROMOTION_LIMIT,
                 (6, 1),
-                is_there(crate::PROMOTION_LIMIT),
+                is_there(PROMOTION_LIMIT),
                 "promotion takes what bandwidth it likes",
             ),
             (
@@ -538,7 +583,7 @@ impl<K: Kernel> Machine<'_, K> {
         let mut paths: Vec<String> = [
             DEMOTION,
             BALANCING,
-            crate::PROMOTION_LIMIT,
+            PROMOTION_LIMIT,
             AUTO_ONLINE,
             "/proc/sys/vm/zone_reclaim_mode",
             "/proc/sys/vm/swappiness",
@@ -583,6 +628,8 @@ mod tests {
     use super::*;
     use crate::fake::Tree;
 
+    const JOURNAL: &str = "/var/lib/polder/agent.journal";
+
     /// A host that has nothing wrong.
     fn sound() -> Tree {
         let tree = Tree::new(512 << 20);
@@ -614,7 +661,7 @@ mod tests {
     }
 
     fn found(tree: &Tree) -> Vec<(Severity, String)> {
-        let findings = examine(tree).unwrap().findings;
+        let findings = examine(tree, JOURNAL).unwrap().findings;
         findings
             .into_iter()
             .map(|finding| (finding.severity, format!("{}: {}", finding.subject, finding.found)))
@@ -636,7 +683,7 @@ mod tests {
     fn a_sound_host_has_no_findings_and_two_tiers() {
         let tree = sound();
         assert_eq!(found(&tree), []);
-        let report = examine(&tree).unwrap();
+        let report = examine(&tree, JOURNAL).unwrap();
         assert_eq!((nodes_of(&report, "fast"), nodes_of(&report, "slow")), ("0".to_owned(), "1".to_owned()));
         assert_eq!(report.nodes[1].latency_ns, Some(250));
     }
@@ -681,6 +728,11 @@ mod tests {
             "memory is not in",
         );
         only(|tree| tree.take(DEMOTION), Problem, "has no /sys/kernel/mm/numa/demotion_enabled");
+        only(
+            |tree| tree.append(JOURNAL, "{}").unwrap(),
+            Problem,
+            "agent.journal: line 1 is damaged: missing field `path`",
+        );
         let devices = |tree: &Tree, ways: &str| {
             for device in ["mem0", "mem1"] {
                 tree.put(&format!("/sys/bus/cxl/devices/{device}/serial"), "0x1\n");
@@ -709,10 +761,58 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_distances_has_a_column_for_each_node_that_is_online() {
+        let tree = sound();
+        for (path, text) in [
+            ("online", "0-2\n"),
+            ("has_memory", "0,2\n"),
+            ("node0/distance", "10 20 20"),
+            ("node1/distance", "20 10 20"),
+            ("node2/distance", "20 20 10"),
+            ("node2/access0/initiators/read_latency", "250"),
+            ("node2/access0/initiators/read_bandwidth", "40000"),
+        ] {
+            tree.put(&format!("{NODES}/{path}"), text);
+        }
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "2\n");
+        assert_eq!(found(&tree), [], "node 1 has CPUs and no memory");
+        tree.put(&format!("{NODES}/node2/distance"), "20 10 10");
+        assert_eq!(found(&tree).len(), 1, "the control");
+    }
+
+    #[test]
+    fn what_a_kernel_has_is_read_from_its_files_and_not_from_its_version() {
+        let has = |tree: &Tree| {
+            let interfaces = examine(tree, JOURNAL).unwrap().interfaces;
+            let of = |name: &str| interfaces.iter().find(|it| it.name == name).unwrap().present;
+            [of("reclaim of a cgroup"), of("promotion of hot pages"), of("reclaim with swappiness")]
+        };
+        let tree = sound();
+        assert_eq!(has(&tree), [true; 3], "6.12 without a cgroup to look at");
+        tree.add_group("/system.slice", [0, 0]);
+        for file in ["memory.numa_stat", "memory.reclaim"] {
+            tree.take(&format!("{CGROUPS}/system.slice/{file}"));
+        }
+        tree.add_group("/system.slice/web.service", [0, 0]);
+        let release = |text: &str| tree.put("/proc/sys/kernel/osrelease", text);
+        release("5.14.0-570.12.1.el9_6.x86_64\n");
+        assert_eq!(has(&tree), [true, true, false], "RHEL 9 has both from later kernels");
+        tree.take(PROMOTION_LIMIT);
+        tree.take(&format!("{CGROUPS}/system.slice/web.service/memory.reclaim"));
+        assert_eq!(has(&tree), [false; 3], "5.14");
+        release("6.12.0\n");
+        assert_eq!(has(&tree), [false, true, false], "no reclaim");
+        let tree = sound();
+        tree.take(&format!("{CGROUPS}/cgroup.controllers"));
+        tree.put(&format!("{CGROUPS}/unified/cgroup.controllers"), "\n");
+        assert_eq!(has(&tree), [false, true, false], "hybrid cgroups");
+    }
+
+    #[test]
     fn an_absent_interface_says_what_is_lost() {
         let tree = sound();
         let absent = |tree: &Tree| {
-            let interfaces = examine(tree).unwrap().interfaces;
+            let interfaces = examine(tree, JOURNAL).unwrap().interfaces;
             interfaces.into_iter().filter(|of| !of.present).map(|of| of.name).collect::<Vec<_>>()
         };
         assert!(absent(&tree).contains(&"demotion within cpusets".to_owned()), "the tree is a 6.12");
@@ -725,13 +825,13 @@ mod tests {
 
     #[test]
     fn drift_names_each_difference_and_nothing_that_is_alike() {
-        let reference = examine(&sound()).unwrap();
-        assert_eq!(drift(&examine(&sound()).unwrap(), &reference), []);
+        let reference = examine(&sound(), JOURNAL).unwrap();
+        assert_eq!(drift(&examine(&sound(), JOURNAL).unwrap(), &reference), []);
         let tree = sound();
         tree.put(DEMOTION, "true\n");
         tree.put(&format!("{NODES}/node1/access0/initiators/read_latency"), "300");
         let json = serde_json::to_string(&reference).unwrap();
-        let differences = drift(&examine(&tree).unwrap(), &serde_json::from_str(&json).unwrap());
+        let differences = drift(&examine(&tree, JOURNAL).unwrap(), &serde_json::from_str(&json).unwrap());
         let said: Vec<_> = differences
             .iter()
             .map(|it| (it.what.as_str(), it.here.as_str(), it.reference.as_str()))

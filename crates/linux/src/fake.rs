@@ -32,6 +32,17 @@ const SLOW_BYTES: u64 = 1 << 40;
 const SLOW_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier90/nodelist";
 const FAST_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier4/nodelist";
 
+/// Files of a cgroup.
+const GROUP_FILES: [&str; 7] = [
+    "cpuset.mems",
+    "cpuset.mems.effective",
+    "memory.events",
+    "memory.numa_stat",
+    "memory.pressure",
+    "memory.reclaim",
+    "memory.stat",
+];
+
 #[derive(Clone, Debug, Default)]
 struct Group {
     inode: u64,
@@ -43,6 +54,8 @@ struct Group {
     cache: [u64; 2],
     /// What of the slow bytes is shared with others.
     shared: u64,
+    /// What of the fast bytes is locked, and never goes down.
+    locked: u64,
     pressure: f64,
     refaults: u64,
     kills: u64,
@@ -68,7 +81,7 @@ impl Group {
             None => (line, false),
         };
         let wanted: u64 = amount.parse().map_err(|_| invalid())?;
-        let there = if cache_alone { self.cache[0] } else { self.bytes[0] };
+        let there = if cache_alone { self.cache[0] } else { self.bytes[0] }.saturating_sub(self.locked);
         let moved = if demotes { wanted.min(there) } else { 0 };
         let of_cache = if cache_alone { moved } else { moved.saturating_sub(self.bytes[0] - self.cache[0]) };
         self.bytes = [self.bytes[0] - moved, self.bytes[1] + moved];
@@ -109,6 +122,7 @@ pub struct Tree {
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
     promotes: Cell<bool>,
+    calls: Cell<u64>,
     fast_bytes: u64,
     /// Of a CXL device, addresses on it and on the host.
     poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
@@ -124,6 +138,7 @@ impl Tree {
     pub fn new(fast_bytes: u64) -> Self {
         let mut files = BTreeMap::new();
         for (path, text) in [
+            ("/sys/devices/system/node/online", "0-1\n"),
             ("/sys/devices/system/node/has_memory", "0-1\n"),
             ("/sys/devices/system/node/has_cpu", "0\n"),
             (FAST_TIER, "0\n"),
@@ -148,6 +163,7 @@ impl Tree {
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
             promotes: Cell::new(true),
+            calls: Cell::new(0),
             fast_bytes,
             poison: RefCell::default(),
             pages: RefCell::default(),
@@ -245,6 +261,11 @@ impl Tree {
         self.change(path, |group| group.shared = bytes);
     }
 
+    /// So many fast bytes of the cgroup `path` are locked, and stay.
+    pub fn lock(&self, path: &str, bytes: u64) {
+        self.change(path, |group| group.locked = bytes);
+    }
+
     /// Makes the cgroup `path` with so many bytes on each node.
     pub fn add_group(&self, path: &str, bytes: [u64; 2]) {
         let inode = self.next_inode.replace(self.next_inode.get() + 1);
@@ -296,8 +317,15 @@ impl Tree {
         self.goes.replace(Some((calls, path.to_owned())));
     }
 
+    /// How often it was read, written, listed or looked at so far.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.get()
+    }
+
     /// Counts a call, and removes the cgroup that is due.
     fn pass(&self) {
+        self.calls.set(self.calls.get() + 1);
         let mut goes = self.goes.borrow_mut();
         match &mut *goes {
             Some((0, path)) => {
@@ -596,10 +624,13 @@ impl Kernel for Tree {
         self.pass();
         let inside = format!("{path}/");
         let (files, groups) = (self.files.borrow(), self.groups.borrow());
+        let own = path.strip_prefix(CGROUPS).and_then(|folder| groups.get(folder));
         let groups: Vec<String> = groups.keys().map(|group| format!("{CGROUPS}{group}")).collect();
         let paths = files.keys().chain(&groups);
         let names = paths.filter_map(|file| file.strip_prefix(&inside)?.split('/').next());
-        let names: BTreeSet<String> = names.map(str::to_owned).collect();
+        let mut names: BTreeSet<String> = names.map(str::to_owned).collect();
+        let has = |name: &&str| own.is_some_and(|group| !group.lacks.contains(*name));
+        names.extend(GROUP_FILES.into_iter().filter(has).map(str::to_owned));
         if names.is_empty() && path != CGROUPS && !groups.iter().any(|group| group == path) {
             return Err(KernelError::gone(path));
         }

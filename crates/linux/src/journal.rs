@@ -1,19 +1,22 @@
 //! Settings that are changed, and restored: also by the next start, after the process was killed.
 //!
 //! A record of what a setting was is on disk before the setting is changed. Each line of the journal is one JSON
-//! object, `{"path": …, "was": …}`, of a cgroup with its inode; a line that the death of its writer cut short belongs to a change that was not
-//! made.
+//! object, `{"path": …, "was": …, "sum": …}`, of a cgroup with its inode; `sum` is a checksum of the rest, which older journals lack. What
+//! stands behind the end of the last line was cut short by the death of its writer, and belongs to a change that was not made. Any other
+//! line that is no record is damage, which is an error and keeps the journal.
 //!
 //! Some settings cannot be given back as they were: the kernel refuses to empty `cpuset.mems` of a cgroup that has
 //! processes (ENOSPC). Their records carry a value with the same effect, `"same_effect": …`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{CGROUPS, Kernel, KernelError};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Record {
     path: String,
     /// Of the cgroup, if it is a cgroup's setting.
@@ -25,34 +28,102 @@ struct Record {
     /// Whether it is a folder that was made, in place of a setting that was changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     made: bool,
+    /// In a line alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sum: Option<u64>,
 }
 
 impl Record {
-    fn is_of(&self, path: &str, inode: Option<u64>) -> bool {
-        self.path == path && self.inode == inode
+    fn of(path: &str, inode: Option<u64>, was: &str) -> Self {
+        let (path, was) = (path.to_owned(), was.to_owned());
+        Self { path, inode, was, same_effect: None, made: false, sum: None }
+    }
+
+    /// What tells it from records of other settings.
+    fn key(&self) -> (String, Option<u64>) {
+        (self.path.clone(), self.inode)
     }
 
     fn folder(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
     }
 
-    fn line(&self) -> String {
+    fn json(&self) -> String {
         serde_json::to_string(self).expect("strings are JSON")
     }
 
-    /// The first record of each setting.
-    fn all(text: &str) -> Vec<Self> {
-        let mut first = BTreeSet::new();
-        let records = text.lines().filter_map(|line| serde_json::from_str::<Self>(line).ok());
-        // No journal that this program wrote has others.
-        let of_kernel = |path: &str| {
-            ["/sys/", "/proc/sys/"].iter().any(|root| path.starts_with(root))
-                && path.split('/').all(|part| part != "..")
-        };
-        records
-            .filter(|record| of_kernel(&record.path))
-            .filter(|record| first.insert((record.path.clone(), record.inode)))
-            .collect()
+    fn line(&self) -> String {
+        Self { sum: Some(checksum(&self.json())), ..self.clone() }.json()
+    }
+
+    /// Reads a line, or says what is wrong with it.
+    fn parse(line: &str) -> Result<Self, String> {
+        let mut record: Self = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if record.sum.take().is_some_and(|sum| sum != checksum(&record.json())) {
+            return Err("its checksum is that of another line".to_owned());
+        }
+        let is_kernels = ["/sys/", "/proc/sys/"].iter().any(|root| record.path.starts_with(root))
+            && record.path.split('/').all(|part| part != "..");
+        match is_kernels {
+            true => Ok(record),
+            false => Err(format!("{:?} is no setting of the kernel", record.path)),
+        }
+    }
+
+    /// The first record of each setting, and the first damaged line with what is wrong with it.
+    fn all(text: &str) -> (Vec<Self>, Option<(usize, String)>) {
+        let (mut records, mut damage, mut seen) = (Vec::new(), None, BTreeSet::new());
+        for (index, line) in text.split_inclusive('\n').enumerate() {
+            let Some(line) = line.strip_suffix('\n') else { break };
+            match Self::parse(line) {
+                _ if line.is_empty() => {}
+                Ok(record) if seen.insert(record.key()) => records.push(record),
+                Ok(_) => {}
+                Err(why) => drop(damage.get_or_insert((index + 1, why))),
+            }
+        }
+        (records, damage)
+    }
+}
+
+/// FNV-1a: it finds what a disk or an editor changed, and nothing that somebody made to fit.
+fn checksum(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn damaged(path: &str, (line, why): (usize, String), outcome: String) -> KernelError {
+    KernelError::Damaged { path: path.to_owned(), line, why, outcome }
+}
+
+/// Examines the journal that a killed agent left at `journal`, if there is one.
+///
+/// # Errors
+/// [`KernelError::Damaged`] with the first line that is no record; otherwise as reading fails.
+pub fn check_journal(kernel: &impl Kernel, journal: &str) -> Result<(), KernelError> {
+    let text = match kernel.read_own(journal) {
+        Err(error) if error.is_gone() => return Ok(()),
+        text => text?,
+    };
+    let damage = Record::all(&text).1;
+    damage.map_or(Ok(()), |damage| Err(damaged(journal, damage, "its setting cannot be restored".to_owned())))
+}
+
+/// A setting that was changed; in a dry run, one that would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Its file.
+    pub path: String,
+    /// Its value before.
+    pub was: String,
+    /// Its value now.
+    pub value: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |value: &str| if value.is_empty() { "\"\"".to_owned() } else { value.to_owned() };
+        write!(to, "{}: {} -> {}", self.path, shown(&self.was), shown(&self.value))
     }
 }
 
@@ -94,8 +165,16 @@ pub struct Settings<K> {
     journal: String,
     /// What is in the journal, the oldest first.
     records: Vec<Record>,
+    /// The keys of these.
+    noted: BTreeSet<(String, Option<u64>)>,
+    /// Whether the journal may end with a part of a line, because a write of it failed.
+    is_torn: bool,
     /// So many records make it worth looking for those of cgroups that are gone.
     prune_at: usize,
+    /// In a dry run, the values that settings would have.
+    planned: Option<BTreeMap<String, String>>,
+    /// Changes that nobody has taken yet.
+    changes: Vec<Change>,
 }
 
 /// Fewer records than this are kept as they are.
@@ -105,17 +184,42 @@ impl<K: Kernel> Settings<K> {
     /// Restores what an earlier process left changed, if it was killed, and goes on with an empty journal at `journal`.
     ///
     /// # Errors
-    /// As restoring fails; the journal stays then.
+    /// As restoring fails; the journal stays then. [`KernelError::Damaged`] where a line of it is no record: those of the others are
+    /// restored.
     pub fn start(kernel: K, journal: &str) -> Result<(Self, Vec<Restored>), KernelError> {
-        let mut settings = Self::detached(kernel, journal);
+        let mut settings = Self { planned: None, ..Self::dry(kernel, journal) };
+        let text = match settings.kernel.read_own(journal) {
+            Err(error) if error.is_gone() => return Ok((settings, Vec::new())),
+            text => text?,
+        };
+        let (records, damage) = Record::all(&text);
+        settings.noted = records.iter().map(Record::key).collect();
+        settings.records = records;
+        if let Some(damage) = damage {
+            let (left, restored, _) = settings.restore_each(|_| false);
+            let (restored, left) = (restored.len(), left.len());
+            let outcome = format!(
+                "{restored} settings of other lines were restored, {left} could not be, and its own is not known"
+            );
+            return Err(damaged(journal, damage, outcome));
+        }
         let restored = settings.restore()?;
         Ok((settings, restored))
     }
 
-    /// Settings that are not changed: the journal of an earlier process stays as it is.
+    /// Settings of a dry run, which are not changed: it is noted what they would be. The journal of an earlier process stays as it is.
     #[must_use]
-    pub fn detached(kernel: K, journal: &str) -> Self {
-        Self { kernel, journal: journal.to_owned(), records: Vec::new(), prune_at: FEWEST_TO_PRUNE }
+    pub fn dry(kernel: K, journal: &str) -> Self {
+        Self {
+            kernel,
+            journal: journal.to_owned(),
+            records: Vec::new(),
+            noted: BTreeSet::new(),
+            is_torn: false,
+            prune_at: FEWEST_TO_PRUNE,
+            planned: Some(BTreeMap::new()),
+            changes: Vec::new(),
+        }
     }
 
     /// The kernel whose settings these are.
@@ -123,12 +227,42 @@ impl<K: Kernel> Settings<K> {
         &self.kernel
     }
 
+    /// Whether nothing is changed.
+    pub const fn is_dry(&self) -> bool {
+        self.planned.is_some()
+    }
+
+    /// Changes since the last call; in a dry run, those that would have been made.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// The value of a setting, without the end of its line.
+    fn now(&self, path: &str) -> Result<String, KernelError> {
+        match self.planned.as_ref().and_then(|planned| planned.get(path)) {
+            Some(value) => Ok(value.clone()),
+            None => Ok(self.kernel.read(path)?.trim_end_matches('\n').to_owned()),
+        }
+    }
+
+    fn changed(&mut self, path: &str, was: String, value: &str) {
+        let (path, value) = (path.to_owned(), value.to_owned());
+        if let Some(planned) = &mut self.planned {
+            planned.insert(path.clone(), value.clone());
+        }
+        // A setting is one line.
+        let was = was.lines().next().unwrap_or_default().to_owned();
+        if !says(&was, &value) {
+            self.changes.push(Change { path, was, value });
+        }
+    }
+
     /// Sets `path` to `value`, unless it says so already. Returns whether it was written.
     ///
     /// # Errors
     /// As reading, recording or writing fails.
     pub fn set(&mut self, path: &str, value: &str) -> Result<bool, KernelError> {
-        if says(&self.kernel.read(path)?, value) {
+        if says(&self.now(path)?, value) {
             return Ok(false);
         }
         self.set_in_turn(path, &[value.to_owned()], None)?;
@@ -147,11 +281,18 @@ impl<K: Kernel> Settings<K> {
         same_effect: Option<String>,
     ) -> Result<(), KernelError> {
         let inode = self.cgroup_inode(path)?;
-        if !self.records.iter().any(|record| record.is_of(path, inode)) {
-            let was = self.kernel.read(path)?.trim_end_matches('\n').to_owned();
-            self.note(Record { path: path.to_owned(), inode, was, same_effect, made: false })?;
+        let was = self.now(path)?;
+        if !self.is_dry() {
+            let record = Record { same_effect, ..Record::of(path, inode, &was) };
+            if !self.noted.contains(&record.key()) {
+                self.note(record)?;
+            }
+            values.iter().try_for_each(|value| self.kernel.write(path, value))?;
         }
-        values.iter().try_for_each(|value| self.kernel.write(path, value))
+        if let Some(value) = values.last() {
+            self.changed(path, was, value);
+        }
+        Ok(())
     }
 
     /// Makes the folder `path`, which is removed as settings are restored.
@@ -159,25 +300,34 @@ impl<K: Kernel> Settings<K> {
     /// # Errors
     /// [`KernelError::Missing`] where it is there already; otherwise as recording or making it fails.
     pub fn make(&mut self, path: &str) -> Result<(), KernelError> {
-        if self.records.iter().any(|record| record.is_of(path, None)) {
+        let record = Record { made: true, ..Record::of(path, None, "") };
+        if self.noted.contains(&record.key()) {
             return Ok(());
         }
-        if self.kernel.list(path).is_ok() {
-            return Err(KernelError::Missing(format!(
-                "{path} is there, and this agent has not made it; stop the agent that has another journal, or remove it: rmdir {path}"
-            )));
+        let is_there = self.kernel.list(path).is_ok();
+        if !self.is_dry() {
+            if is_there {
+                return Err(KernelError::Missing(format!(
+                    "{path} is there, and this agent has not made it; stop the agent that has another journal, or remove it: rmdir {path}"
+                )));
+            }
+            self.note(record)?;
+            self.kernel.make_folder(path)?;
         }
-        let was = String::new();
-        self.note(Record { path: path.to_owned(), inode: None, was, same_effect: None, made: true })?;
-        self.kernel.make_folder(path)
+        if !is_there {
+            self.changed(path, "absent".to_owned(), "made");
+        }
+        Ok(())
     }
 
     /// Puts a record on disk. Those of cgroups that are gone are dropped once there are many, so that services that come and go do not fill
     /// the journal.
     fn note(&mut self, record: Record) -> Result<(), KernelError> {
-        if self.records.len() < self.prune_at {
-            // On a line of its own, also after a record that a full disk cut short.
-            self.kernel.append(&self.journal, &format!("\n{}", record.line()))?;
+        if self.records.len() < self.prune_at && !self.is_torn {
+            self.is_torn = true;
+            self.kernel.append(&self.journal, &record.line())?;
+            self.is_torn = false;
+            self.noted.insert(record.key());
             self.records.push(record);
             return Ok(());
         }
@@ -187,9 +337,17 @@ impl<K: Kernel> Settings<K> {
         };
         let mut kept: Vec<Record> = self.records.iter().filter(|record| is_there(record)).cloned().collect();
         kept.push(record);
-        self.kernel.replace(&self.journal, &lines(&kept))?;
         self.prune_at = FEWEST_TO_PRUNE.max(2 * kept.len());
-        self.records = kept;
+        self.rewrite(kept)
+    }
+
+    /// Puts these records on disk in place of those that are there.
+    fn rewrite(&mut self, records: Vec<Record>) -> Result<(), KernelError> {
+        let lines: String = records.iter().map(|record| record.line() + "\n").collect();
+        self.kernel.replace(&self.journal, &lines)?;
+        self.is_torn = false;
+        self.noted = records.iter().map(Record::key).collect();
+        self.records = records;
         Ok(())
     }
 
@@ -199,11 +357,6 @@ impl<K: Kernel> Settings<K> {
     /// The first one as reading or writing fails. The others are restored all the same. What was not restored is tried
     /// again by the next call, or the next start.
     pub fn restore(&mut self) -> Result<Vec<Restored>, KernelError> {
-        self.records = match self.kernel.read_own(&self.journal) {
-            Ok(text) => Record::all(&text),
-            Err(error) if error.is_gone() => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
         self.restore_all_but(|_| false)
     }
 
@@ -212,6 +365,28 @@ impl<K: Kernel> Settings<K> {
     /// # Errors
     /// As [`Settings::restore`].
     pub fn restore_all_but(&mut self, keeps: impl Fn(&str) -> bool) -> Result<Vec<Restored>, KernelError> {
+        if let Some(planned) = &mut self.planned {
+            planned.retain(|path, _| keeps(path));
+            return Ok(Vec::new());
+        }
+        let (left, restored, failure) = self.restore_each(keeps);
+        if left.is_empty() {
+            match self.kernel.remove(&self.journal) {
+                Err(error) if !error.is_gone() => return Err(error),
+                _ => {}
+            }
+            (self.records, self.noted, self.is_torn) = (left, BTreeSet::new(), false);
+        } else if left.len() < self.records.len() {
+            self.rewrite(left)?;
+        }
+        failure.map_or(Ok(restored), Err)
+    }
+
+    /// What `keeps` names and what could not be restored, what was, and the first failure.
+    fn restore_each(
+        &self,
+        keeps: impl Fn(&str) -> bool,
+    ) -> (Vec<Record>, Vec<Restored>, Option<KernelError>) {
         let (mut left, mut restored, mut failure) = (Vec::new(), Vec::new(), None);
         // Settings of one folder may depend on each other: a weight that is written ends the kernel's derivation. So
         // older ones of a folder wait until the newer ones are restored.
@@ -232,22 +407,11 @@ impl<K: Kernel> Settings<K> {
             }
         }
         left.reverse();
-        match (left.is_empty(), left.len() == self.records.len()) {
-            (true, _) => match self.kernel.remove(&self.journal) {
-                Err(error) if !error.is_gone() => return Err(error),
-                _ => {}
-            },
-            (false, true) => {}
-            (false, false) => {
-                self.kernel.replace(&self.journal, &lines(&left))?;
-            }
-        }
-        self.records = left;
-        failure.map_or(Ok(restored), Err)
+        (left, restored, failure)
     }
 
     fn restore_one(&self, record: &Record) -> Result<Restored, KernelError> {
-        let Record { path, inode, was, same_effect, made } = record.clone();
+        let Record { path, inode, was, same_effect, made, .. } = record.clone();
         if made {
             return self.kernel.remove_folder(&path).map(|()| Restored::Removed { path });
         }
@@ -274,10 +438,6 @@ impl<K: Kernel> Settings<K> {
             None => Ok(None),
         }
     }
-}
-
-fn lines(records: &[Record]) -> String {
-    records.iter().map(|record| record.line() + "\n").collect()
 }
 
 /// Whether a setting that reads as `now` has the value `value`.
@@ -329,13 +489,106 @@ mod tests {
             )
             .unwrap();
         }
-        let (_, restored) = Settings::start(&tree, "/journal").unwrap();
-        assert_eq!(
-            restored,
-            [Restored::AsFound { path: crate::DEMOTION.to_owned(), value: "false".to_owned() }]
-        );
+        let error = Settings::start(&tree, "/journal").expect_err("it is damaged").to_string();
+        let expected = "/journal: line 1 is damaged: \"/etc/passwd\" is no setting of the kernel; 1 settings of other lines were restored, \
+                        0 could not be";
+        assert!(error.starts_with(expected), "{error}");
         assert_eq!(tree.settings(), before);
-        assert!(tree.disk().is_empty());
+    }
+
+    /// A tree with two changed settings, and its journal.
+    fn journal_of_two() -> (Tree, BTreeMap<String, String>, String) {
+        let tree = Tree::new(1 << 20);
+        let before = tree.settings();
+        let (mut settings, _) = Settings::start(&tree, "/journal").unwrap();
+        settings.set(crate::BALANCING, "2").unwrap();
+        settings.set(crate::DEMOTION, "true").unwrap();
+        let journal = tree.disk()["/journal"].clone();
+        (tree, before, journal)
+    }
+
+    #[test]
+    fn a_journal_with_any_byte_damaged_is_an_error_that_keeps_it_and_restores_its_other_lines() {
+        let (_, _, journal) = journal_of_two();
+        let second = journal.find('\n').unwrap() + 1;
+        let ends = journal.len() - 1;
+        for at in 0..ends {
+            let (tree, before, _) = journal_of_two();
+            let mut damaged = journal.clone().into_bytes();
+            damaged[at] ^= 1;
+            let Ok(damaged) = String::from_utf8(damaged) else { panic!("its bytes are ASCII") };
+            tree.replace("/journal", &damaged).unwrap();
+            let Err(error) = Settings::start(&tree, "/journal") else {
+                panic!("{damaged:?} is taken for a journal")
+            };
+            assert!(matches!(error, KernelError::Damaged { .. }), "{error}");
+            assert_eq!(
+                check_journal(&tree, "/journal").unwrap_err().to_string().split(';').next(),
+                error.to_string().split(';').next()
+            );
+            assert_eq!(tree.disk()["/journal"], damaged);
+            // The end of the first line is that of both.
+            let settings = tree.settings();
+            let is_back = |path: &str| settings[path] == before[path];
+            let intact = [at >= second, at + 1 < second];
+            assert_eq!([crate::BALANCING, crate::DEMOTION].map(is_back), intact, "{at}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_last_line_that_was_cut_short_belongs_to_no_change() {
+        let (_, _, journal) = journal_of_two();
+        let second = journal.find('\n').unwrap() + 1;
+        for end in second..journal.len() {
+            let (tree, before, _) = journal_of_two();
+            tree.write(crate::DEMOTION, "false").unwrap();
+            tree.replace("/journal", &journal[..end]).unwrap();
+            assert_eq!(Settings::start(&tree, "/journal").unwrap().1.len(), 1);
+            assert_eq!((tree.settings(), tree.disk().len()), (before, 0));
+        }
+    }
+
+    #[test]
+    fn a_line_that_a_full_disk_cut_short_is_written_anew_and_a_stop_needs_no_journal() {
+        let tree = Tree::new(1 << 20);
+        let before = tree.settings();
+        let (mut settings, _) = Settings::start(&tree, "/journal").unwrap();
+        settings.set(crate::BALANCING, "2").unwrap();
+        tree.kill_after(1);
+        settings.set(crate::DEMOTION, "true").expect_err("half a line is written");
+        tree.revive();
+        assert!(!tree.disk()["/journal"].ends_with('\n'), "the control");
+        settings.set(crate::DEMOTION, "true").unwrap();
+        check_journal(&tree, "/journal").unwrap();
+        // Somebody removes it.
+        tree.remove("/journal").unwrap();
+        assert_eq!(settings.restore().unwrap().len(), 2);
+        assert_eq!((tree.settings(), tree.disk().len()), (before, 0));
+    }
+
+    #[test]
+    fn a_dry_run_notes_each_change_once_and_makes_none() {
+        let tree = Tree::new(1 << 20);
+        tree.add_group("/a", [4096, 0]);
+        let before = tree.settings();
+        let changes = |settings: &mut Settings<&Tree>| {
+            for _ in 0..2 {
+                settings.set(crate::BALANCING, "2").unwrap();
+                settings.set(crate::PROMOTION_LIMIT, "65536").unwrap();
+                settings
+                    .set_in_turn("/sys/fs/cgroup/a/cpuset.mems", &["0-1".to_owned(), "0".to_owned()], None)
+                    .unwrap();
+            }
+            settings.take_changes().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let mut dry = Settings::dry(&tree, "/journal");
+        let said = changes(&mut dry);
+        assert_eq!(
+            said,
+            [format!("{}: 1 -> 2", crate::BALANCING), "/sys/fs/cgroup/a/cpuset.mems: \"\" -> 0".to_owned()]
+        );
+        assert_eq!((tree.settings(), tree.disk().len()), (before, 0));
+        assert_eq!(changes(&mut Settings::start(&tree, "/journal").unwrap().0), said);
     }
 
     #[test]

@@ -42,6 +42,20 @@ pub enum KernelError {
         /// What is wrong with it, and the remedy.
         why: &'static str,
     },
+    /// A line of the journal is no record.
+    #[error(
+        "{path}: line {line} is damaged: {why}; {outcome}; read the line, set by hand what it names, and take it out of the file"
+    )]
+    Damaged {
+        /// The journal.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+        /// What became of the settings.
+        outcome: String,
+    },
     /// The machine lacks what tiering needs.
     #[error("{0}")]
     Missing(String),

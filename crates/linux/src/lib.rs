@@ -27,7 +27,7 @@ pub use cxl::{
 };
 pub use damon::{HeldShare, KernelShares, share_settings};
 pub use host::{HostCounters, HostCounts};
-pub use journal::{Restored, Settings};
+pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Host, Kernel, KernelError};
 pub use limit::{available_memory, memory_limit};
 pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};

@@ -79,7 +79,10 @@ impl<'p> Place<'p> {
         };
         let stat = rustix::fs::fstat(&file).map_err(|error| failed(&self.path.to_string_lossy(), error))?;
         check_owner(self.path, &stat)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
+        // One that is read may have been replaced meanwhile, as a state is in each round.
+        let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+        let has_one_name = stat.st_nlink == 1 || (stat.st_nlink == 0 && !writes);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !has_one_name {
             return Err(refused(self.path, "is no regular file with one name; remove it"));
         }
         if stat.st_mode & OTHERS_WRITE != 0 {

@@ -5,6 +5,9 @@
 //! `local_high` gives its coldest pages to the slow tier, and while a service is under `local_low` its neighbours give
 //! theirs, so that it finds room. The kernel fills that room with pages that are used. A service that is still under `local_low` a round
 //! later gets other pages back, because the kernel may have demoted what nobody uses.
+//!
+//! What a round may move is divided among the services in proportion to what each has too much, or too little. A service that can move
+//! less leaves the rest to the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,6 +58,12 @@ pub struct ServiceBytes {
     pub pressure: f64,
     /// Pages that the service read again since the round before, after they had been taken from it.
     pub refaults: u64,
+    /// Whether nothing of it went down when the round before asked for it. It is asked for one page then, so that it takes nothing from others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_stuck: bool,
+    /// Whether nothing of it could be moved up lately, so that it is not tried in this round.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rests: bool,
 }
 
 impl ServiceBytes {
@@ -144,6 +153,18 @@ pub enum PageMove {
     },
 }
 
+impl PageMove {
+    /// The index of the service whose pages move.
+    #[must_use]
+    pub const fn service(&self) -> usize {
+        match *self {
+            Self::Demote { service, .. }
+            | Self::BringBack { service, .. }
+            | Self::Promote { service, .. } => service,
+        }
+    }
+}
+
 /// Why pages of a service go down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -173,6 +194,8 @@ pub enum HoldReason {
     Refaults,
     /// The slow tier is full.
     SlowFull,
+    /// Its part of what a round may move is less than a page: its turn comes in a later one.
+    Waits,
 }
 
 /// A service that is left alone in this round.
@@ -222,23 +245,30 @@ pub struct Past {
     refilling: bool,
     /// Services that were under their `local_low`.
     under: BTreeSet<String>,
+    /// Bytes less than a page that services are owed of what goes down, and up.
+    owed_down: BTreeMap<String, u64>,
+    owed_up: BTreeMap<String, u64>,
 }
 
 /// The step of a service is halved so often at most.
 const MOST_HALVINGS: u32 = 6;
 
 impl Past {
-    /// The step of a service, and whether it is left alone. A round in which it suffers halves its step, a round in
+    /// The step of each service, and whether it is left alone. A round in which it suffers halves its step, a round in
     /// which it does not doubles it again.
-    fn back_off(&mut self, service: &ServiceView, limits: &RoundLimits) -> (u64, Option<HoldReason>) {
-        let halvings = self.halvings.entry(service.name.clone()).or_default();
-        let reason = limits.suffering(&service.seen);
-        let step = limits.step >> *halvings;
-        *halvings = match reason {
-            Some(_) => (*halvings + 1).min(MOST_HALVINGS),
-            None => halvings.saturating_sub(1),
+    fn back_off(&mut self, services: &[ServiceView], limits: &RoundLimits) -> Vec<(u64, Option<HoldReason>)> {
+        let before = std::mem::take(&mut self.halvings);
+        let mut back_off = |service: &ServiceView| {
+            let halvings = before.get(&service.name).copied().unwrap_or(0);
+            let reason = limits.suffering(&service.seen);
+            let next = match reason {
+                Some(_) => (halvings + 1).min(MOST_HALVINGS),
+                None => halvings.saturating_sub(1),
+            };
+            self.halvings.extend((next > 0).then(|| (service.name.clone(), next)));
+            (limits.step >> halvings, reason)
         };
-        (step, reason)
+        services.iter().map(&mut back_off).collect()
     }
 
     /// Bytes that proactive demotion wants.
@@ -255,46 +285,33 @@ impl Past {
 /// Decides the moves of one control round.
 #[must_use]
 pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -> Decision {
-    past.halvings.retain(|name, _| services.iter().any(|service| service.name == *name));
-    let (steps, reasons) = services.iter().map(|service| past.back_off(service, limits)).unzip();
+    let (steps, reasons) = past.back_off(services, limits).into_iter().unzip();
     let refill = past.refill(limits);
     let mut round = Round {
         services,
         left: limits.step.min(limits.slow_free),
-        up_left: limits.promote,
-        is_slow_full: limits.slow_free == 0,
+        is_slow_full: limits.slow_free < PAGE,
         steps,
         reasons,
         given: vec![0; services.len()],
+        is_held: vec![false; services.len()],
         decision: Decision { moves: bring_back(services), holds: Vec::new() },
     };
-    for (index, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
-        match (policy.rule, policy.local) {
-            (TierRule::Background, _) => {
-                round.demote(index, seen.fast as f64, DemoteReason::Background);
-            }
-            (TierRule::OptIn, Some(local)) => {
-                round.demote(index, seen.above(local.high), DemoteReason::OverHigh);
-            }
-            (TierRule::OptIn | TierRule::OptOut, _) => {}
-        }
-        if policy.rule == TierRule::OptIn && policy.slow_cache {
-            round.demote(index, seen.fast_cache as f64, DemoteReason::PageCache);
-        }
+    round.take_excess(&mut past.owed_down);
+    let needy = needy(services);
+    let mut donors = donors(services);
+    let mut room = limits.room().max(0.0);
+    for Needy { service, lacks } in &needy {
+        let found = lacks.min(room);
+        room -= found;
+        round.take_from(&mut donors, lacks - found, DemoteReason::MakesRoom { for_service: *service });
     }
-    let needy = needy(services, limits.room());
-    for Needy { service, lacks, found } in &needy {
-        let reason = DemoteReason::MakesRoom { for_service: *service };
-        round.take_from_donors(Some(*service), lacks - found, reason);
-    }
-    let name = |needy: &Needy| services[needy.service].name.clone();
     // The kernel has a round to promote what is used.
-    for needy in needy.iter().filter(|needy| past.under.contains(&name(needy))) {
-        round.promote(needy, limits.largest_page);
-    }
+    let name = |needy: &Needy| services[needy.service].name.clone();
+    round.promote(needy.iter().filter(|needy| past.under.contains(&name(needy))), limits, &mut past.owed_up);
     past.under = needy.iter().map(name).collect();
     let given: u64 = round.given.iter().sum();
-    round.take_from_donors(None, refill - given as f64, DemoteReason::Watermark);
+    round.take_from(&mut donors, refill - given as f64, DemoteReason::Watermark);
     round.decision
 }
 
@@ -303,8 +320,6 @@ struct Round<'s> {
     services: &'s [ServiceView],
     /// Bytes that may go down yet.
     left: u64,
-    /// Bytes that may go up yet.
-    up_left: u64,
     is_slow_full: bool,
     /// Of each service, bytes that may go down at most.
     steps: Vec<u64>,
@@ -312,22 +327,58 @@ struct Round<'s> {
     reasons: Vec<Option<HoldReason>>,
     /// Of each service, bytes that go down.
     given: Vec<u64>,
+    /// Of each service, whether the decision says that it is held.
+    is_held: Vec<bool>,
     decision: Decision,
 }
 
 impl Round<'_> {
+    fn hold(&mut self, service: usize, reason: HoldReason) {
+        if !std::mem::replace(&mut self.is_held[service], true) {
+            self.decision.holds.push(Hold { service, reason });
+        }
+    }
+
+    /// Why pages of a service do not go down.
+    fn held(&self, service: usize) -> Option<HoldReason> {
+        self.reasons[service].or(self.is_slow_full.then_some(HoldReason::SlowFull))
+    }
+
+    /// Bytes of a service that may go down at most.
+    fn step(&self, service: usize) -> u64 {
+        if self.services[service].seen.is_stuck { PAGE.min(self.steps[service]) } else { self.steps[service] }
+    }
+
+    /// Divides the step among the services that have too much on the fast tier by their own rules.
+    fn take_excess(&mut self, owed: &mut BTreeMap<String, u64>) {
+        let mut claims = Vec::new();
+        for (service, view) in self.services.iter().enumerate() {
+            let wants = excess(view).iter().map(|(_, bytes)| bytes).sum();
+            match self.held(service) {
+                _ if wants == 0 => {}
+                Some(reason) => self.hold(service, reason),
+                None => claims.push(Claim { service, wants, most: wants.min(self.step(service)) }),
+            }
+        }
+        for (service, mut part) in divide(self.left, claims, self.services, owed) {
+            if part == 0 {
+                self.hold(service, HoldReason::Waits);
+            }
+            for (reason, bytes) in excess(&self.services[service]) {
+                part -= self.demote(service, bytes.min(part) as f64, reason);
+            }
+        }
+    }
+
     /// Bytes that go down of `wanted`.
     fn demote(&mut self, service: usize, wanted: f64, reason: DemoteReason) -> u64 {
         let given = self.given[service];
         let wanted = (wanted.max(0.0).round() as u64).min(self.services[service].seen.fast - given);
-        let held = self.reasons[service].or(self.is_slow_full.then_some(HoldReason::SlowFull));
-        if let Some(reason) = held.filter(|_| wanted > 0) {
-            if !self.decision.holds.iter().any(|hold| hold.service == service) {
-                self.decision.holds.push(Hold { service, reason });
-            }
+        if let Some(reason) = self.held(service).filter(|_| wanted > 0) {
+            self.hold(service, reason);
             return 0;
         }
-        let bytes = wanted.min(self.left).min(self.steps[service].saturating_sub(given));
+        let bytes = wanted.min(self.left).min(self.step(service).saturating_sub(given));
         if bytes > 0 {
             self.left -= bytes;
             self.given[service] += bytes;
@@ -336,35 +387,87 @@ impl Round<'_> {
         bytes
     }
 
-    /// Moves up what a service lacks, as far as there is room, and never so much that it comes over its `local_high`: a page at the end goes
+    /// Moves up what services lack, as far as there is room, and never so much that one comes over its `local_high`: a page at the end goes
     /// up whole.
-    fn promote(&mut self, &Needy { service, lacks, found }: &Needy, largest_page: u64) {
-        let ServiceView { policy, seen, .. } = &self.services[service];
-        if self.reasons[service].is_some() {
+    fn promote<'n>(
+        &mut self,
+        needy: impl Iterator<Item = &'n Needy>,
+        limits: &RoundLimits,
+        owed: &mut BTreeMap<String, u64>,
+    ) {
+        let whole = |bytes: f64| bytes.max(0.0) as u64 / PAGE * PAGE;
+        let largest = if limits.largest_page > PAGE { limits.largest_page as f64 } else { 0.0 };
+        let claim = |&Needy { service, lacks }: &Needy| {
+            let ServiceView { policy, seen, .. } = &self.services[service];
+            let wants = whole(lacks + (PAGE - 1) as f64);
+            let below_high = -seen.above(policy.local.map_or(1.0, |local| local.high)) - largest;
+            let most = wants.min(whole(below_high)).min(seen.slow).min(self.steps[service]);
+            let is_tried = self.reasons[service].is_none() && !seen.rests && most > 0;
+            is_tried.then_some(Claim { service, wants, most })
+        };
+        let most = limits.promote.min(whole(limits.room()));
+        if most < PAGE {
             return;
         }
-        let high = policy.local.map_or(1.0, |local| local.high);
-        let most = -seen.above(high) - if largest_page > PAGE { largest_page as f64 } else { 0.0 };
-        let whole = |bytes: f64| bytes.max(0.0) as u64 / PAGE * PAGE;
-        let found = if found < lacks { whole(found) } else { whole(lacks + (PAGE - 1) as f64) };
-        let bytes = found.min(whole(most)).min(seen.slow).min(self.up_left).min(self.steps[service]);
-        if bytes > 0 {
-            self.up_left -= bytes;
-            self.decision.moves.push(PageMove::Promote { service, bytes });
+        for (service, bytes) in divide(most, needy.filter_map(claim).collect(), self.services, owed) {
+            match bytes {
+                0 => self.hold(service, HoldReason::Waits),
+                _ => self.decision.moves.push(PageMove::Promote { service, bytes }),
+            }
         }
     }
 
-    /// Takes `missing` bytes from the services that have them to give, the one with the most first.
-    fn take_from_donors(&mut self, needy: Option<usize>, mut missing: f64, reason: DemoteReason) {
-        let spare = |service: usize| spare_bytes(&self.services[service]);
-        let is_donor = |service: &usize| Some(*service) != needy && spare(*service) > 0.0;
-        let mut donors: Vec<usize> = (0..self.services.len()).filter(is_donor).collect();
-        donors.sort_by(|a, b| spare(*b).total_cmp(&spare(*a)).then(a.cmp(b)));
-        for donor in donors {
+    /// Takes `missing` bytes from the services that have them to give, the one with the most first. Those that have given what they can
+    /// are dropped from `donors`.
+    fn take_from(&mut self, donors: &mut Vec<usize>, mut missing: f64, reason: DemoteReason) {
+        while let Some(&donor) = donors.last().filter(|_| missing > 0.0) {
             let spare = spare_bytes(&self.services[donor]) - self.given[donor] as f64;
             missing -= self.demote(donor, spare.min(missing), reason) as f64;
+            if missing > 0.0 {
+                donors.pop();
+            }
         }
     }
+}
+
+/// What a service wants of a round.
+struct Claim {
+    service: usize,
+    wants: u64,
+    /// Bytes that it can take at most.
+    most: u64,
+}
+
+/// Divides `bytes` among claims, in proportion to what each wants. What one cannot take goes to the others. A part is all that its claim can
+/// take, or whole pages; what it lacks of the next page is `owed` to the service in the next round. Returns the parts by service.
+fn divide(
+    bytes: u64,
+    mut claims: Vec<Claim>,
+    services: &[ServiceView],
+    owed: &mut BTreeMap<String, u64>,
+) -> BTreeMap<usize, u64> {
+    let before = std::mem::take(owed);
+    let mut wanted: u128 = claims.iter().map(|claim| u128::from(claim.wants)).sum();
+    let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+    // Those that can take the smallest part of what they want leave the rest to those behind them.
+    claims.sort_by_key(|claim| claim.service);
+    claims.sort_by(|a, b| product(a.most, b.wants).cmp(&product(b.most, a.wants)));
+    // Exact parts are of `left`; pages are of `unspent`.
+    let (mut left, mut unspent) = (bytes, bytes);
+    let mut parts = BTreeMap::new();
+    for Claim { service, wants, most } in claims {
+        // A byte at least, so that a page comes in the end.
+        let exact = u64::try_from(product(left, wants) / wanted).unwrap_or(u64::MAX).max(1).min(most);
+        wanted -= u128::from(wants);
+        left = left.saturating_sub(exact);
+        let name = &services[service].name;
+        let due = exact + before.get(name).copied().unwrap_or(0);
+        let part = if due >= most { most } else { due / PAGE * PAGE }.min(unspent);
+        unspent -= part;
+        owed.extend((part < most && due > part).then(|| (name.clone(), due - part)));
+        parts.insert(service, part);
+    }
+    parts
 }
 
 /// Opted-out services with bytes on the slow tier.
@@ -376,29 +479,43 @@ fn bring_back(services: &[ServiceView]) -> Vec<PageMove> {
     services.iter().enumerate().filter_map(broken).collect()
 }
 
+/// Bytes that a service has too much on the fast tier by its own rule, and why.
+fn excess(ServiceView { policy, seen, .. }: &ServiceView) -> [(DemoteReason, u64); 2] {
+    let over = match (policy.rule, policy.local) {
+        (TierRule::Background, _) => (DemoteReason::Background, seen.fast),
+        (TierRule::OptIn, Some(local)) => {
+            (DemoteReason::OverHigh, (seen.above(local.high).max(0.0).round() as u64).min(seen.fast))
+        }
+        (TierRule::OptIn | TierRule::OptOut, _) => (DemoteReason::OverHigh, 0),
+    };
+    let has_slow_cache = policy.rule == TierRule::OptIn && policy.slow_cache;
+    let cache = if has_slow_cache { seen.fast_cache.min(seen.fast - over.1) } else { 0 };
+    [over, (DemoteReason::PageCache, cache)]
+}
+
 /// A service under its `local_low`.
 struct Needy {
     service: usize,
     /// Bytes that it lacks on the fast tier.
     lacks: f64,
-    /// Bytes of those for which there is room.
-    found: f64,
 }
 
-/// Services under their `local_low`, which share the room in their order.
-fn needy(services: &[ServiceView], room: f64) -> Vec<Needy> {
-    let mut room = room.max(0.0);
-    let mut needy = Vec::new();
-    for (service, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
-        let Some(local) = policy.local.filter(|_| policy.rule == TierRule::OptIn) else { continue };
+/// Services under their `local_low`.
+fn needy(services: &[ServiceView]) -> Vec<Needy> {
+    let lacking = |(service, ServiceView { policy, seen, .. }): (usize, &ServiceView)| {
+        let local = policy.local.filter(|_| policy.rule == TierRule::OptIn)?;
         let lacks = -seen.above(local.low);
-        if lacks > 0.0 {
-            let found = lacks.min(room);
-            room -= found;
-            needy.push(Needy { service, lacks, found });
-        }
-    }
-    needy
+        (lacks > 0.0).then_some(Needy { service, lacks })
+    };
+    services.iter().enumerate().filter_map(lacking).collect()
+}
+
+/// Services that have bytes to give, the one with the most last. None of them is under its own `local_low`.
+fn donors(services: &[ServiceView]) -> Vec<usize> {
+    let spare = |service: usize| spare_bytes(&services[service]);
+    let mut donors: Vec<usize> = (0..services.len()).filter(|service| spare(*service) > 0.0).collect();
+    donors.sort_by(|a, b| spare(*a).total_cmp(&spare(*b)).then(b.cmp(a)));
+    donors
 }
 
 /// Bytes that a service can give to a neighbour without falling under its own `local_low`.
@@ -509,6 +626,84 @@ mod tests {
         let limits = RoundLimits { fast_free: 40 * MIB, ..LIMITS };
         let decision = once(&[opt_in(0.8, 1.0), opt_in(0.2, 1.0)], &[bytes(40, 60), bytes(90, 10)], &limits);
         assert_eq!(decision, Decision::default());
+    }
+
+    #[test]
+    fn the_step_is_divided_by_what_each_service_has_too_much() {
+        let policies = [opt_in(0.0, 0.5), opt_in(0.0, 0.4), opt_in(0.0, 0.9)];
+        let seen = [bytes(1200, 0), bytes(325, 175), bytes(100, 0)];
+        let limits = RoundLimits { step: 32 * MIB, ..LIMITS };
+        // 600, 125 and 10 MiB are too much.
+        let mut given = [0; 3];
+        let mut past = Past::default();
+        for _ in 0..10 {
+            for change in decide(&views(&policies, &seen), &limits, &mut past).moves {
+                let PageMove::Demote { service, bytes, reason: DemoteReason::OverHigh } = change else {
+                    panic!("{change:?}")
+                };
+                given[service] += bytes;
+            }
+        }
+        for (given, mib) in given.into_iter().zip([600, 125, 10]) {
+            assert!(given.abs_diff(320 * MIB * mib / 735) <= 3 * PAGE, "{given} of {mib}");
+        }
+    }
+
+    #[test]
+    fn a_service_that_cannot_go_down_leaves_the_step_to_the_others() {
+        let policies = [
+            opt_in(0.0, 0.5),
+            opt_in(0.0, 0.5),
+            ServicePolicy { rule: TierRule::Background, ..opt_in(0.0, 1.0) },
+        ];
+        let limits = RoundLimits { step: 32 * MIB, ..LIMITS };
+        let stuck = ServiceBytes { is_stuck: true, ..bytes(90_000, 0) };
+        let suffers = ServiceBytes { pressure: 11.0, ..bytes(90_000, 0) };
+        let decision = once(&policies, &[stuck, bytes(200, 0), suffers], &limits);
+        let over = DemoteReason::OverHigh;
+        let probe = PageMove::Demote { service: 0, bytes: PAGE, reason: over };
+        let rest = PageMove::Demote { service: 1, bytes: 32 * MIB - PAGE, reason: over };
+        assert_eq!(decision.moves, [probe, rest]);
+        // One that is to make room, and cannot, does not keep the next from it.
+        let policies = [opt_in(0.8, 1.0), opt_in(0.2, 1.0), opt_in(0.5, 1.0)];
+        let stuck = ServiceBytes { is_stuck: true, ..bytes(90, 10) };
+        let decision = once(&policies, &[bytes(40, 60), stuck, bytes(100, 0)], &LIMITS);
+        let room = |service, bytes| PageMove::Demote {
+            service,
+            bytes,
+            reason: DemoteReason::MakesRoom { for_service: 0 },
+        };
+        assert_eq!(decision.moves, [room(1, PAGE), room(2, 40 * MIB - PAGE)]);
+    }
+
+    #[test]
+    fn a_part_below_a_page_waits_and_comes_in_a_later_round() {
+        let policies = [opt_in(0.0, 0.5), opt_in(0.0, 0.5)];
+        let limits = RoundLimits { step: MIB, ..LIMITS };
+        let seen = [bytes(1 << 20, 0), bytes(1, 0)];
+        let mut past = Past::default();
+        let (mut waited, mut given) = (0, 0);
+        for _ in 0..10_000 {
+            let decision = decide(&views(&policies, &seen), &limits, &mut past);
+            waited += usize::from(decision.holds == [Hold { service: 1, reason: HoldReason::Waits }]);
+            given += decision.moves.iter().filter(|change| change.service() == 1).count();
+        }
+        // The second is due a byte in each round.
+        assert_eq!((waited, given), (9_998, 2));
+    }
+
+    #[test]
+    fn room_is_divided_by_what_services_lack_and_one_that_rests_takes_none() {
+        let limits = RoundLimits { fast_free: 300 * MIB, ..UP };
+        let policies = [opt_in(0.6, 0.7); 3];
+        let rests = ServiceBytes { rests: true, ..bytes(0, 4000) };
+        let seen = [rests, bytes(0, 300), bytes(0, 100)];
+        let mut past = Past::default();
+        drop(decide(&views(&policies, &seen), &limits, &mut past));
+        let up = |service, mib: u64| PageMove::Promote { service, bytes: mib * MIB };
+        assert_eq!(decide(&views(&policies, &seen), &limits, &mut past).moves, [up(1, 24), up(2, 8)]);
+        let limits = RoundLimits { fast_free: 24 * MIB, ..limits };
+        assert_eq!(decide(&views(&policies, &seen), &limits, &mut past).moves[..2], [up(1, 12), up(2, 4)]);
     }
 
     #[test]
@@ -663,12 +858,13 @@ mod tests {
         let rule = prop_oneof![Just(TierRule::OptIn), Just(TierRule::OptOut), Just(TierRule::Background)];
         let local = proptest::option::of((0.0..1.0f64, 0.0..1.0f64))
             .prop_map(|pair| pair.map(|(a, b)| LocalBounds { low: a.min(b), high: a.max(b) }));
-        let seen = (0..1u64 << 40, 0..1u64 << 40, 0..2000u64, 0..200u64, 0.0..1.0f64);
+        let seen =
+            (0..1u64 << 40, 0..1u64 << 40, 0..2000u64, 0..200u64, 0.0..1.0f64, any::<bool>(), any::<bool>());
         (rule, local, any::<bool>(), seen).prop_map(
-            |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache))| {
+            |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache, is_stuck, rests))| {
                 let fast_cache = (fast as f64 * cache) as u64;
-                let seen =
-                    ServiceBytes { fast, slow, fast_cache, pressure: pressure as f64 / 100.0, refaults };
+                let pressure = pressure as f64 / 100.0;
+                let seen = ServiceBytes { fast, slow, fast_cache, pressure, refaults, is_stuck, rests };
                 (ServicePolicy { rule, local, slow_cache }, seen)
             },
         )
@@ -697,13 +893,14 @@ mod tests {
                             prop_assert!(policies[service].rule != TierRule::OptOut);
                             prop_assert!(seen[service].pressure <= 10.0 && seen[service].refaults <= 100);
                             demoted[service] += bytes;
+                            prop_assert!(!seen[service].is_stuck || demoted[service] <= PAGE);
                         }
                         PageMove::BringBack { service, bytes } => {
                             prop_assert!(policies[service].rule == TierRule::OptOut && bytes == seen[service].slow);
                         }
                         PageMove::Promote { service, bytes } => {
                             let (policy, seen) = (&policies[service], &seen[service]);
-                            prop_assert!(policy.rule == TierRule::OptIn && limits.suffering(seen).is_none());
+                            prop_assert!(policy.rule == TierRule::OptIn && limits.suffering(seen).is_none() && !seen.rests);
                             let after = ServiceBytes { fast: seen.fast + bytes, slow: seen.slow - bytes, ..*seen };
                             let local = policy.local.unwrap();
                             prop_assert!(seen.local_share() < local.low && after.above(local.low) <= PAGE as f64);
@@ -715,6 +912,10 @@ mod tests {
                 prop_assert!(demoted.iter().sum::<u64>() <= step.min(slow_free));
                 prop_assert!(promoted <= (step / 2).min(fast_free / 2) + PAGE);
                 prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
+                // What has too much goes down, or says why not.
+                let is_held = |service| decision.holds.iter().any(|hold| hold.service == service);
+                let has_excess = |service: usize| excess(&services[service]).iter().any(|(_, bytes)| *bytes > 0);
+                prop_assert!((0..seen.len()).all(|service| !has_excess(service) || demoted[service] > 0 || is_held(service)));
                 record.push(RecordedRound { round: index as u64 + 1, services, limits, decision });
             }
             let (_, otherwise) = replay(&record);
