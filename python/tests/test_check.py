@@ -1,15 +1,20 @@
 """`polder offload check`: what it finds in a script, what it predicts, and that what it says to paste runs."""
 
+import dataclasses
+import functools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 
+from polder import offload  # noqa: E402
+from polder.errors import ArgumentError  # noqa: E402
 from polder.offload import check  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -107,3 +112,155 @@ def test_the_command_passes_everything_after_the_script_to_it(tmp_path: Path) ->
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("polder: train.py: killed before its first step ended; if the kernel did it, ")
+
+
+def found_in(tmp_path: Path, script: str, *arguments: object) -> tuple[check.Found, str]:
+    """What a check finds, and what it tells people."""
+    ended = checked(tmp_path, script, "--json", "train.py", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    given = json.loads(ended.stdout)
+    fields = {it.name: given[it.name] for it in dataclasses.fields(check.Found)}
+    found = check.Found(**{**fields, "optimizers": [check.Stepper(**it) for it in given["optimizers"]]})
+    return found, check.table(found, given["room"], None, given["tiers"])
+
+
+TRAINED = """
+import torch
+torch.manual_seed(0)
+def main():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64))
+    opt = torch.optim.AdamW([{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.1}], lr=1e-2)
+    PASTE
+    for step in range(3):
+        opt.zero_grad()
+        net(torch.ones(512, 64) * step).square().mean().backward()
+        opt.step()
+    print(type(opt).__module__, *(it.detach().double().sum().item() for it in net.parameters()))
+main()
+"""
+
+
+def test_what_is_to_be_pasted_runs_as_it_is_printed_and_trains_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, said = found_in(tmp_path, TRAINED.replace("PASTE", "pass"))
+    _, _, pasted = said.partition("paste below the line that makes opt:\n")
+    pasted, _, hint = pasted.partition("\n\n")
+    # It has tiers of its own, and names what measures them once.
+    assert "platform.toml" not in pasted and "polder probe --disk FOLDER --out platform.toml" in hint
+    # As users do, but with less of the disk.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(offload, "measured", functools.partial(offload.measured, nbytes=1 << 20))
+    outputs = []
+    for lines in ("    pass", pasted):
+        exec(compile(TRAINED.replace("    PASTE", lines), "train.py", "exec"), {"__name__": "__main__"})
+        outputs.append(capsys.readouterr().out.split())
+    assert [it[0] for it in outputs] == ["torch.optim.adamw", "polder.offload.optimizer"]
+    # torch's own has other bits where it is not the fused one.
+    assert [float(it) for it in outputs[0][1:]] == pytest.approx([float(it) for it in outputs[1][1:]], rel=1e-4)
+
+
+def test_every_optimizer_of_a_script_is_named_with_what_it_trains(tmp_path: Path) -> None:
+    script = """
+import torch
+g, d = torch.nn.Linear(128, 512), torch.nn.Linear(512, 1)
+og, od = torch.optim.Adam(g.parameters()), torch.optim.Adam(d.parameters())
+late = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])
+for _ in range(2):
+    od.zero_grad(); d(g(torch.ones(4, 128)).detach()).mean().backward(); od.step()
+    og.zero_grad(); d(g(torch.ones(4, 128))).mean().backward(); og.step()
+"""
+    found, said = found_in(tmp_path, script)
+    large, small = 4 * (128 * 512 + 512), 4 * (512 + 1)
+    assert [(it.name, it.model, it.weights, it.has_stepped) for it in found.optimizers] == [
+        ("og", "g", large, True),
+        ("od", "d", small, True),
+        ("late", "model", 12, False),
+    ]
+    assert found.bytes["cpu"]["weights"] == found.bytes["cpu"]["gradients"] + 12 == large + small + 12
+    assert found.bytes["cpu"]["optimizer states"] == 2 * (large + small) + 4 * 4
+    assert "another optimizer: od (torch.optim.adam.Adam) over d: 0.0 MB of weights, 0.0 MB of states" in said
+    assert "another optimizer: late (torch.optim.sgd.SGD) over model: 0.0 MB of weights, no step yet" in said
+
+
+class Muon(torch.optim.Optimizer):
+    """Another rule."""
+
+    def step(self, closure: object = None) -> None:
+        """Nothing."""
+
+
+class AdamW8bit(torch.optim.AdamW):
+    """Another rule behind a name that begins like one of Polder's."""
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda of: Muon(of, {}), "Muon takes other steps than polder.offload.AdamW, Adam and Lion, whose states"),
+        (torch.optim.LBFGS, "LBFGS takes other steps"),
+        (torch.optim.SGD, "SGD takes other steps"),
+        (AdamW8bit, "AdamW8bit takes other steps"),
+        (functools.partial(torch.optim.Adam, amsgrad=True), "amsgrad=True: polder.offload.Adam has no such step"),
+        (torch.optim.AdamW, ""),
+        (offload.Lion, ""),
+    ],
+)
+def test_nothing_is_to_be_pasted_that_would_train_otherwise(make: Any, said: str) -> None:
+    net = torch.nn.Linear(4, 4)
+    optimizer = make(net.parameters())
+    ours, refused = check._ours(optimizer, net, list(net.parameters()))
+    assert refused.startswith(said) and bool(refused) == bool(said)
+    stepper = check.Stepper("", "mine", "net", True, ours, refused, 1, 1, True)
+    found = check.Found({"cpu": dict.fromkeys(check._OBJECTS, 1)}, {}, 1, 0, 0, [(1, 1)], [stepper], "")
+    told = check.table(found, 1 << 30, None, "tiers=polder.offload.measured()")
+    assert ("import polder.offload" in told) is not bool(said)
+    assert (f"nothing to paste: mine cannot be placed: {said}" in told) is bool(said)
+
+
+def test_what_place_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 4).bfloat16()
+    _, refused = check._ours(torch.optim.AdamW(net.parameters()), net, list(net.parameters()))
+    with pytest.raises(ArgumentError) as raised:
+        offload.place(net, offload.AdamW(net.parameters()), tiers=[offload.Tier("dram", "1 GiB", 1, 1)])
+    assert refused == str(raised.value) and refused.startswith("parameter weight: expected float32 on a CPU, found ")
+
+
+def test_a_script_that_catches_everything_ends_after_its_first_step_with_the_answer(tmp_path: Path) -> None:
+    script = """
+import torch
+net = torch.nn.Linear(64, 64)
+opt = torch.optim.AdamW(net.parameters())
+for step in range(3):
+    try:
+        net(torch.ones(4, 64)).sum().backward(); opt.step()
+    except:
+        pass
+raise SystemExit("the script went on")
+"""
+    found, said = found_in(tmp_path, script)
+    assert found.optimizers[0].name == "opt" and "paste below the line that makes opt:" in said
+
+
+LONG = """
+import sys, torch
+WIDTH, WORDS = 128, 2000
+layers = [torch.nn.TransformerEncoderLayer(WIDTH, 4, 256, batch_first=True, dropout=0.0) for _ in range(2)]
+net = torch.nn.Sequential(torch.nn.Embedding(WORDS, WIDTH), *layers, torch.nn.Linear(WIDTH, WORDS))
+opt = torch.optim.AdamW(net.parameters())
+for step in range(2):
+    ids = torch.randint(WORDS, (2, int(sys.argv[1])))
+    opt.zero_grad()
+    torch.nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten()).backward()
+    opt.step()
+print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+
+
+def test_the_predicted_context_is_that_of_which_a_run_needs_the_memory(tmp_path: Path) -> None:
+    # Half of what grows here is saved for no backward pass: it is made of what was saved, for a while.
+    found, _ = found_in(tmp_path, LONG, 512)
+    command = [sys.executable, "train.py", "2048"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    predicted = check.first_too_long(found, int(ended.stdout) << 10)
+    assert 0.7 * 2048 <= predicted <= 1.4 * 2048, (predicted, found)

@@ -156,6 +156,8 @@ def test_measured_phases_stand_beside_predicted_ones_in_a_table_and_in_a_trace(d
     # Both halves of the states are read and written.
     assert float(table[6].split()[1]) == pytest.approx(states / 1e6, abs=0.05)
     assert "the median of 2 steps" in table[-1]
+    # Nothing said how long a pass computes.
+    assert table[-1].endswith("of FWD and BWD transfers alone, place(computation=) adds what they compute")
     placed.trace(disk / "trace.json")
     events = json.loads((disk / "trace.json").read_text())["traceEvents"]
     measured = [it for it in events if it.get("cat") == "measured"]
@@ -164,6 +166,8 @@ def test_measured_phases_stand_beside_predicted_ones_in_a_table_and_in_a_trace(d
     ]
     assert all(it["dur"] > 0 and it["ts"] >= 0 for it in events if it["ph"] == "X")
     assert {it["tid"] for it in events if it["ph"] == "X"} == {it["tid"] for it in events if it["ph"] == "M"}
+    timed = offload.place(ours, optimizer, "dram", **given, computation=(1.0, 2.0))
+    assert timed.summary().endswith("predicted: from the tiers' rates")
 
 
 # ------------------------------------------------------------------------------------------------------------ FSDP2

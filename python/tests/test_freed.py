@@ -1,6 +1,7 @@
 """Tensors that are freed, or changed, while a placement copies them: an error, or the numbers that they had."""
 
 import contextlib
+import copy
 import gc
 import os
 import random
@@ -16,11 +17,13 @@ torch = pytest.importorskip("torch")
 
 from test_offload import INPUT, SETTINGS, assert_equal, disk, model, one_thread, train, two_tiers  # noqa: E402, F401
 
+import polder  # noqa: E402
 from polder import _core, offload  # noqa: E402
 from polder.errors import PlacementWarning, TierError  # noqa: E402
 from polder.offload import optimizer as optimizers  # noqa: E402
 from polder.offload import placed as placing  # noqa: E402
 from polder.offload.ranges import memory  # noqa: E402
+from polder.torch import restore, snapshot  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FREED = "its storage was resized while it was copied"
@@ -329,7 +332,10 @@ def test_conjugated_views_and_subclasses_have_the_gradients_of_unplaced_training
     assert any(row.object == "activations" and row.tier == "disk" for row in placed.rows())
 
 
-def test_a_step_that_failed_on_a_disk_does_not_keep_the_next_one_waiting(disk: Path) -> None:  # noqa: F811
+def test_a_step_that_failed_on_a_disk_does_not_keep_the_next_one_waiting_and_breaks_the_optimizer_until_it_loads(
+    disk: Path,  # noqa: F811
+    scratch: Path,
+) -> None:
     parameter = torch.nn.Parameter(torch.ones(1 << 21))
     it = torch.nn.ParameterList([parameter])
     optimizer = offload.AdamW(it.parameters())
@@ -344,7 +350,48 @@ def test_a_step_that_failed_on_a_disk_does_not_keep_the_next_one_waiting(disk: P
         cut.truncate(4096)
         with pytest.raises(TierError, match="something has truncated it"):
             optimizer.step()
+        # Some weights and states are new, others are not: nothing goes on with them.
+        broken = (
+            "a step ended in its middle, .*something has truncated it.*; load a checkpoint of the model and, by load_"
+        )
+        with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
+            for call in (
+                optimizer.step,
+                optimizer.state_dict,
+                lambda: optimizer.moments(parameter),
+                lambda: copy.deepcopy(optimizer),
+                lambda: snapshot("job", it, optimizer, step=2, pool=pool),
+            ):
+                with pytest.raises(TierError, match=broken):
+                    call()
+            with pytest.raises(polder.NotFoundError):
+                restore("job", it, optimizer, pool=pool)
         os.posix_fallocate(cut.fileno(), 0, size)
     # All buffers were on their way when it failed.
     optimizer.load_state_dict(kept)
     assert torch.equal(optimizer.moments(parameter)[0], kept["state"][0]["exp_avg"])
+    optimizer.step()
+
+
+def test_states_of_a_step_that_failed_are_left_where_they_are_when_the_placement_closes(
+    disk: Path,  # noqa: F811
+) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1 << 16))
+    it = torch.nn.ParameterList([parameter])
+    optimizer = offload.AdamW(it.parameters())
+    parameter.grad = torch.ones_like(parameter)
+    placed = offload.place(it, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
+    optimizer.step()
+    kept = copy.deepcopy(optimizer.state_dict())
+    files = [it for it in Path("/proc/self/fd").iterdir() if it.is_symlink() and f"{disk}/#" in str(it.readlink())]
+    with max(files, key=lambda it: it.stat().st_size).open("r+b") as cut:
+        cut.truncate(4096)
+    with pytest.raises(TierError, match="something has truncated it"):
+        optimizer.step()
+    # The disk is not read once more.
+    placed.close()
+    with pytest.raises(TierError, match="a step ended in its middle"):
+        optimizer.step()
+    optimizer.load_state_dict(kept)
+    optimizer.step()
+    assert torch.equal(optimizer.state[parameter]["step"], torch.tensor(2.0))

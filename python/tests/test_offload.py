@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from conftest import Rank  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from polder import _core, offload  # noqa: E402
@@ -457,3 +458,17 @@ def test_the_example_ends_with_the_unlimited_weights_under_a_limit_that_stops_th
     assert seen["placed"]["peak"] < seen["limit"] < seen["unplaced"]["peak"]
     assert "weights after 2 steps: the same bits in both runs" in ended.stdout
     assert "placed:   ended with the weights of the unlimited run" in ended.stdout
+
+
+def test_the_example_says_what_is_missing_outside_the_repository(tmp_path: Path) -> None:
+    example = tmp_path / "examples" / "offload.py"
+    example.parent.mkdir()
+    example.write_text((ROOT / "examples" / "offload.py").read_text())
+    (tmp_path / "short.txt").write_text("short")
+    for given, said in (
+        ([], f"repository, which lies elsewhere than {tmp_path}: 0 bytes, expected more than --context"),
+        (["--text", tmp_path / "short.txt"], "short.txt: 5 bytes, expected more than --context and one; name a file"),
+    ):
+        ended = Rank(example, *given, "--folder", tmp_path)
+        with ended:
+            assert said in ended.communicate(timeout=60)[0] and ended.wait() == 1

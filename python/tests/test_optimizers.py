@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from test_offload import vectors as as_torch  # noqa: E402
 
 from polder import _core, offload  # noqa: E402
-from polder.errors import ArgumentError  # noqa: E402
+from polder.errors import ArgumentError, PlacementWarning  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -448,3 +448,77 @@ def test_copies_and_states_of_other_strides_step_as_the_optimizer_does() -> None
     mine.load_state_dict({**mine.state_dict(), "state": {0: {"step": torch.tensor(1.0), **moments}}})
     assert all(mine.state[wide][name].is_contiguous() for name in moments)
     assert all(torch.equal(mine.state[wide][name], moments[name]) for name in moments)
+
+
+class Adapted(torch.nn.Module):
+    """A frozen base of brain floats, and an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(256, 256, dtype=torch.bfloat16).requires_grad_(False)
+        self.adapter = torch.nn.Linear(256, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.adapter(self.base(x.bfloat16()).float()).square().mean()
+
+
+def test_frozen_parameters_need_no_room_for_states_and_may_have_any_type() -> None:
+    models = []
+    for is_placed in (False, True):
+        torch.manual_seed(0)
+        model = Adapted()
+        models.append(model)
+        optimizer = offload.AdamW(model.parameters(), lr=1e-2)
+        if is_placed:
+            # The states of the base would not fit.
+            tiers = [offload.Tier("dram", model.base.weight.nbytes + 6 * model.adapter.weight.nbytes, 2e10, 2e10)]
+            placed = offload.place(model, optimizer, "dram", tiers=tiers)
+            assert optimizer.nbytes() == 2 * model.adapter.weight.nbytes == 131072
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.full((8, 256), float(step))).backward()
+            optimizer.step()
+    assert_same(*(list(it.parameters()) for it in models))
+    # What is trained from now on had no room, and what was trained before loads into memory.
+    model.base.float().requires_grad_(True)
+    model.adapter(model.base(torch.ones(8, 256))).sum().backward()
+    with pytest.raises(ArgumentError, match=r"parameter of shape \(256, 256\): it was frozen, or in no group, when"):
+        optimizer.step()
+    model.base.requires_grad_(False)
+    known = optimizer.state_dict()
+    moments = {name: torch.full((256, 256), 2.0) for name in ("exp_avg", "exp_avg_sq")}
+    known["state"][0] = {"step": torch.tensor(1.0), **moments}
+    with pytest.warns(PlacementWarning, match="states of parameter 0: in memory, because it was frozen when"):
+        optimizer.load_state_dict(known)
+    again = optimizer.state_dict()
+    assert torch.equal(again["state"][0]["exp_avg"], moments["exp_avg"])
+    # Those that have states are placed with them.
+    placed = offload.place(model, optimizer, "dram", tiers=[offload.Tier("dram", "1 GiB", 2e10, 2e10)])
+    assert optimizer.nbytes() == 2 * (model.adapter.weight.nbytes + 4 * 256 * 256)
+    assert torch.equal(optimizer.state_dict()["state"][0]["exp_avg_sq"], moments["exp_avg_sq"])
+    placed.close()
+    assert torch.equal(optimizer.state[model.base.weight]["exp_avg"], moments["exp_avg"])
+
+
+def test_a_state_that_is_placed_says_so_where_a_program_looks_for_it() -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = offload.AdamW(model.parameters())
+    placed = offload.place(model, optimizer, "dram", tiers=[offload.Tier("dram", "1 GiB", 2e10, 2e10)])
+    said = (
+        r"state exp_avg: the states are placed, .* read a copy in optimizer.state_dict\(\), or close\(\) the placement"
+    )
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=said):
+            _ = optimizer.state[model.weight]["exp_avg"]
+        assert "exp_avg" not in optimizer.state[model.weight]
+        with pytest.raises(KeyError):
+            _ = optimizer.state[model.weight]["other"]
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        # As a checkpoint has them: no classes of Polder.
+        known = optimizer.state_dict()
+        assert {type(it) for it in known["state"].values()} == {dict}
+        optimizer.load_state_dict(known)
+    assert copy.deepcopy(optimizer).state_dict()["state"][0]["exp_avg"].shape == (8, 8)
+    placed.close()
+    assert torch.equal(optimizer.state[model.weight]["exp_avg"], known["state"][0]["exp_avg"])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,48 @@ def test_a_tensor_that_does_not_fit_a_tier_lies_in_memory_and_one_warning_names_
     assert said.startswith("tensor of shape (80, 1024), torch.float32: not in tier ") and "are free of its" in said
     assert scope.where() == [(str(card), fits.nbytes + again.nbytes)]
     assert float(large.sum() + also.sum()) == 80 * 1024 + 2 * 90 * 1024
+
+
+def test_weights_that_a_scope_did_not_make_are_one_warning() -> None:
+    with ThreadPoolExecutor(1) as other, pytest.warns(PlacementWarning) as warned, offload.tier("node:0") as scope:
+        layer = torch.nn.Linear(256, 128, bias=False)
+        # As `from_pretrained` of transformers: on the meta device first, then in threads of its own.
+        loaded = torch.nn.Sequential(torch.nn.Linear(128, 256, device="meta"), torch.nn.Linear(256, 128, device="meta"))
+        for part in loaded:
+            part.weight = torch.nn.Parameter(other.submit(torch.ones, part.weight.shape).result())
+    assert len(warned) == 1 and scope.where() == [("node 0", layer.weight.nbytes)]
+    said = str(warned[0].message)
+    assert said.startswith(f"2 parameters of {2 * 4 * 128 * 256} bytes lie in memory, not in tier node:0: ")
+    assert "the first is weight of Linear of 131072 bytes; from_pretrained and torch.load bring their own" in said
+    # The control: what is made in the scope, or is on the meta device still.
+    with offload.tier("node:0"):
+        again = torch.nn.Linear(256, 128)
+        again.load_state_dict({"weight": torch.ones(128, 256), "bias": torch.ones(128)})
+        torch.nn.Linear(256, 256, device="meta")
+
+
+def test_measured_memory_is_what_the_container_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = {
+        "/proc/meminfo": "MemAvailable: 24000000 kB\n",
+        "/proc/self/cgroup": "9:name=systemd:/\n4:memory:/docker/abc\n0::/\n",
+        "/sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": str(4 << 30),
+        "/sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": str(3 << 30),
+        "/sys/fs/cgroup/memory/docker/abc/memory.stat": f"inactive_file 7\ntotal_inactive_file {1 << 30}\n",
+    }
+
+    def read(path: Path) -> str:
+        if str(path) in files:
+            return files[str(path)]
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(_core, "offload_disk", lambda *_: (1 << 30, 1e9, 1e9))
+    assert [tier.nbytes for tier in offload.measured(tmp_path)] == [2 << 30, (1 << 30) * 9 // 10]
+    del files["/proc/self/cgroup"]
+    assert offload.measured(tmp_path)[0].nbytes == 24_000_000 << 10
+    del files["/proc/meminfo"]
+    with pytest.raises(TierError, match="/proc/meminfo: expected MemAvailable"):
+        offload.measured(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantiz)")

@@ -11,8 +11,8 @@ use crate::bench::collectives::python;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Run a training script up to the end of its first optimizer step. Print its memory by object, the first context that will
-    /// not fit, and the lines that place it.
+    /// Run a training script until each of its optimizers has taken a step. Print its memory by object, the first context that
+    /// will not fit, and the lines that place it.
     Check(CheckArguments),
 }
 

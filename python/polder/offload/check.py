@@ -265,9 +265,10 @@ class Watch:
             if live.most:
                 rows[device]["activations"] = live.most
         stays = self._memory.base + self._states()
-        moments = [(self._steps, 0), *((stays + gradients, max(0, more)) for gradients, more in self._moments)]
-        # One that has less of both than another says nothing.
-        most = [it for it in set(moments) if not any(it != by and it[0] <= by[0] and it[1] <= by[1] for by in moments)]
+        moments = {(self._steps, 0), *((stays + gradients, max(0, more)) for gradients, more in self._moments)}
+        # To the next MiB. One that has no more of either than another says nothing.
+        moments = {(_up(stays), _up(grows)) for stays, grows in moments}
+        most = [it for it in moments if not any(it != by and it[0] <= by[0] and it[1] <= by[1] for by in moments)]
         steppers = [it for _, _, it in self._steppers.values()]
         return Found(
             dict(rows),
@@ -296,6 +297,10 @@ class Watch:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _up(nbytes: int) -> int:
+    return (nbytes + (1 << 20) - 1) >> 20 << 20
 
 
 def _optimizers() -> list[torch.optim.Optimizer]:
@@ -349,12 +354,12 @@ def _names(
 ) -> tuple[torch.nn.Module | None, tuple[str, str, bool]]:
     """The model over the parameters; how the script calls the optimizer and it, and whether it calls both."""
     wanted = {id(it) for it in parameters}
-    for known in _variables():
-        ours = next((name for name, it in known.items() if it is optimizer), None)
-        for name, it in known.items():
-            if isinstance(it, torch.nn.Module) and wanted <= {id(parameter) for parameter in it.parameters()}:
-                return it, (ours or "optimizer", name, ours is not None)
-    return None, ("optimizer", "model", False)
+    known = [pair for variables in _variables() for pair in variables.items()]
+    ours = next((name for name, it in known if it is optimizer), None)
+    for name, it in known:
+        if isinstance(it, torch.nn.Module) and wanted <= {id(parameter) for parameter in it.parameters()}:
+            return it, (ours or "optimizer", name, ours is not None)
+    return None, (ours or "optimizer", "model", False)
 
 
 def _trainer() -> str:
@@ -510,7 +515,8 @@ def main() -> int:
 
     def say(found: Found) -> None:
         if given.json:
-            answer = dataclasses.asdict(found) | {"room": room, "rest": _rest(found), "paste": lines(found, tiers)}
+            answer = dataclasses.asdict(found) | {"room": room, "rest": _rest(found), "tiers": tiers}
+            answer["paste"] = lines(found, tiers)
             said = json.dumps(answer | {"first_too_long": first_too_long(found, room)})
         else:
             said = table(found, room, given.platform, tiers)

@@ -140,7 +140,8 @@ def _on_fakes(model: torch.nn.Module, device: torch.device, inputs: Sequence[Any
 
     def there(it: torch.Tensor) -> torch.Tensor:
         if not (_is_without_numbers(it) or it.is_meta):
-            return it.to(device)
+            # The program may change them.
+            return it.to(device, copy=True)
         if it.device == device:
             return fake.from_tensor(it)
         with fake:
