@@ -232,7 +232,7 @@ def test_the_first_program_runs_over_a_pool_of_its_own_and_says_what_went_throug
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.count(" of 4 runs on host ") == 4 and "the sum of all ranks is 6\n" in done.stdout
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"polder: 4 ranks, 2 hosts, \d+\.\d MB through the pool", last), done.stderr
+    assert re.fullmatch(r"polder: 4 ranks, 2 hosts, \d+\.\d MB through the pool \(coherent\)", last), done.stderr
     assert set(Path("/dev/shm").glob("polder*")) <= before
 
 

@@ -14,8 +14,10 @@ use polder_pool::{Geometry, Layout, endpoint};
 
 use crate::session::{SessionError, create};
 
-/// The usual size.
-const BYTES: u64 = 1 << 30;
+/// The usual size for each rank.
+const RANK_BYTES: u64 = 1 << 30;
+/// No pool is larger unless somebody asks for it.
+const MOST_BYTES: u64 = 64 << 30;
 /// The size is a multiple of this, in case the file system has huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
 /// A draft of this age was given up.
@@ -76,15 +78,17 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
 }
 
-/// The size of a job's own pool where so many bytes are free. It takes memory only as it is used.
+/// The size of a job's own pool of so many ranks where so many bytes are free: a GiB for each rank, 64 GiB and half of what is free at
+/// most. It takes memory only as it is used.
 #[must_use]
-pub fn usual_bytes(free: u64) -> u64 {
-    BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE)
+pub fn usual_bytes(free: u64, ranks: u16) -> u64 {
+    let wanted = RANK_BYTES.saturating_mul(ranks.max(1).into());
+    wanted.min(MOST_BYTES).min(free / 2 / HUGE_PAGE * HUGE_PAGE)
 }
 
 /// The size of a pool in `folder` for so many ranks, where so many bytes are free: the usual one, or the least that is enough.
 fn bytes_for(ranks: u16, folder: &Path, free: u64) -> Result<u64, SessionError> {
-    let usual = usual_bytes(free);
+    let usual = usual_bytes(free, ranks);
     if is_enough(ranks, usual) {
         return Ok(usual);
     }
@@ -185,7 +189,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_takes_half_of_what_is_free_and_a_gibibyte_at_most() {
-        assert_eq!([usual_bytes(u64::MAX), usual_bytes(99 << 20)], [1 << 30, 48 << 20]);
+    fn a_pool_takes_a_gibibyte_a_rank_and_half_of_what_is_free_at_most() {
+        let sizes = [(u64::MAX, 1), (u64::MAX, 8), (u64::MAX, 1024), (250 << 30, 200), (99 << 20, 8)];
+        let expected = [1 << 30, 8 << 30, 64 << 30, 64 << 30, 48 << 20];
+        assert_eq!(sizes.map(|(free, ranks)| usual_bytes(free, ranks)), expected);
+    }
+
+    #[test]
+    fn a_pool_that_nobody_has_used_takes_next_to_no_memory() {
+        use std::os::unix::fs::MetadataExt;
+        let scratch = Scratch::new();
+        let path = scratch.path().join(format!("{}sparse.pool", prefix()));
+        let pool = JobPool::make(&path, 8).unwrap();
+        let made = std::fs::metadata(&path).unwrap();
+        assert!(made.blocks() * 512 < 1 << 20, "{} of {} bytes are there", made.blocks() * 512, made.len());
+        pool.release();
     }
 }

@@ -413,7 +413,7 @@ pub fn create_as(
     let coherence = choice.chosen();
     let memory = AnyMemory::with_coherence(Software::new(region), coherence);
     // A new file holds nothing that could be lost.
-    let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Force);
+    let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Zeros);
     let made = each_memory!(&memory, memory => format_as(memory, geometry, uuid, overwrite, coherence));
     let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
     draft.publish()?;

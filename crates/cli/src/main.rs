@@ -64,7 +64,8 @@ struct PoolOptions {
     /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
     #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pool: Option<std::path::PathBuf>,
-    /// How caches are kept coherent: by the hardware (coherent), by Polder (software), or as the pool was formatted (auto).
+    /// How caches are kept coherent: by Polder (software), as every device needs that two hosts share; by the one kernel that runs all hosts
+    /// (coherent); or as the pool was formatted (auto).
     #[arg(long, global = true, value_name = "MODE")]
     coherence: Option<CoherenceChoice>,
     /// This host's id in the pool.
@@ -235,10 +236,12 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let options = after.or(before);
     options.expect_used(&command)?;
     let PoolOptions { pool, coherence, host, timeout } = options;
+    let logged = log.is_some();
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
     // Schedules that crash on purpose leave much to be warned of.
     let usual = if matches!(command, Command::Verify(_)) { "error" } else { "warn" };
-    start_logging(settings.log.as_deref().unwrap_or(usual))?;
+    let said = if logged { "--log" } else { "POLDER_LOG, or log in the config file" };
+    start_logging(settings.log.as_deref().unwrap_or(usual), said)?;
     match command {
         Command::Pool(it) => pool::run(it.command, &settings),
         Command::Agent(command) => agent::run(&command),
@@ -264,9 +267,12 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-fn start_logging(filter: &str) -> Result<(), Failure> {
+fn start_logging(filter: &str, said: &str) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
-        Failure(format!("{filter:?} is no log filter ({error}); write a level, or polder_pool=debug"))
+        let filter = polder_platform::quoted(filter);
+        Failure(format!(
+            "{said}: \"{filter}\" is no log filter ({error}); write a level, or filters such as polder_pool=debug"
+        ))
     })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     logs.with_ansi(polder_attach::settings::is_colour_wanted()).init();

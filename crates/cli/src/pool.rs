@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polder_attach::session::{self, AnyMemory, Session, SessionError};
-use polder_attach::settings::{ByteCount, Settings, TimeSpan};
+use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
 use polder_attach::{each, each_memory};
-use polder_mem::{Memory, Region, RegionError, RegionKind};
-use polder_platform::printable;
+use polder_mem::{Coherence, Memory, Region, RegionError, RegionKind};
+use polder_platform::{printable, quoted};
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, PoolStat, Superblock, SweepReport,
-    Uuid, expect_vacant, format_as, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, PoolError, PoolStat, Superblock, SweepReport, Uuid,
+    expect_vacant, format_as, inspect, read_superblock,
 };
 use rustix::fs::SeekFrom;
 
@@ -48,6 +48,9 @@ pub(crate) enum Command {
         /// Repeat at this interval, such as 1s, until stopped.
         #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
         watch: Option<TimeSpan>,
+        /// Show the directory and its chunks too, as a developer of Polder needs them.
+        #[arg(long, short, conflicts_with = "json")]
+        verbose: bool,
     },
     /// Look for damage: prints the offset of each damaged byte, and fails if there is any. Changes nothing.
     Check,
@@ -121,7 +124,7 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
         Command::List { prefix, json } => return list(path, settings, &prefix, json),
-        Command::Stat { json, watch } => return stat(path, settings, json, watch),
+        Command::Stat { json, watch, verbose } => return stat(path, settings, (json, verbose), watch),
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Remove { name, force } => remove(path, settings, &name, force)?,
@@ -165,7 +168,20 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             .map_err(at(path))?
         }
     };
+    warn_of_coherent(path, &made);
     describe(path, &made)
+}
+
+/// Says what a coherent pool does not promise where it may have a second kernel.
+fn warn_of_coherent(path: &Path, made: &Superblock) {
+    let is_shared = AnyMemory::open_unformatted(path, CoherenceChoice::Software)
+        .is_ok_and(|memory| !matches!(memory.region().kind(), RegionKind::Tmpfs | RegionKind::HugePages));
+    if is_shared && made.coherence == Some(Coherence::Coherent) {
+        eprintln!(
+            "polder: {}: a host that dies alone takes what it stored last with it in a coherent pool; if two hosts share this memory, format it with --coherence software",
+            shown(path)
+        );
+    }
 }
 
 /// The parts of a region that may hold something: those of a file that are no holes; of a device, which has none, the end,
@@ -256,7 +272,12 @@ fn damage(stat: &PoolStat) -> ExitCode {
 /// Between two views at least: reading a pool is work for whoever else uses its memory.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<TimeSpan>) -> Result<ExitCode, Failure> {
+fn stat(
+    path: &Path,
+    settings: &Settings,
+    (json, verbose): (bool, bool),
+    watch: Option<TimeSpan>,
+) -> Result<ExitCode, Failure> {
     let boot = session::boot()?;
     loop {
         let stat = look(path, settings)?.stat;
@@ -264,9 +285,9 @@ fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<TimeSpan>) -
             (true, _) => println!("{}", serde_json::to_string(&stat)?),
             // Home, and clear what an earlier, longer view left.
             (false, Some(_)) if std::io::stdout().is_terminal() => {
-                print!("\x1b[H\x1b[J{}", table(path, &stat, boot))
+                print!("\x1b[H\x1b[J{}", table(path, &stat, boot, verbose))
             }
-            (false, _) => print!("{}", table(path, &stat, boot)),
+            (false, _) => print!("{}", table(path, &stat, boot, verbose)),
         }
         std::io::stdout().flush()?;
         let code = damage(&stat);
@@ -275,7 +296,7 @@ fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<TimeSpan>) -
     }
 }
 
-fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
+fn table(path: &Path, stat: &PoolStat, boot: u64, verbose: bool) -> String {
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
@@ -284,24 +305,26 @@ fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
             bytes(stat.metadata_bytes)
         ),
         format!(
-            "{} objects of {}; {} in unclaimed chunks",
+            "{} objects of {}; {} that no host has taken",
             stat.objects,
             bytes(stat.object_bytes),
             bytes(stat.unclaimed_bytes)
         ),
+    ];
+    lines.extend(verbose.then(|| {
         format!(
             "directory: {} slots, {} claimed, {} condemned, {} tombstones; epoch {}",
             stat.slots, stat.claimed, stat.condemned, stat.tombstones, stat.epoch
-        ),
-    ];
+        )
+    }));
     lines.extend(stat.coherence.map(|coherence| format!("coherence: {coherence}, for every process")));
     for host in &stat.hosts {
         let (here, gone) = here_and_gone(host, boot);
-        let gone = if gone.is_empty() { String::new() } else { format!(", gone {}", pids(&gone)) };
+        let gone = if gone.is_empty() { String::new() } else { format!(", gone {}", listed(&gone)) };
         let HostStat { host, state, objects, chunks, .. } = host;
-        let here = pids(&here);
-        lines
-            .push(format!("host {host} {state}: {objects} objects, {chunks} chunks, processes {here}{gone}"));
+        let here = listed(&here);
+        let chunks = if verbose { format!(", {chunks} chunks") } else { String::new() };
+        lines.push(format!("host {host} {state}: {objects} objects{chunks}, processes {here}{gone}"));
     }
     for (job, held) in &stat.jobs {
         lines.push(format!("job {job}: {}", bytes(*held)));
@@ -309,9 +332,18 @@ fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
     lines.join("\n") + "\n"
 }
 
-fn pids(pids: &[u32]) -> String {
-    let words: Vec<_> = pids.iter().map(u32::to_string).collect();
-    if words.is_empty() { "none".to_owned() } else { words.join(" ") }
+/// Of a list so many are named.
+const NAMED: usize = 3;
+
+/// The first of many, and how many more there are.
+fn listed(many: &[impl ToString]) -> String {
+    let named = if many.len() > NAMED + 1 { NAMED } else { many.len() };
+    let words: Vec<_> = many[..named].iter().map(ToString::to_string).collect();
+    match (words.is_empty(), many.len() - named) {
+        (true, _) => "none".to_owned(),
+        (_, 0) => words.join(", "),
+        (_, more) => format!("{} and {more} more", words.join(", ")),
+    }
 }
 
 /// Which processes of a host are there, and which are gone; of another kernel's nobody can tell here.
@@ -347,9 +379,9 @@ fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failu
 fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(), Failure> {
     let session = Session::open(settings)?;
     let holders = each!(session.pool(), pool => pool.holders(name)).map_err(at(path))?;
-    let named: Vec<_> = holders.iter().map(Peer::to_string).collect();
-    if !named.is_empty() && !force {
-        let what = format!("{name} is held open by {}", named.join(", "));
+    let named = listed(&holders);
+    if !holders.is_empty() && !force {
+        let what = format!("{} is held open by {named}", quoted(name));
         return Err(Failure(format!(
             "{}: {what}; end those, or remove it all the same with --force",
             path.display()
@@ -357,8 +389,8 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
     }
     each!(session.pool(), pool => pool.destroy(name).and_then(|()| pool.maintain())).map_err(at(path))?;
     println!("{}: removed {name}", shown(path));
-    if !named.is_empty() {
-        eprintln!("{name}: its bytes are free once {} let go of it", named.join(", "));
+    if !holders.is_empty() {
+        eprintln!("{name}: its bytes are free once {named} let go of it");
     }
     Ok(())
 }
@@ -368,8 +400,7 @@ pub(crate) fn removed(swept: &SweepReport) -> String {
     let SweepReport { objects, dead, .. } = swept;
     let noun = if objects.len() == 1 { "object" } else { "objects" };
     let held = objects.iter().map(|object| object.bytes).sum();
-    let peers: Vec<_> = dead.iter().map(Peer::to_string).collect();
-    let of = if peers.is_empty() { String::new() } else { format!(", left by {}", peers.join(", ")) };
+    let of = if dead.is_empty() { String::new() } else { format!(", left by {}", listed(dead)) };
     format!("{} {noun} of {}{of}", objects.len(), bytes(held))
 }
 
@@ -427,7 +458,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     for host in &held {
         let (here, _) = here_and_gone(host, boot);
         if !here.is_empty() {
-            let (host, here) = (host.host, pids(&here));
+            let (host, here) = (host.host, listed(&here));
             eprintln!("host {host}: processes {here} had it open, and go on with what is gone");
         }
     }

@@ -274,11 +274,32 @@ fn a_job_without_a_pool_has_one_of_its_own_which_goes_with_it() {
 }
 
 #[test]
+fn more_ranks_than_a_host_can_have_are_refused_before_anything_starts() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "echo started");
+    for (line, words) in [
+        ("run -n 65 -- true", "65 ranks are too many for one host: 64 fit; take more hosts"),
+        ("run -n 130 --emulate 2 -- true", "65 ranks are too many for one host: 64 fit; take more hosts"),
+        (
+            "run -n 33 --windows -- true",
+            "33 ranks are too many for one host: 32 fit with --windows; take more hosts",
+        ),
+    ] {
+        let output = bench.command(line).env_remove("POLDER_POOL").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty() && said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn what_the_ranks_have_counted_is_the_last_line() {
     let bench = Bench::new();
     for (counts, expected) in [
-        ("7 1000000\\n8 2400000\\n8 100000\\n", "polder: 2 ranks, 2 hosts, 3.5 MB through the pool"),
-        ("7 1000000\\n", "polder: 2 ranks, 2 hosts, 1.0 MB through the pool from 1 of them"),
+        (
+            "7 1000000\\n8 2400000\\n8 100000\\n",
+            "polder: 2 ranks, 2 hosts, 3.5 MB through the pool (coherent)",
+        ),
+        ("7 1000000\\n", "polder: 2 ranks, 2 hosts, 1.0 MB through the pool (coherent) from 1 of them"),
         ("", "polder: 2 ranks, 2 hosts"),
     ] {
         bench.install("bin/mpiexec", MPICH, &format!("printf '{counts}' >> $POLDER_MPI_TALLY"));

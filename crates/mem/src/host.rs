@@ -154,7 +154,9 @@ pub enum HostError {
         hosts: u16,
     },
     /// Every process slot is taken.
-    #[error("host {host} already has {slots} processes in this pool; format it with a larger --processes")]
+    #[error(
+        "host {host} already has {slots} processes in this pool; start fewer on it, or format the pool with more --processes, 64 at most"
+    )]
     NoSlot {
         /// The host id.
         host: u16,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
@@ -57,6 +58,52 @@ pub fn printable(text: &str) -> Cow<'_, str> {
         false => it.escape_default().to_string(),
     });
     escaped.collect::<String>().into()
+}
+
+/// Bytes of a text from outside that an error quotes.
+const QUOTED_BYTES: usize = 200;
+
+/// What an error quotes of a name, a path or a line of a file from outside: as [`printable`] has it, and cut after 200 bytes.
+///
+/// ```
+/// use polder_platform::quoted;
+///
+/// assert_eq!(quoted("/train/\u{1b}"), "/train/\\u{1b}");
+/// assert!(quoted(&"x".repeat(5000)).ends_with("xx… (5000 bytes)"));
+/// ```
+#[must_use]
+pub fn quoted(text: &(impl AsRef<OsStr> + ?Sized)) -> String {
+    let text = text.as_ref().to_string_lossy();
+    if text.len() <= QUOTED_BYTES {
+        return printable(&text).into_owned();
+    }
+    let end = (0..=QUOTED_BYTES).rfind(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    format!("{}… ({} bytes)", printable(&text[..end]), text.len())
+}
+
+/// A number of bytes, as errors say it: in the largest unit of which it is a whole number, with a rounded one where that is bytes.
+///
+/// ```
+/// use polder_platform::sized;
+///
+/// assert_eq!([4 << 20, 1000].map(sized), ["4 MiB", "1000 bytes"]);
+/// assert_eq!(sized((4 << 20) + 320), "4194624 bytes (4.0 MiB)");
+/// ```
+#[must_use]
+pub fn sized(bytes: u64) -> String {
+    let unit = |power: u64| ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][power as usize];
+    let whole = if bytes == 0 { 0 } else { u64::from(bytes.trailing_zeros() / 10) };
+    let largest = u64::from(bytes.max(1).ilog2() / 10);
+    match whole {
+        0 if largest > 0 && bytes >= 10_000 => {
+            format!(
+                "{bytes} bytes ({:.1} {})",
+                bytes as f64 / (1_u64 << (10 * largest)) as f64,
+                unit(largest)
+            )
+        }
+        _ => format!("{} {}", bytes >> (10 * whole), unit(whole)),
+    }
 }
 
 /// Reads a text that is printed later: see [`printable`].

@@ -19,10 +19,11 @@ use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Coherence, Memory, Nanos, Offset};
+use polder_platform::sized;
 use polder_schedule::{Collective, Cut, Plan, Variant};
 
 use crate::PoolError;
-use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
+use crate::group::{Failure, Group, GroupOptions, MAX_BYTES, MAX_STEP, Signature};
 
 use data::Data;
 pub(crate) use data::{Scratch, fill, length, pieces};
@@ -485,11 +486,15 @@ impl<M: Memory> Group<M> {
         plan
     }
 
-    /// Cuts a message so that its blocks fit one half of the staging.
-    fn cut(&self, call: &Call, plan: &Plan) -> Result<Cut, PoolError> {
-        let staging = self.options().staging_bytes;
-        let cut = Cut::staged(plan, call.bytes, staging / 2, self.options().segment_bytes);
-        bounded(plan, cut, "staging", staging)
+    /// Cuts a message so that its blocks fit one half of the staging, which grows first where the message gains by it.
+    fn cut(&mut self, call: &Call, plan: &Plan) -> Result<Cut, PoolError> {
+        let GroupOptions { staging_bytes: all, segment_bytes, .. } = *self.options();
+        let staged = |bytes: u64| Cut::staged(plan, call.bytes, bytes / 2, segment_bytes);
+        if !self.has_all_staging() && staged(self.staging_bytes()) != staged(all) {
+            self.grow_staging(self.signature(call))?;
+        }
+        let bytes = self.staging_bytes();
+        bounded(plan, staged(bytes), "staging", bytes).map_err(|error| self.refusal().unwrap_or(error))
     }
 }
 
@@ -498,7 +503,7 @@ fn bounded(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Res
     let steps = |cut: &Cut| plan.number(cut.rounds, plan.steps.len());
     cut.filter(|cut| steps(cut) <= u64::from(MAX_STEP)).ok_or_else(|| {
         let expected = "more, for so many ranks and such a message";
-        PoolError::Argument { what, value: format!("{bytes} bytes a rank"), expected }
+        PoolError::Argument { what, value: format!("{} a rank", sized(bytes)), expected }
     })
 }
 

@@ -331,7 +331,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     fn allocate(&self, stripe: u32, units: u64) -> Result<Extent, PoolError> {
         let extents = Extents(self.site);
         loop {
-            if !extents.is_large(units)
+            if extents.fits_a_chunk(units)
                 && let Room::Taken(extent) = extents.allocate(stripe, units, self.account)?
             {
                 return Ok(extent);

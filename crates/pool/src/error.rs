@@ -3,6 +3,7 @@
 use std::fmt;
 
 use polder_mem::{Fault, Offset};
+use polder_platform::{quoted, sized};
 
 /// Another process, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -86,7 +87,8 @@ pub enum PoolError {
     },
     /// The region cannot hold a pool of the asked geometry.
     #[error(
-        "a pool needs {need} bytes here, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut"
+        "a pool needs {} here, the region has {}; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut",
+        sized(*need), sized(*bytes)
     )]
     TooSmall {
         /// Size of the region in bytes.
@@ -243,7 +245,13 @@ pub enum PoolError {
         pid: u32,
     },
     /// Every process slot of this host is taken.
-    #[error("host {host} already has {slots} processes in this pool; format it with a larger --processes")]
+    #[error(
+        "host {host} already has {slots} processes in this pool; {}",
+        match *slots {
+            64 => "no pool has more: start fewer on this host, or give some another host id (POLDER_HOST)",
+            _ => "format it with a larger --processes, 64 at most",
+        }
+    )]
     NoSlot {
         /// The host id.
         host: u16,
@@ -251,7 +259,7 @@ pub enum PoolError {
         slots: u16,
     },
     /// A name that cannot be used.
-    #[error("the name {name:?} {why}; names look like /train/weights and have 1 to 255 bytes")]
+    #[error("the name \"{}\" {why}; names look like /train/weights and have 1 to 255 bytes", quoted(name))]
     Name {
         /// The name.
         name: String,
@@ -259,14 +267,15 @@ pub enum PoolError {
         why: &'static str,
     },
     /// The name exists already.
-    #[error("{name} exists already; open it, or destroy it first")]
+    #[error("{} exists already; open it, or destroy it first", quoted(name))]
     Exists {
         /// The name.
         name: String,
     },
     /// Another process is this rank of the group.
     #[error(
-        "rank {rank} of group {group} is taken by {peer}; give each process a rank of its own, or the group another name"
+        "rank {rank} of group {} is taken by {peer}; give each process a rank of its own, or the group another name",
+        quoted(group)
     )]
     RankTaken {
         /// The rank.
@@ -277,14 +286,15 @@ pub enum PoolError {
         peer: Peer,
     },
     /// There is no object of this name.
-    #[error("no object {name} in this pool; `polder pool list` shows what is there")]
+    #[error("no object {} in this pool; `polder pool list` shows what is there", quoted(name))]
     NotFound {
         /// The name.
         name: String,
     },
     /// A store has no such version.
     #[error(
-        "the store {name} keeps no {} in this pool; it keeps {}; check the name and the pool, or take a version that is kept",
+        "the store {} keeps no {} in this pool; it keeps {}; check the name and the pool, or take a version that is kept",
+        quoted(name),
         match version {
             None => "whole version".to_owned(),
             Some(version) => format!("version {version}"),
@@ -304,7 +314,8 @@ pub enum PoolError {
     },
     /// Another process writes to the store.
     #[error(
-        "version {version} of the store {name} is being written by {peer}; one process at a time writes: wait for it, or give each process a store of its own"
+        "version {version} of the store {} is being written by {peer}; one process at a time writes: wait for it, or give each process a store of its own",
+        quoted(name)
     )]
     VersionTaken {
         /// The store's name.
@@ -328,7 +339,8 @@ pub enum PoolError {
     },
     /// Not enough free space, or none in one piece.
     #[error(
-        "the pool is full: {asked} bytes were asked for, {free} are free, {largest} in the largest piece; destroy objects (`polder pool list`) or use a larger pool"
+        "the pool is full: {} were asked for, {} are free, {} in the largest piece; destroy objects (`polder pool list`), or make a larger pool with `polder pool format --size` and name it with POLDER_POOL",
+        sized(*asked), sized(*free), sized(*largest)
     )]
     Full {
         /// Bytes asked for.
@@ -339,14 +351,15 @@ pub enum PoolError {
         largest: u64,
     },
     /// The directory has no free slot for this name.
-    #[error("the directory is full for {name}; format the pool with a larger --names")]
+    #[error("the directory is full for {}; format the pool with a larger --names", quoted(name))]
     DirectoryFull {
         /// The name.
         name: String,
     },
     /// The job has used up its quota on this host.
     #[error(
-        "job {job} may hold {quota} bytes on this host and holds {held}; {asked} more were asked; destroy objects or raise POLDER_QUOTA"
+        "job {job} may hold {} on this host and holds {}; {} more were asked for; destroy objects or raise POLDER_QUOTA",
+        sized(*quota), sized(*held), sized(*asked)
     )]
     Quota {
         /// The job id.
@@ -359,7 +372,9 @@ pub enum PoolError {
         asked: u64,
     },
     /// This process holds as many objects open as it may.
-    #[error("this process has {limit} objects open; close some")]
+    #[error(
+        "this process has {limit} objects open, the most that it may; close some, or format the pool with a larger --opens"
+    )]
     TooManyOpen {
         /// The limit.
         limit: u32,
@@ -396,7 +411,8 @@ pub enum PoolError {
     },
     /// A rank did not join in time; nobody has said whose it would be.
     #[error(
-        "rank {rank} has not come to group {group} within {waited_ms} ms; look whether it was started, or raise timeout= or POLDER_TIMEOUT"
+        "rank {rank} has not come to group {} within {waited_ms} ms; look whether it was started, or raise timeout= or POLDER_TIMEOUT",
+        quoted(group)
     )]
     Absent {
         /// The rank.
@@ -408,7 +424,8 @@ pub enum PoolError {
     },
     /// Nobody has opened a channel to receive.
     #[error(
-        "no process has opened the ring {name} to receive within {waited_ms} ms; look whether the receiver was started, or wait longer"
+        "no process has opened the ring {} to receive within {waited_ms} ms; look whether the receiver was started, or wait longer",
+        quoted(name)
     )]
     NoReceiver {
         /// The channel's name.

@@ -11,6 +11,8 @@
 //! 3. **Two halves.** Operation `k` stages in half `k % 2`. The half last held operation `k - 2`. A rank passes the window
 //!    before it writes its first byte of staging, so every reader of `k - 2` has returned.
 //!
+//! Ranks that met by name begin with a little staging; see [`staging`] for how it grows.
+//!
 //! After an error a group is broken for good. The rank publishes which peer it gave up on, so that the others fail at once
 //! and name the same peer. Then nothing in its extent changes any more.
 
@@ -19,11 +21,13 @@ pub mod hostile;
 mod join;
 mod progress;
 mod signature;
+mod staging;
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use polder_mem::{Bell, Fault, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_platform::sized;
 use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
 use crate::collectives::{Workshop, too_long};
@@ -33,6 +37,7 @@ use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
 
 pub use join::JoinedGroup;
+use join::Seats;
 pub(crate) use join::process_of;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
@@ -88,7 +93,8 @@ impl RankPlace {
 /// How a group waits and how much it stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// Staging of each rank in bytes, both halves together; a multiple of two lines.
+    /// Staging of each rank in bytes, both halves together; a multiple of two lines. Ranks that meet by name take less until a
+    /// message needs more.
     pub staging_bytes: u64,
     /// Bytes of a chunk that one round of a long operation moves.
     pub segment_bytes: u64,
@@ -133,6 +139,11 @@ pub struct Group<M: Memory> {
     memory: M,
     rank: usize,
     members: Vec<RankPlace>,
+    /// Where the staging of each rank begins, and how much of it each has now.
+    staging: Vec<Offset>,
+    staging_bytes: u64,
+    /// What holds the extents of ranks that met by name.
+    seats: Option<Seats<M>>,
     standings: Vec<Standing>,
     pulses: Vec<Pulse>,
     own: RefCell<Progress>,
@@ -195,10 +206,14 @@ impl<M: Memory> Group<M> {
         let local = members.iter().all(|member| member.host == members[rank].host);
         let standings = members.iter().map(|_| Standing::default()).collect();
         let pulses = members.iter().map(|_| Pulse::default()).collect();
+        let staging = members.iter().map(|member| staging_at(member.at)).collect();
         Ok(Self {
             memory,
             rank,
             members,
+            staging,
+            staging_bytes: options.staging_bytes,
+            seats: None,
             standings,
             pulses,
             own: RefCell::default(),
@@ -368,12 +383,17 @@ impl<M: Memory> Group<M> {
 
     /// Where the staging of `rank` begins.
     pub(crate) fn staging(&self, rank: usize) -> Offset {
-        staging_at(self.members[rank].at)
+        self.staging[rank]
+    }
+
+    /// Bytes of staging that each rank has now, both halves together.
+    pub(crate) fn staging_bytes(&self) -> u64 {
+        self.staging_bytes
     }
 
     /// The first byte of the half that this operation stages in (invariant 3).
     pub(crate) fn staging_half(&self) -> u64 {
-        self.sequence % 2 * (self.options.staging_bytes / 2)
+        self.sequence % 2 * (self.staging_bytes / 2)
     }
 
     /// Sets this operation's own words of the line; they go out with the next step.
@@ -758,7 +778,7 @@ fn check<M: Memory>(
         );
     }
     if !options.staging_bytes.is_multiple_of(2 * polder_mem::LINE) || options.staging_bytes == 0 {
-        let bytes = options.staging_bytes.to_string();
+        let bytes = sized(options.staging_bytes);
         return bad("staging", bytes, "bytes that are a positive multiple of 128");
     }
     for member in members {

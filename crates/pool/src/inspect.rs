@@ -67,7 +67,7 @@ pub struct HostStat {
     pub boot: u64,
     /// Processes whose lines say that they are here, those that were killed too.
     pub processes: Vec<u32>,
-    /// Objects that it owns.
+    /// Objects that it owns, of those that can be opened.
     pub objects: u64,
     /// Chunks that it holds.
     pub chunks: u64,
@@ -255,12 +255,10 @@ impl<'a, M: Memory> Inspector<'a, M> {
         };
         let processes = self.read_processes(host)?;
         let chunks = self.read_chunks(host)?;
-        let before = self.live.len();
         self.read_entries(host)?;
-        let objects = (self.live.len() - before) as u64;
         self.stat.slots += u64::from(self.layout.slots());
         let boot = line.map_or(0, |line| line.boot);
-        self.stat.hosts.push(HostStat { host, state, boot, processes, objects, chunks });
+        self.stat.hosts.push(HostStat { host, state, boot, processes, objects: 0, chunks });
         Ok(())
     }
 
@@ -414,6 +412,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
     fn count(&mut self, header: Header, record: &Record, host: u16) {
         self.stat.objects += 1;
+        self.stat.hosts.iter_mut().filter(|of| of.host == host).for_each(|of| of.objects += 1);
         self.stat.object_bytes += record.bytes;
         self.stat.header_bytes += u64::from(record.header_lines) * LINE;
         *self.stat.jobs.entry(record.job).or_default() += record.bytes;
@@ -478,6 +477,11 @@ mod tests {
         let names: Vec<_> = objects.iter().map(|object| object.name.as_str()).collect();
         assert_eq!(names, ["/one/0", "/two/0", "/two/1"]);
         assert_eq!((stat.objects, stat.object_bytes, stat.jobs[&0]), (3, 20_100, 20_100));
+        // One that was destroyed by another host, and that its owner has not freed, is no object any more.
+        assert_eq!(
+            stat.hosts.iter().map(|host| (host.host, host.objects)).collect::<Vec<_>>(),
+            [(0, 2), (1, 1)]
+        );
         assert_eq!(stat.hosts.iter().map(|host| host.processes.len()).sum::<usize>(), 2);
     }
 

@@ -292,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_any_size_lie_side_by_side_until_none_fits_any_more() {
+        for bytes in [CHUNK / 4, CHUNK / 2, CHUNK / 2 + 64, CHUNK - 64, CHUNK, CHUNK + 64, 2 * CHUNK] {
+            let heap = heap(&Geometry { names: 127, ..SMALL });
+            let [a, b] = [attach(heap.clone(), 0), attach(heap.process(1, ProcessSlot(0)), 1)];
+            drop(heap);
+            let (whole, all) = (bytes + 64, free_bytes(&b));
+            let full = (0..)
+                .find_map(|index| a.create(&format!("/{index}"), bytes).map(|object| a.close(object)).err());
+            let Some(PoolError::Full { asked, free, largest }) = full else { panic!("{full:?}") };
+            assert_eq!((asked, largest), (whole, free), "{bytes} bytes: what is free is in one piece");
+            assert!(free < whole && (all - free).is_multiple_of(whole), "{free} of {all} are left");
+            let names: Vec<_> = a.list("").unwrap().into_iter().map(|listed| listed.name).collect();
+            assert_eq!(names.len() as u64, all / whole);
+            names.iter().for_each(|name| b.destroy(name).unwrap());
+            a.maintain().unwrap();
+            assert_eq!(free_bytes(&b), all);
+        }
+    }
+
+    #[test]
     fn large_objects_take_whole_chunks_in_a_row_and_leave_the_rest_of_the_last() {
         let [a, b, _c] = pools();
         let all = free_bytes(&a);

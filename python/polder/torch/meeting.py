@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from polder.torch.backend import ProcessGroupPolder
 
 _FAREWELL_SECONDS = 5.0
+_PROCESSES = 64
+"""The most processes of a host that a pool can be made for."""
 _ATTACHING = 0.75
 """The part of a timeout that a rank may wait for when it attaches."""
 
@@ -304,6 +307,10 @@ def host_ids(everyone: list[dict[str, Any]]) -> list[int]:
     [0, 1, 0]
     >>> host_ids([at("a"), at("b", host=0)])
     [1, 0]
+    >>> host_ids([at("a")] * 65)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    polder.errors.ArgumentError: 65 ranks are too many for host a: a pool has places for 64 processes of a host; ...
     """
     places = [(*each["machine"], each["emulated"]) for each in everyone]
     chosen: dict[int, tuple[Any, ...]] = {}
@@ -321,6 +328,12 @@ def host_ids(everyone: list[dict[str, Any]]) -> list[int]:
         if each["host"] is None and place not in given:
             given[place] = next(free)
         ids.append(each["host"] if each["host"] is not None else given[place])
+    host, ranks = Counter(ids).most_common(1)[0]
+    if ranks > _PROCESSES:
+        raise ArgumentError(
+            f"{ranks} ranks are too many for host {places[ids.index(host)][0]}: a pool has places for {_PROCESSES} "
+            "processes of a host; start fewer on it, or let them play several hosts with POLDER_EMULATE"
+        )
     return ids
 
 
@@ -337,7 +350,7 @@ def make(path: str, own: bool, board: Board) -> "_core.JobPool | None":
     if board.rank != 0 or path in attachments:
         return None
     if own:
-        return _core.JobPool.make(path, min(board.size, 64))
+        return _core.JobPool.make(path, board.size)
     if not Path(path).exists():
         raise RegionError(
             f"{path}: there is no pool; make one with `polder pool format --pool {path} --size 1GiB`, or leave "

@@ -9,9 +9,10 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
 use polder_attach::each_memory;
-use polder_attach::session::{AnyMemory, SessionError};
+use polder_attach::session::{AnyMemory, Session, SessionError};
 use polder_attach::settings::Settings;
-use polder_mem::HostPlan;
+use polder_mem::{Coherence, HostPlan, Memory};
+use polder_pool::format::MAX_PROCESSES;
 use polder_pool::{Geometry, Superblock, read_superblock};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -97,12 +98,27 @@ impl Run {
         if let (true, Some(pool)) = (owns_pool, &settings.pool) {
             self.ranks(install.library).make_pool(pool)?;
         }
+        // What every rank would be refused for is said once, before any starts.
+        if let (Some(host), Some(pool)) = (cleanup.hosts.first(), &settings.pool) {
+            let attached = Session::open(&Settings { host: *host, job: Some(0), ..settings.clone() });
+            if attached.is_err() && owns_pool {
+                drop(std::fs::remove_file(pool));
+            }
+            drop(attached?);
+        }
         if self.hosts.is_empty() {
             variables.push((TALLY.to_owned(), cleanup.tally.display().to_string()));
             Tally::begin(&cleanup.tally)?;
         }
         variables.push((MARK.to_owned(), cleanup.mark.clone()));
         let words = install.library.arguments(&self.sections(), &variables, &self.program);
+        // Once the job has ended, a pool of its own is gone.
+        let opened = settings
+            .pool
+            .as_deref()
+            .map(|pool| AnyMemory::open(pool, settings.coherence.unwrap_or_default()));
+        let coherence =
+            opened.and_then(Result::ok).map(|memory| each_memory!(&memory, memory => memory.coherence()));
         let mut command = Command::new(&install.mpiexec);
         let status = passing_signals(command.args(words).envs(variables.iter().cloned()), &install.mpiexec);
         let tally = Tally::read(&cleanup.tally);
@@ -115,7 +131,7 @@ impl Run {
         drop(guard);
         let status = status?;
         match status.success() {
-            true => eprintln!("polder: {}", self.summary(&tally)),
+            true => eprintln!("polder: {}", self.summary(&tally, coherence)),
             false => install.library.hint().into_iter().for_each(|hint| eprintln!("polder: {hint}")),
         }
         Ok(code_of(status))
@@ -135,16 +151,19 @@ impl Run {
         Cleanup { hosts, owns_pool, tally, ..new }
     }
 
-    /// How many ranks ran on how many hosts, and what went through the pool between them.
-    fn summary(&self, tally: &Tally) -> String {
+    /// How many ranks ran on how many hosts, and what went between them through the pool, which was kept coherent so.
+    fn summary(&self, tally: &Tally, coherence: Option<Coherence>) -> String {
         let count = |number, noun| format!("{number} {noun}{}", if number == 1 { "" } else { "s" });
         let ran = [count(self.ranks, "rank"), count(self.host_count(), "host")].join(", ");
         let Tally { ranks, bytes } = *tally;
         let megabytes = bytes as f64 / 1e6;
+        let kept = coherence.map_or_else(String::new, |coherence| format!(" ({coherence})"));
         match ranks >= usize::from(self.ranks) {
-            true => format!("{ran}, {megabytes:.1} MB through the pool"),
+            true => format!("{ran}, {megabytes:.1} MB through the pool{kept}"),
             // Some do not end as MPI programs do; those of other machines cannot write here.
-            false if ranks > 0 => format!("{ran}, {megabytes:.1} MB through the pool from {ranks} of them"),
+            false if ranks > 0 => {
+                format!("{ran}, {megabytes:.1} MB through the pool{kept} from {ranks} of them")
+            }
             false => ran,
         }
     }
@@ -189,6 +208,15 @@ impl Run {
         if let Some(name) = self.hosts.iter().find(twice) {
             return Err(Failure(format!("{name} is named twice in --hosts; name each machine once")));
         }
+        // The provider is in the pool, and so is the shim.
+        let places = if self.choice.windows { 2 } else { 1 };
+        let most = self.ranks.div_ceil(asked);
+        if most > MAX_PROCESSES / places {
+            let (limit, of) = (MAX_PROCESSES / places, if places == 2 { " with --windows" } else { "" });
+            return Err(Failure(format!(
+                "{most} ranks are too many for one host: {limit} fit{of}; take more hosts with --hosts or --emulate, or fewer ranks"
+            )));
+        }
         let Some(path) = &settings.pool else {
             return match self.hosts.is_empty() {
                 true => Ok(()),
@@ -202,9 +230,7 @@ impl Run {
             let remedy = "take fewer, or format a pool with more --hosts";
             return Err(Failure(format!("{pool} is made for {hosts} hosts, not for {asked}; {remedy}")));
         }
-        // The provider is in the pool, and so is the shim.
-        let room = processes / if self.choice.windows { 2 } else { 1 };
-        let most = self.ranks.div_ceil(asked);
+        let room = processes / places;
         if most > room {
             let remedy = "take more hosts, or format a pool with more --processes";
             return Err(Failure(format!("{pool} has room for {room} ranks on a host, not {most}; {remedy}")));

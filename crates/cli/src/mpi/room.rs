@@ -89,7 +89,7 @@ impl Ranks {
                 bytes(least)
             )));
         }
-        let usual = job_pool::usual_bytes(free);
+        let usual = job_pool::usual_bytes(free, self.count());
         let size = if self.fit(&self.geometry(usual), usual) { usual } else { least };
         session::create(pool, size, &self.geometry(size))?;
         Ok(())

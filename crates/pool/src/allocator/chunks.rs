@@ -20,7 +20,7 @@ use std::time::Duration;
 use polder_mem::Memory;
 
 use crate::deviation::Deviation;
-use crate::extents::{Account, Extents, Room};
+use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::{CHUNK_BITS, CHUNKS_PER_WORD};
 use crate::local::LocalGuard;
 use crate::site::Site;
@@ -48,24 +48,23 @@ enum Rival {
 }
 
 impl<'a, M: Memory> Chunks<'a, M> {
-    /// Claims as many chunks in a row as `units` need, and takes `units` from the first of them on for the holder of
+    /// Claims the chunks that a run of `units` needs beside those that this host holds, and takes the run for the holder of
     /// directory lock `stripe`. Nothing when another process was faster.
     ///
     /// # Errors
-    /// [`PoolError::Full`] when there is no such row, [`PoolError::Quota`] when the job may not hold so much.
+    /// [`PoolError::Full`] when there is no such run, [`PoolError::Quota`] when the job may not hold so much.
     pub(crate) fn grow(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
-        self.under_lock(|| self.claim_row(stripe, units, account))
+        self.under_lock(|| self.claim_run(stripe, units, account))
     }
 
-    fn claim_row(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
-        let count = units.div_ceil(self.0.words().chunk_units());
+    fn claim_run(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
         let mut others = Others::new(self);
         loop {
-            let Some(chunks) = others.find_row(count)? else {
+            let Some(extent) = others.find_run(units)? else {
                 if !others.are_contended || !others.watch.wait(&self.0) {
                     // The last chunk may have become this host's while its lock was waited for.
                     let extents = Extents(self.0);
-                    if !extents.is_large(units)
+                    if extents.fits_a_chunk(units)
                         && let taken @ Room::Taken(_) = extents.allocate(stripe, units, account)?
                     {
                         return Ok(taken);
@@ -75,8 +74,8 @@ impl<'a, M: Memory> Chunks<'a, M> {
                 others.forget();
                 continue;
             };
-            match self.claim(&chunks, &mut others.watch)? {
-                Rival::None => return self.win(chunks, stripe, units, account),
+            match self.claim(&Extents(self.0).chunks(extent), &mut others.watch)? {
+                Rival::None => return self.win(stripe, extent, account),
                 Rival::Ahead { chunk, claims } => others.pass(chunk, claims),
                 Rival::Behind { chunk } => others.pass(chunk, true),
             }
@@ -84,13 +83,14 @@ impl<'a, M: Memory> Chunks<'a, M> {
     }
 
     fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
-        let (chunk_bytes, unit_bytes) = (self.0.layout.geometry().chunk_bytes, self.0.words().unit_bytes());
-        let (unclaimed, row) = others.unclaimed()?;
-        let free = Extents(self.0).free_bytes() + unclaimed * chunk_bytes;
-        // What is larger than half a chunk begins with one of its own.
-        let run = Extents(self.0).longest_run().min(self.0.words().chunk_units() / 2);
-        let largest = (row * chunk_bytes).max(run * unit_bytes);
-        Ok(PoolError::Full { asked: units * unit_bytes, free, largest })
+        let unit_bytes = self.0.words().unit_bytes();
+        let free = Extents(self.0).free_bytes() + others.unclaimed_bytes()?;
+        let mut largest = Extents(self.0).longest_run()?;
+        others.find_between(0..self.0.layout.chunks(), |run| {
+            largest = largest.max(run);
+            false
+        })?;
+        Ok(PoolError::Full { asked: units * unit_bytes, free, largest: largest * unit_bytes })
     }
 
     /// Gives back the empty chunks of this range, except one that is kept in a pool with many. Those that another process of
@@ -240,11 +240,12 @@ impl<'a, M: Memory> Chunks<'a, M> {
         }
     }
 
-    fn win(&self, chunks: Range<u32>, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
+    fn win(&self, stripe: u32, extent: Extent, account: Account) -> Result<Room, PoolError> {
+        let chunks = Extents(self.0).chunks(extent);
         // First, and for certain: other processes of this host use the chunks as soon as they are adopted.
         self.publish(&chunks, HELD);
         self.0.memory.mfence();
-        let room = Extents(self.0).adopt(chunks.clone(), stripe, units, account);
+        let room = Extents(self.0).adopt(stripe, extent, account);
         if matches!(room, Ok(Room::Taken(_))) {
             self.0.set(self.0.words().chunk_log(0), 0);
         } else {
@@ -317,40 +318,61 @@ impl<'a, M: Memory> Others<'a, M> {
         self.are_contended = false;
     }
 
-    /// The first row of `count` chunks that may be had. Each host begins elsewhere, so that they seldom meet.
-    fn find_row(&mut self, count: u64) -> Result<Option<Range<u32>>, PoolError> {
+    /// The first run of `units` that may be had. Each host begins elsewhere, so that they seldom meet.
+    fn find_run(&mut self, units: u64) -> Result<Option<Extent>, PoolError> {
         let site = self.chunks.0;
         let all = site.layout.chunks();
-        let Ok(count @ 1..) = u32::try_from(count) else { return Ok(None) };
         let begin = u64::from(all) * u64::from(site.host()) / u64::from(site.layout.geometry().hosts);
         let begin = begin as u32;
-        let behind = begin.saturating_add(count - 1).min(all);
-        match self.find_between(begin, all, count)? {
-            Some(row) => Ok(Some(row)),
-            None => self.find_between(0, behind, count),
-        }
+        let count = units.div_ceil(site.words().chunk_units());
+        let behind = u32::try_from(count).map_or(all, |count| begin.saturating_add(count).min(all));
+        let start = match self.find_between(begin..all, |run| run >= units)? {
+            Some(start) => Some(start),
+            None => self.find_between(0..behind, |run| run >= units)?,
+        };
+        Ok(start.map(|start| Extent { start, units }))
     }
 
-    fn find_between(&mut self, from: u32, to: u32, count: u32) -> Result<Option<Range<u32>>, PoolError> {
-        let mut start = from;
-        for chunk in from..to {
-            if self.is_taken(chunk)? {
-                start = chunk + 1;
-            } else if chunk + 1 - start == count {
-                return Ok(Some(start..chunk + 1));
+    /// The first unit of the first run, through these chunks, of which `wanted` takes the units that it has up to a chunk's end.
+    fn find_between(
+        &mut self,
+        chunks: Range<u32>,
+        mut wanted: impl FnMut(u64) -> bool,
+    ) -> Result<Option<u64>, PoolError> {
+        let per_chunk = self.chunks.0.words().chunk_units();
+        let mut start = u64::from(chunks.start) * per_chunk;
+        for chunk in chunks {
+            let (base, (head, tail)) = (u64::from(chunk) * per_chunk, self.free_ends(chunk)?);
+            if wanted(base + head - start) {
+                return Ok(Some(start));
+            }
+            if head < per_chunk {
+                start = base + per_chunk - tail;
             }
         }
         Ok(None)
     }
 
+    /// The units that may be had at the beginning and at the end of a chunk.
+    fn free_ends(&mut self, chunk: u32) -> Result<(u64, u64), PoolError> {
+        if self.is_taken(chunk)? {
+            return Ok((0, 0));
+        }
+        let per_chunk = self.chunks.0.words().chunk_units();
+        match Extents(self.chunks.0).chunk(chunk).held {
+            true => Ok(Extents(self.chunks.0).free_ends(chunk)),
+            false => Ok((per_chunk, per_chunk)),
+        }
+    }
+
+    /// Whether a chunk is another host's, or is about to be.
     fn is_taken(&mut self, chunk: u32) -> Result<bool, PoolError> {
         let (index, bit) = (chunk / CHUNKS_PER_WORD, chunk % CHUNKS_PER_WORD);
         let taken = match self.taken[index as usize] {
             Some(taken) => taken,
             None => self.read(index)?,
         };
-        let mine = Extents(self.chunks.0).chunk(chunk);
-        Ok(taken >> bit & 1 == 1 || mine.held && !mine.is_empty())
+        Ok(taken >> bit & 1 == 1)
     }
 
     fn read(&mut self, index: u32) -> Result<u64, PoolError> {
@@ -379,16 +401,13 @@ impl<'a, M: Memory> Others<'a, M> {
         self.are_contended |= claimed;
     }
 
-    /// How many chunks nobody holds or claims, and the longest row of chunks that this host could take.
-    fn unclaimed(&mut self) -> Result<(u64, u64), PoolError> {
-        let (mut free, mut row, mut longest) = (0, 0, 0);
+    /// The bytes of all chunks that nobody holds or claims.
+    fn unclaimed_bytes(&mut self) -> Result<u64, PoolError> {
+        let mut free = 0;
         for chunk in 0..self.chunks.0.layout.chunks() {
-            let is_taken = self.is_taken(chunk)?;
-            free += u64::from(!is_taken && !Extents(self.chunks.0).chunk(chunk).held);
-            row = if is_taken { 0 } else { row + 1 };
-            longest = row.max(longest);
+            free += u64::from(!self.is_taken(chunk)? && !Extents(self.chunks.0).chunk(chunk).held);
         }
-        Ok((free, longest))
+        Ok(free * self.chunks.0.layout.geometry().chunk_bytes)
     }
 }
 

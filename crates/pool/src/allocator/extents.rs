@@ -1,7 +1,8 @@
 //! Extents: how a host divides the chunks that it holds among its objects.
 //!
-//! Every unit of a held chunk has a bit in the host's own words. A small extent is a run of units inside one chunk, taken
-//! next-fit. A large one is several whole chunks in a row; the rest of the last one stays for small extents.
+//! Every unit of a held chunk has a bit in the host's own words. An extent is a run of units, in one chunk or through several in
+//! a row. A run inside one chunk is taken next-fit. A run through several begins in the free end of a held chunk where it can, so
+//! that objects of any size lie side by side.
 //!
 //! One lock guards all of it, and survives its holder. Before a process changes bits, it writes a log of what they are for.
 //! A process that takes the lock over from a dead one clears the bits of the log. Later the intent of the directory lock
@@ -84,9 +85,9 @@ impl<'a, M: Memory> Extents<'a, M> {
         bytes.div_ceil(self.0.words().unit_bytes())
     }
 
-    /// Whether an extent of so many units is made of whole chunks.
-    pub(crate) const fn is_large(&self, units: u64) -> bool {
-        units > self.0.words().chunk_units() / 2
+    /// Whether an extent of so many units can lie inside one chunk.
+    pub(crate) const fn fits_a_chunk(&self, units: u64) -> bool {
+        units <= self.0.words().chunk_units()
     }
 
     /// The first byte of an extent.
@@ -100,10 +101,8 @@ impl<'a, M: Memory> Extents<'a, M> {
         let below = at.0.checked_sub(self.0.layout.chunk_area().0)?;
         let extent = Extent { start: below / words.unit_bytes(), units: bytes.div_ceil(words.unit_bytes()) };
         let units = u64::from(self.0.layout.chunks()) * words.chunk_units();
-        let chunk_start = extent.start.is_multiple_of(words.chunk_units());
-        let one_chunk = extent.start % words.chunk_units() + extent.units <= words.chunk_units();
         let fits = extent.units > 0 && extent.units <= units && extent.start <= units - extent.units;
-        (fits && below.is_multiple_of(words.unit_bytes()) && (chunk_start || one_chunk)).then_some(extent)
+        (fits && below.is_multiple_of(words.unit_bytes())).then_some(extent)
     }
 
     /// The chunks that an extent touches.
@@ -149,33 +148,22 @@ impl<'a, M: Memory> Extents<'a, M> {
         Ok(Room::Taken(extent))
     }
 
-    /// Adds chunks that this host has claimed, and takes `units` from the first of them on for the holder of directory lock
-    /// `stripe`; nothing when another process of this host took of one that was held before.
+    /// Adds chunks that this host has claimed for `extent`, and takes it for the holder of directory lock `stripe`; nothing when
+    /// another process of this host took of one that was held before.
     ///
     /// # Errors
     /// [`PoolError::Quota`] when the job may not hold so much; the chunks are held, and empty.
-    pub(crate) fn adopt(
-        &self,
-        chunks: Range<u32>,
-        stripe: u32,
-        units: u64,
-        account: Account,
-    ) -> Result<Room, PoolError> {
+    pub(crate) fn adopt(&self, stripe: u32, extent: Extent, account: Account) -> Result<Room, PoolError> {
         let _guard = self.lock()?;
-        for chunk in chunks.clone() {
-            let state = self.chunk(chunk);
-            if !state.held {
-                self.set_chunk(chunk, Chunk { held: true, used: 0, longest: self.0.words().chunk_units() });
-            } else if state.used != 0 {
-                return Ok(Room::None);
-            }
+        self.chunks(extent).filter(|&chunk| !self.chunk(chunk).held).for_each(|chunk| self.hold(chunk));
+        if !self.is_free(extent) {
+            return Ok(Room::None);
         }
-        let extent = Extent { start: u64::from(chunks.start) * self.0.words().chunk_units(), units };
         self.take(stripe, extent, account)?;
         Ok(Room::Taken(extent))
     }
 
-    /// Marks a chunk as held while the state is rebuilt.
+    /// Marks a chunk as held, and empty.
     pub(crate) fn hold(&self, chunk: u32) {
         self.set_chunk(chunk, Chunk { held: true, used: 0, longest: self.0.words().chunk_units() });
     }
@@ -297,19 +285,38 @@ impl<'a, M: Memory> Extents<'a, M> {
         (0..self.0.layout.chunks()).map(units).sum::<u64>() * self.0.words().unit_bytes()
     }
 
-    /// The units of the longest free run in a chunk that this host holds.
-    pub(crate) fn longest_run(&self) -> u64 {
-        let per_chunk = self.0.words().chunk_units();
-        let is_free = |chunk, at| self.0.get(self.0.words().unit_bits(chunk, at)) >> (at % 64) & 1 == 0;
+    /// The units of the longest free run inside a chunk that this host holds. What is found out about a chunk is remembered.
+    pub(crate) fn longest_run(&self) -> Result<u64, PoolError> {
+        let _guard = self.lock()?;
         let mut longest = 0;
-        for chunk in (0..self.0.layout.chunks()).filter(|&chunk| self.chunk(chunk).held) {
-            let mut run = 0;
-            for at in 0..per_chunk {
-                run = if is_free(chunk, at) { run + 1 } else { 0 };
-                longest = longest.max(run);
+        for chunk in self.with_room() {
+            let state = self.chunk(chunk);
+            if state.longest > longest {
+                let mut own = 0;
+                self.find_run(chunk, 0..self.0.words().chunk_units(), |run| {
+                    own = own.max(run);
+                    false
+                });
+                self.set_chunk(chunk, Chunk { longest: own, ..state });
+                longest = longest.max(own);
             }
         }
-        longest
+        Ok(longest)
+    }
+
+    /// The free units at the beginning and at the end of a chunk that this host holds; where it is empty, both are all of it.
+    pub(crate) fn free_ends(&self, chunk: u32) -> (u64, u64) {
+        let (words, per_chunk) = (self.0.words(), self.0.words().chunk_units());
+        match self.chunk(chunk) {
+            Chunk { used: 0, .. } => return (per_chunk, per_chunk),
+            Chunk { used, longest, .. } if longest == 0 || used >= per_chunk => return (0, 0),
+            _ => {}
+        }
+        let (span, count) = (per_chunk.min(64) as u32, per_chunk.div_ceil(64));
+        let bits = |index: u64| self.0.get(words.unit_bits(chunk, index * 64));
+        let head = leading_run(span, (0..count).map(|index| bits(index).trailing_zeros()));
+        let ends = (0..count).rev().map(|index| (bits(index) << (64 - span)).leading_zeros());
+        (head, leading_run(span, ends))
     }
 
     // Under the lock.
@@ -499,12 +506,22 @@ impl<'a, M: Memory> Extents<'a, M> {
     }
 
     fn find_in(&self, chunk: u32, units: u64, from: u64, to: u64) -> Option<u64> {
+        self.find_run(chunk, from..to, |run| run >= units)
+    }
+
+    /// Where the first free run begins of which, as far as it has been seen, `wanted` takes the units.
+    fn find_run(
+        &self,
+        chunk: u32,
+        Range { start: from, end: to }: Range<u64>,
+        mut wanted: impl FnMut(u64) -> bool,
+    ) -> Option<u64> {
         let (mut start, mut at) = (from, from);
         while at < to {
             let bits = self.0.get(self.0.words().unit_bits(chunk, at)) >> (at % 64);
             let span = (64 - at % 64).min(to - at);
             let free = u64::from(bits.trailing_zeros()).min(span);
-            if at + free - start >= units {
+            if wanted(at + free - start) {
                 return Some(start);
             }
             if free == span {
@@ -558,4 +575,16 @@ impl<'a, M: Memory> Extents<'a, M> {
             }
         }
     }
+}
+
+/// The free units in a row at the beginning of words of `span` units, each with so many zeros at its beginning.
+fn leading_run(span: u32, zeros: impl Iterator<Item = u32>) -> u64 {
+    let mut run = 0;
+    for zeros in zeros {
+        run += u64::from(zeros.min(span));
+        if zeros < span {
+            break;
+        }
+    }
+    run
 }

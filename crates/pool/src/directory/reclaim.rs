@@ -305,7 +305,7 @@ impl<M: Memory> Directory<'_, M> {
         for index in 0..count {
             let Some(burial) = word::open(memory.load(at.word(index + 1))?) else { continue };
             let slot = u32::try_from(burial >> OWNER_BITS).unwrap_or(u32::MAX);
-            if burial & ((1 << OWNER_BITS) - 1) == self.site.host().into() && slot < layout.slots() {
+            if burial & ((1 << OWNER_BITS) - 1) == u64::from(self.site.host()) && slot < layout.slots() {
                 slots.push(slot);
             }
         }

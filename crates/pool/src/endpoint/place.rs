@@ -97,9 +97,9 @@ pub(super) fn chunks(geometry: &Geometry, shape: RingShape, endpoints: u64, ring
     let header =
         Offset(0).lines(Name::parse(&name).map_or(MAX_HEADER_LINES, |name| header_lines(&name)).into());
     let (chunk, ring) = (geometry.chunk_bytes, header.0 + ring_bytes(shape));
-    let endpoints = (endpoints * (header.0 + endpoint_bytes(geometry))).div_ceil(chunk);
-    // What is longer than a chunk begins with one; what is shorter never lies in two.
-    endpoints + if ring > chunk { rings * ring.div_ceil(chunk) } else { rings.div_ceil(chunk / ring) }
+    let bytes = endpoints * (header.0 + endpoint_bytes(geometry)) + rings * ring;
+    // Chunks of another host may stand between those of this one once: no ring lies over such a gap.
+    (bytes + ring).div_ceil(chunk)
 }
 
 /// Bytes of the object of a ring.

@@ -4,16 +4,19 @@
 //! operations and while the victim waits: whole progress lines that look right, some that do not, single words, and bytes
 //! of staging.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
+use polder_schedule::Collective;
 
-use super::join::{Identity, acknowledgement, mark_of};
-use super::{Group, GroupOptions, RankPlace, extent_bytes, progress};
+use super::join::{Identity, acknowledgement, mark_of, number_of};
+use super::staging::first_bytes;
+use super::{Group, GroupOptions, MAX_BYTES, RankPlace, Signature, extent_bytes, progress};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::line::{self, WORDS};
+use crate::line::{self, WORDS, Words};
 use crate::local::LocalLayout;
 use crate::object::Object;
 use crate::wait::Patience;
@@ -236,15 +239,18 @@ impl Stage {
 }
 
 /// Runs the script `bytes` against ranks that look for each other: the victim joins as rank 0 of two, the peer owns the
-/// extent of rank 1 and writes there who it says that it is, what it acknowledges and how far it is.
+/// extents of rank 1 and writes there who it says that it is, what it acknowledges, how far it is and whether it has more staging.
 ///
 /// # Panics
 /// When the victim does, or writes in the peer's extent.
 pub fn meet(bytes: &[u8]) {
     let mut script = hostile::Script(bytes);
-    let options = options(128, Duration::ZERO);
+    let options = GroupOptions { segment_bytes: 512, ..options(1024, Duration::ZERO) };
+    let first = GroupOptions { staging_bytes: first_bytes(&options, 2), ..options };
     let (victim, peer) = pools();
-    let seat = peer.create("/g/1", extent_bytes(&options)).expect("an empty pool has room");
+    let seat = peer.create("/g/1", extent_bytes(&first)).expect("an empty pool has room");
+    let bytes = extent_bytes(&options) - u64::from(script.byte() < 32) * LINE;
+    let staging = mark_of(&peer.create("/g/staging/1", bytes).expect("an empty pool has room"));
     while !script.0.is_empty() {
         let Ok(next) = victim.create("/g/0", 0) else { return };
         let mark = mark_of(&next) + 1;
@@ -256,15 +262,38 @@ pub fn meet(bytes: &[u8]) {
         let before = contents(&peer, &seat);
         let joined = Group::join(Arc::clone(&victim), "/g", 0, 2, options, None);
         assert_eq!(contents(&peer, &seat), before, "the victim wrote in the peer's extent");
-        drop(joined);
+        if let Ok(mut group) = joined {
+            let mut words = ahead(staging);
+            let changed = usize::from(script.byte()) % WORDS;
+            words[changed] = script.near(words[changed]);
+            line::publish(peer.memory(), progress::line_at(seat.at()), &words);
+            let error =
+                group.all_reduce(Op::Sum, Dtype::U8, &mut [1; LONG]).expect_err("the peer goes no further");
+            assert!(!matches!(error, PoolError::Memory(_)), "{error}");
+        }
     }
+}
+
+/// Bytes of a message that more staging is taken for.
+const LONG: usize = 960;
+
+/// The line of a peer that has made its staging, of this mark, and has found that of the victim.
+fn ahead(staging: u64) -> Words {
+    let long = Signature::new(Collective::AllReduce, 0, LONG as u64).of(Dtype::U8).reducing(Op::Sum);
+    [progress::at(2, 2), long.word(), 0, 0, 0, 3, staging]
+}
+
+/// The line of a peer in the first barrier of the group of these extents.
+fn met(seat: &Object, mark: u64) -> Words {
+    let number = number_of(&BTreeSet::from([mark, mark_of(seat)])) & MAX_BYTES;
+    [progress::at(1, 1), Signature::new(Collective::Barrier, 0, number).word(), 0, 0, 0, 0, 0]
 }
 
 /// The pools of the victim and of its peer, on hosts of their own.
 fn pools() -> (Arc<Pool<Heap>>, Pool<Heap>) {
     const BYTES: u64 = 64 << 10;
     let geometry =
-        Geometry { hosts: 2, processes: 1, names: 7, levels: 2, chunk_bytes: 4096, opens: 4, keepers: 1 };
+        Geometry { hosts: 2, processes: 1, names: 13, levels: 2, chunk_bytes: 4096, opens: 5, keepers: 1 };
     let local_words = LocalLayout::new(&Layout::new(&geometry, BYTES).expect("it fits")).words();
     let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
     format(&heap, &geometry, Uuid(1), Overwrite::Refuse).expect("it fits");
@@ -299,16 +328,20 @@ fn write_seat(
         }
         1..4 => {
             let said = Identity { rank: 1, size: 2, process: peer.this_process() };
-            let mut words = said.encode(options);
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            let mut words = said.encode(options, first_bytes(options, 2));
+            if script.byte() < 128 {
+                let changed = usize::from(script.byte()) % WORDS;
+                words[changed] = script.near(words[changed]);
+            }
             line::publish(memory, seat.at(), &words);
         }
         4 | 5 => memory.store(acknowledgement(seat, 0), script.near(mark)),
         6 => {
-            let mut words = [progress::at(1, 1), script.word(), 0, 0, 0, 0, 0];
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            let mut words = met(seat, mark);
+            if script.byte() < 128 {
+                let changed = usize::from(script.byte()) % WORDS;
+                words[changed] = script.near(words[changed]);
+            }
             line::publish(memory, progress::line_at(seat.at()), &words);
         }
         _ => {

@@ -9,7 +9,7 @@
 //!    ranks compare what they found. If that differs, the join fails with [`PoolError::GaveUp`], and the caller may join
 //!    anew. So an extent belongs to one group at most.
 //!
-//! A process that joins as the same rank of the same name removes the extent of a rank that died.
+//! A process that joins as the same rank of the same name removes the extents of a rank that died.
 //!
 //! The acknowledgements lie where the first half of the staging will be, a word for each rank. The first operation stages in
 //! the other half, and the second begins when all ranks are in the first (see invariants 2 and 3 of [`super`]).
@@ -26,8 +26,8 @@
 //! # Own words of an identity
 //! | word | what |
 //! |---|---|
-//! | 4 | bits 0..32 how many ranks there are, bits 32..64 the rank |
-//! | 5 | bytes of staging |
+//! | 4 | bits 0..16 how many ranks there are, bits 16..32 the rank, bits 32..64 lines of staging that the group may have |
+//! | 5 | bytes of staging here |
 //! | 6 | bits 0..32 bytes up to which a message goes in one exchange, bits 32..64 bytes of a segment |
 //!
 //! While ranks meet, word `r` of the staging acknowledges the extent of rank `r`: bits 0..56 are the generation of its
@@ -38,10 +38,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Bell, Liveness, Memory, Nanos, Offset};
+use polder_mem::{Bell, LINE, Liveness, Memory, Nanos, Offset};
+use polder_platform::{quoted, sized};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::signature::MAX_RANKS;
+use super::staging::first_bytes;
 use super::{Group, GroupOptions, Interrupt, RankPlace, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::Process;
@@ -53,17 +55,13 @@ use crate::{Pool, PoolError};
 const NAP: Duration = Duration::from_millis(1);
 
 /// A group over extents of its own. Dropping it leaves the group and gives them back.
-pub struct JoinedGroup<M: Memory> {
-    group: Group<M>,
-    #[cfg_attr(not(feature = "model"), expect(dead_code, reason = "dropping it gives the extents back"))]
-    seats: Seats<M>,
-}
+pub struct JoinedGroup<M: Memory>(Group<M>);
 
 #[cfg(feature = "model")]
 impl<M: Memory> JoinedGroup<M> {
     /// What tells the extents of its ranks from all that there ever were, in no order of ranks.
     pub(crate) fn marks(&self) -> BTreeSet<u64> {
-        self.seats.marks()
+        self.seats.as_ref().map_or_else(BTreeSet::new, Seats::marks)
     }
 }
 
@@ -74,14 +72,14 @@ impl<M: Memory> JoinedGroup<M> {
     /// # Errors
     /// [`PoolError::Mismatch`] when another rank called something else last.
     pub fn leave(mut self) -> Result<(), PoolError> {
-        self.group.leave();
-        self.group.compare_last()
+        self.0.leave();
+        self.0.compare_last()
     }
 }
 
 impl<M: Memory> Drop for JoinedGroup<M> {
     fn drop(&mut self) {
-        self.group.leave();
+        self.0.leave();
     }
 }
 
@@ -89,13 +87,13 @@ impl<M: Memory> Deref for JoinedGroup<M> {
     type Target = Group<M>;
 
     fn deref(&self) -> &Group<M> {
-        &self.group
+        &self.0
     }
 }
 
 impl<M: Memory> DerefMut for JoinedGroup<M> {
     fn deref_mut(&mut self) -> &mut Group<M> {
-        &mut self.group
+        &mut self.0
     }
 }
 
@@ -119,24 +117,28 @@ impl<M: Memory> Group<M> {
         let memory = pool.memory().clone();
         let mut search = Search {
             deadline: memory.now() + options.timeout,
-            seats: Seats { pool, name: name.to_owned(), rank, size, own: None, others: vec![] },
+            seats: Seats::new(pool, name, rank, size),
             found: vec![None; size],
             options,
             interrupt,
         };
         search.take_seat()?;
         let members = search.find_all()?;
-        let mut group = Self::over_extents(memory, members, rank, options)?;
+        let first = GroupOptions { staging_bytes: first_bytes(&options, size), ..options };
+        let mut group = Self::over_extents(memory, members, rank, first)?;
+        group.options = options;
         if let Some(interrupt) = search.interrupt {
             group.on_wait(interrupt);
         }
-        match group.barrier_of(number_of(&search.seats.marks())) {
+        let number = number_of(&search.seats.marks());
+        group.seats = Some(search.seats);
+        match group.barrier_of(number) {
             // It has found one that died, and we the next in its place.
             Err(PoolError::Mismatch { peer, .. }) => {
                 let (epoch, sequence) = (options.epoch, rank as u64);
                 Err(PoolError::GaveUp { peer, what: "join of rank", epoch, sequence })
             }
-            met => met.map(|()| JoinedGroup { group, seats: search.seats }),
+            met => met.map(|()| JoinedGroup(group)),
         }
     }
 }
@@ -149,35 +151,111 @@ fn check_place(rank: usize, size: usize, options: &GroupOptions) -> Result<(), P
     if rank >= size {
         return bad("rank", format!("{rank} of {size}"), "ranks count from 0 to one less than the size");
     }
-    if size as u64 * 8 > options.staging_bytes / 2 {
-        let value = format!("{} bytes for {size} ranks", options.staging_bytes);
-        return bad("staging", value, "16 bytes or more for each rank");
+    if size as u64 * 8 > options.staging_bytes / 2 || options.staging_bytes / LINE > u32::MAX.into() {
+        let value = format!("{} for {size} ranks", sized(options.staging_bytes));
+        return bad("staging", value, "16 bytes or more for each rank, and less than 256 GiB");
     }
     Ok(())
 }
 
 /// The extents that this rank holds open.
-struct Seats<M: Memory> {
+pub(super) struct Seats<M: Memory> {
     pool: Arc<Pool<M>>,
-    name: String,
+    pub(super) name: String,
     rank: usize,
     size: usize,
     own: Option<Object>,
     others: Vec<Object>,
+    /// The extents with all the staging that are held, with their ranks.
+    staging: Vec<(usize, Object)>,
+    /// Whether the group has gone over to them, or will not, and why this rank cannot.
+    pub(super) has_grown: bool,
+    pub(super) refused: Option<PoolError>,
 }
 
 impl<M: Memory> Seats<M> {
+    fn new(pool: Arc<Pool<M>>, name: &str, rank: usize, size: usize) -> Self {
+        let name = name.to_owned();
+        Self {
+            pool,
+            name,
+            rank,
+            size,
+            own: None,
+            others: vec![],
+            staging: vec![],
+            has_grown: false,
+            refused: None,
+        }
+    }
+
     fn name_of(&self, rank: usize) -> String {
         format!("{}/{rank}", self.name)
+    }
+
+    fn staging_name_of(&self, rank: usize) -> String {
+        format!("{}/staging/{rank}", self.name)
     }
 
     fn marks(&self) -> BTreeSet<u64> {
         self.own.iter().chain(&self.others).map(mark_of).collect()
     }
+
+    fn identity(&self) -> Identity {
+        Identity { rank: self.rank, size: self.size, process: self.pool.this_process() }
+    }
+
+    /// Makes this rank's extent with all the staging, and returns its mark.
+    pub(super) fn make_staging(&mut self, options: &GroupOptions) -> Result<u64, PoolError> {
+        let (name, bytes) = (self.staging_name_of(self.rank), extent_bytes(options));
+        let words = self.identity().own(options, options.staging_bytes);
+        let own = owned::create_unfilled(&self.pool, &name, bytes, Kind::Rank, words)?;
+        let mark = mark_of(&own);
+        self.staging.push((self.rank, own));
+        Ok(mark)
+    }
+
+    /// Opens the extents of the others with all the staging, by their marks, and returns where the staging of each rank begins.
+    pub(super) fn find_staging(
+        &mut self,
+        marks: &[u64],
+        options: &GroupOptions,
+    ) -> Result<Vec<Offset>, PoolError> {
+        for rank in (0..self.size).filter(|&rank| rank != self.rank) {
+            let object = self.pool.open(&self.staging_name_of(rank))?;
+            let (offset, said) = (object.at(), (mark_of(&object), object.bytes()));
+            self.staging.push((rank, object));
+            if said != (marks[rank], extent_bytes(options)) {
+                return Err(PoolError::Corrupt { offset, what: "staging of a rank" });
+            }
+        }
+        self.staging.sort_by_key(|(rank, _)| *rank);
+        Ok(self.staging.iter().map(|(_, object)| staging_at(object.at())).collect())
+    }
+
+    /// Says why the group goes on with the staging that it has, and what this rank tells the others of its own.
+    pub(super) fn refuse(&mut self, error: PoolError) -> [u64; 2] {
+        let name = quoted(&self.name);
+        tracing::warn!(
+            "group {name} goes on with little staging, so that long messages take longer: {error}"
+        );
+        self.refused = Some(error);
+        [0, 0]
+    }
+
+    pub(super) fn give_staging_back(&mut self) {
+        for (rank, object) in self.staging.drain(..) {
+            match rank == self.rank {
+                true => self.pool.abandon(object),
+                false => self.pool.close(object),
+            }
+        }
+    }
 }
 
 impl<M: Memory> Drop for Seats<M> {
     fn drop(&mut self) {
+        self.give_staging_back();
         for other in self.others.drain(..) {
             self.pool.close(other);
         }
@@ -199,15 +277,22 @@ struct Search<M: Memory> {
 impl<M: Memory> Search<M> {
     /// Makes this rank's extent, which says from the beginning whose it is.
     fn take_seat(&mut self) -> Result<(), PoolError> {
-        let Seats { pool, rank, size, .. } = &self.seats;
-        let (name, process) = (self.seats.name_of(*rank), pool.this_process());
-        let words = Identity { rank: *rank, size: *size, process }.own(&self.options);
-        let own = owned::create(pool, &name, extent_bytes(&self.options), Kind::Rank, words);
+        let (seats, first) = (&self.seats, self.first());
+        let (pool, rank, identity) = (&seats.pool, seats.rank, seats.identity());
+        let words = identity.own(&self.options, first.staging_bytes);
+        // What a rank that died has left beside its first extent goes before it, so that nothing is left for ever.
+        owned::remove_the_dead(pool, &seats.staging_name_of(rank), Kind::Rank)?;
+        let own = owned::create(pool, &seats.name_of(rank), extent_bytes(&first), Kind::Rank, words);
         let own = own.map_err(|error| self.taken(error))?;
-        let (rank, member) = (*rank, self.member(&own, &process));
+        let member = self.member(&own, &identity.process);
         self.seats.own = Some(own);
         self.found[rank] = Some(member?);
         Ok(())
+    }
+
+    /// The options, with the staging of first extents.
+    fn first(&self) -> GroupOptions {
+        GroupOptions { staging_bytes: first_bytes(&self.options, self.seats.size), ..self.options }
     }
 
     /// The error of a rank that could not make its extent: another process may be this rank already.
@@ -291,7 +376,9 @@ impl<M: Memory> Search<M> {
         let said = Identity::decode(&words).ok_or(corrupt)?;
         pool.expect_alive(&said.process, "join of rank", rank as u64)?;
         let expected = Identity { rank, size: *size, process: said.process };
-        if words != expected.encode(&self.options) || object.bytes() != extent_bytes(&self.options) {
+        let first = self.first();
+        let expected = expected.encode(&self.options, first.staging_bytes);
+        if words != expected || object.bytes() != extent_bytes(&first) {
             let value = match said.size == *size {
                 true => format!("one of other options to {}", said.process.peer().ranked(rank)),
                 false => {
@@ -361,7 +448,7 @@ pub(super) fn mark_of(object: &Object) -> u64 {
 }
 
 /// A number for these extents, which all ranks of a group give: no rank has found others.
-fn number_of(marks: &BTreeSet<u64>) -> u64 {
+pub(super) fn number_of(marks: &BTreeSet<u64>) -> u64 {
     xxh3_64(&marks.iter().flat_map(|mark| mark.to_le_bytes()).collect::<Vec<_>>())
 }
 
@@ -389,22 +476,23 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// The own words of the identity.
-    fn own(&self, options: &GroupOptions) -> [u64; 3] {
+    /// The own words of the identity of an extent with so much staging.
+    fn own(&self, options: &GroupOptions, staging_bytes: u64) -> [u64; 3] {
         [
-            (self.rank as u64) << 32 | self.size as u64,
-            options.staging_bytes,
+            (options.staging_bytes / LINE) << 32 | (self.rank as u64) << 16 | self.size as u64,
+            staging_bytes,
             options.segment_bytes << 32 | options.direct_bytes & 0xffff_ffff,
         ]
     }
 
-    pub(super) fn encode(&self, options: &GroupOptions) -> Words {
-        owned::Identity { kind: Kind::Rank, process: self.process, own: self.own(options) }.encode()
+    pub(super) fn encode(&self, options: &GroupOptions, staging_bytes: u64) -> Words {
+        let own = self.own(options, staging_bytes);
+        owned::Identity { kind: Kind::Rank, process: self.process, own }.encode()
     }
 
     fn decode(words: &Words) -> Option<Self> {
         let owned::Identity { process, own: [place, ..], .. } = owned::Identity::decode(words, Kind::Rank)?;
-        Some(Self { rank: (place >> 32) as usize, size: (place & 0xffff_ffff) as usize, process })
+        Some(Self { rank: (place >> 16 & 0xffff) as usize, size: (place & 0xffff) as usize, process })
     }
 }
 
@@ -447,12 +535,21 @@ mod tests {
     }
 
     fn in_ranks(pools: &[Arc<Pool<Heap>>], name: &str, body: impl Fn(&mut Group<Heap>) + Sync) {
+        in_ranks_with(pools, name, quick(), body);
+    }
+
+    fn in_ranks_with(
+        pools: &[Arc<Pool<Heap>>],
+        name: &str,
+        options: GroupOptions,
+        body: impl Fn(&mut Group<Heap>) + Sync,
+    ) {
         std::thread::scope(|scope| {
             for (rank, pool) in pools.iter().enumerate() {
                 let body = &body;
                 scope.spawn(move || {
                     let mut group =
-                        Group::join(Arc::clone(pool), name, rank, pools.len(), quick(), None).unwrap();
+                        Group::join(Arc::clone(pool), name, rank, pools.len(), options, None).unwrap();
                     body(&mut group);
                 });
             }
@@ -467,6 +564,60 @@ mod tests {
                 let mut data = [1, 2, 3];
                 group.all_reduce(Op::Sum, Dtype::U8, &mut data).unwrap();
                 assert_eq!(data, [3, 6, 9]);
+            });
+            assert_eq!(pools[0].list("").unwrap(), []);
+        }
+    }
+
+    /// Bytes of all objects in the pool, once every rank has come so far.
+    fn bytes_in(pool: &Pool<Heap>, group: &mut Group<Heap>) -> u64 {
+        group.barrier().unwrap();
+        let bytes = pool.list("").unwrap().iter().map(|listed| listed.bytes).sum();
+        group.barrier().unwrap();
+        bytes
+    }
+
+    /// Where the ranks of a group meet with less staging than its options name.
+    fn roomy() -> GroupOptions {
+        GroupOptions { staging_bytes: 256 << 10, direct_bytes: 1 << 10, ..quick() }
+    }
+
+    #[test]
+    fn a_group_takes_little_staging_until_a_message_gains_by_all_of_it() {
+        let pools = pools(3);
+        let least = GroupOptions { staging_bytes: 4096, ..roomy() };
+        in_ranks_with(&pools, "/grows", roomy(), |group| {
+            let pool = &pools[group.rank()];
+            for (long, has) in [(8, least), (500, least), (9000, roomy()), (8, roomy()), (99_000, roomy())] {
+                let mut data: Vec<u8> = (0..long).map(|index| (index + group.rank() as i32) as u8).collect();
+                group.all_reduce(Op::Sum, Dtype::U8, &mut data).unwrap();
+                let expected = (0..long).map(|index| (3 * index + 3) as u8);
+                assert!(data.into_iter().eq(expected), "{long} bytes");
+                let first = extent_bytes(&least) * 3;
+                let all = if has == least { first } else { first + extent_bytes(&has) * 3 };
+                assert_eq!(bytes_in(pool, group), all, "after {long} bytes");
+            }
+        });
+        assert_eq!(pools[0].list("").unwrap(), []);
+    }
+
+    #[test]
+    fn a_group_with_no_room_for_all_its_staging_goes_on_with_what_it_has() {
+        for refused in 0..3 {
+            let mut pools = pools(3);
+            let poor = Arc::into_inner(pools.remove(refused)).unwrap();
+            let (memory, member) = (poor.memory().clone(), *poor.member());
+            drop(poor);
+            let poor = Pool::attach(memory, crate::Member { quota: 16384, ..member }).unwrap();
+            pools.insert(refused, Arc::new(poor));
+            in_ranks_with(&pools, "/poor", roomy(), |group| {
+                for long in [9000, 99_000] {
+                    let mut data = vec![group.rank() as u8; long];
+                    group.all_reduce(Op::Sum, Dtype::U8, &mut data).unwrap();
+                    assert!(data.iter().all(|&sum| sum == 3), "{long} bytes");
+                }
+                let least = GroupOptions { staging_bytes: 4096, ..roomy() };
+                assert_eq!(bytes_in(&pools[group.rank()], group), extent_bytes(&least) * 3);
             });
             assert_eq!(pools[0].list("").unwrap(), []);
         }
@@ -568,15 +719,16 @@ mod tests {
     fn a_rank_is_taken_by_one_process_and_given_to_the_next_when_that_dies() {
         let pools = pools(2);
         let process = pools[1].this_process();
-        let said = Identity { rank: 0, size: 1, process }.encode(&quick());
-        let bytes = extent_bytes(&quick());
+        let first = GroupOptions { staging_bytes: first_bytes(&quick(), 1), ..quick() };
+        let said = Identity { rank: 0, size: 1, process }.encode(&quick(), first.staging_bytes);
+        let bytes = extent_bytes(&first);
         let object = pools[1].create_filled("/taken/0", bytes, InitialContents::Line(said)).unwrap();
         let taken = Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).err();
         let group = "/taken".to_owned();
         assert_eq!(taken, Some(PoolError::RankTaken { rank: 0, group, peer: process.peer() }));
         let before = Process { incarnation: process.incarnation + 1, ..process };
         let said = Identity { rank: 0, size: 1, process: before };
-        line::publish(pools[1].memory(), object.at(), &said.encode(&quick()));
+        line::publish(pools[1].memory(), object.at(), &said.encode(&quick(), first.staging_bytes));
         pools[1].close(object);
         drop(Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).unwrap());
         assert_eq!(pools[0].list("").unwrap(), []);

@@ -1,4 +1,4 @@
-//! The on-media format, version 2.
+//! The on-media format, version 3.
 //!
 //! Everything is little-endian. A region holds, from offset 0:
 //!
@@ -20,7 +20,7 @@
 //! | byte | size | what |
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
-//! | 8 | 4 | version, 2 |
+//! | 8 | 4 | version, 3 |
 //! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
@@ -85,7 +85,7 @@ const VERSION_BITS: u32 = 32;
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
 /// The format that this program reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The superblock's size in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.
@@ -175,11 +175,13 @@ impl Geometry {
     /// A geometry that suits a region of `bytes`: about a thirty-second of it for the directory, a thousand chunks.
     #[must_use]
     pub fn for_region(bytes: u64) -> Self {
-        let (hosts, processes, opens, keepers) = match bytes {
-            0..0x1000_0000 => (8, 16, 256, 16),
-            0x1000_0000..0x4_0000_0000 => (16, 32, 512, 32),
-            _ => (64, 64, 1024, 64),
+        let (hosts, processes, keepers) = match bytes {
+            0..0x1000_0000 => (8, 16, 16),
+            0x1000_0000..0x4_0000_0000 => (16, 32, 32),
+            _ => (64, 64, 64),
         };
+        // A process of many groups holds an extent of every peer open in each. All announcements take a 256th of the region at most.
+        let opens = bytes / 256 / (u64::from(hosts) * u64::from(processes) * 8);
         let levels = 10;
         let names = bytes / 32 / (u64::from(hosts) * u64::from(levels) * LINE);
         Self {
@@ -188,7 +190,7 @@ impl Geometry {
             names: u32::try_from(names).unwrap_or(u32::MAX).clamp(31, Self::PAPER_NAMES),
             levels,
             chunk_bytes: (bytes / 1024).next_power_of_two().clamp(64 << 10, 1 << 30),
-            opens,
+            opens: opens.clamp(256, 8192) as u32,
             keepers,
         }
     }
@@ -297,6 +299,8 @@ pub enum Overwrite {
     Refuse,
     /// A pool that is there is lost, and so is what its processes do with it.
     Force,
+    /// Nothing is there: the region is all zeros, of which a file that was just made has not even pages.
+    Zeros,
 }
 
 /// Makes a pool in the whole of `memory`. The superblock is written last: a format that is killed leaves no pool.
@@ -333,7 +337,9 @@ pub fn format_as<M: Memory>(
     }
     // A pool that was here ends with its first line, before anything else of it does.
     line::announce(memory, Offset(0), &[0; line::WORDS]);
-    zero(memory, Offset(LINE), layout.chunk_area.0 - LINE)?;
+    if overwrite != Overwrite::Zeros {
+        zero(memory, Offset(LINE), layout.chunk_area.0 - LINE)?;
+    }
     line::announce(memory, Offset(LINE), &superblock.division(&layout));
     line::announce(memory, Offset(0), &superblock.identity());
     Ok(superblock)
@@ -860,7 +866,7 @@ mod tests {
         heap.store(Offset(0), 0x7f45_4c46);
         assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0x7f45_4c46 }));
         line::publish(&heap, Offset(0), &[MAGIC, 1, 0, 0, 0, 0, 0]);
-        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 1, supported: 2 }));
+        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 1, supported: 3 }));
         let short = self::heap(2048);
         assert_eq!(read_superblock(&short), Err(PoolError::TooSmall { bytes: 2048, need: 4096 }));
     }

@@ -118,7 +118,7 @@ impl View {
         let epoch = words[1];
         let no_host = u64::MAX.checked_shl(hosts.into()).unwrap_or(0);
         let strangers = (words[2] | words[3] | words[4]) & no_host;
-        if words[0] as u16 != keeper || epoch / CHANGES != keeper.into() || strangers != 0 {
+        if words[0] as u16 != keeper || epoch / CHANGES != u64::from(keeper) || strangers != 0 {
             return None;
         }
         let id_source = match words[0] >> 16 {

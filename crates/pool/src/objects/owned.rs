@@ -112,8 +112,9 @@ pub(crate) fn create_unfilled<M: Memory>(
     name: &str,
     bytes: u64,
     kind: Kind,
+    own: [u64; 3],
 ) -> Result<Object, PoolError> {
-    let identity = Identity { kind, process: pool.this_process(), own: [0; 3] }.encode();
+    let identity = Identity { kind, process: pool.this_process(), own }.encode();
     pool.create_filled(name, bytes, InitialContents::LineOnly(identity))
 }
 
@@ -155,7 +156,10 @@ pub(crate) fn create_after<M: Memory>(
 }
 
 /// Removes the object `name` if it is of this kind and its process died; whether there is none any more.
-fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str, kind: Kind) -> Result<bool, PoolError> {
+///
+/// # Errors
+/// [`PoolError::Corrupt`] when its identity is damaged; those of [`Pool::open`] and [`Pool::destroy`].
+pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str, kind: Kind) -> Result<bool, PoolError> {
     let found = match pool.open(name) {
         Err(PoolError::NotFound { .. }) => return Ok(true),
         found => found?,

@@ -89,7 +89,8 @@ fn of_a_small_tensor_that_changes_meanwhile_the_copy_counts_and_of_a_large_one_i
         Plan::new(1, &[("large", &large[0]), ("small", &small[0])], None::<&Version<Heap>>).unwrap();
     plan.change(&[&large[1], &small[1]]);
     let object =
-        owned::create_unfilled(store.pool(), &store.object_name(1), plan.bytes, Kind::Version).unwrap();
+        owned::create_unfilled(store.pool(), &store.object_name(1), plan.bytes, Kind::Version, [0; 3])
+            .unwrap();
     store.write(&object, &mut plan).unwrap();
     let version = store.open(1).unwrap();
     assert!(read(&version, "small", 1 << 20) == small[1]);
@@ -103,7 +104,7 @@ fn another_writer_is_named_while_it_lives_and_followed_when_it_is_dead() {
     let pool = pool();
     let store = Store::new(Arc::clone(&pool), "s").unwrap();
     store.publish(&[("w", &[1; 100])]).unwrap();
-    let left = owned::create_unfilled(&pool, "/version/s/2", 1000, Kind::Version).unwrap();
+    let left = owned::create_unfilled(&pool, "/version/s/2", 1000, Kind::Version, [0; 3]).unwrap();
     let taken = PoolError::VersionTaken { name: "s".into(), version: 2, peer: pool.this_process().peer() };
     assert_eq!(store.publish(&[("w", &[2; 100])]), Err(taken));
     let process = pool.this_process();

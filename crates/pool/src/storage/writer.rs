@@ -125,7 +125,7 @@ impl<M: Memory> Store<M> {
     ) -> Result<Published, PoolError> {
         let number = plan.published.version;
         let name = self.object_name(number);
-        let object = owned::create_unfilled(&self.pool, &name, plan.bytes, Kind::Version)?;
+        let object = owned::create_unfilled(&self.pool, &name, plan.bytes, Kind::Version, [0; 3])?;
         made();
         if let Err(error) = self.write(&object, plan) {
             self.pool.abandon(object);

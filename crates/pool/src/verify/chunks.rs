@@ -126,9 +126,9 @@ fn take(process: &Process, stripe: u32, units: u64) -> Result<Extent, PoolError>
     let directory = process.directory();
     let (site, account) = (directory.site, directory.account);
     loop {
-        let room = match Extents(site).is_large(units) {
-            true => Room::None,
-            false => Extents(site).allocate(stripe, units, account)?,
+        let room = match Extents(site).fits_a_chunk(units) {
+            true => Extents(site).allocate(stripe, units, account)?,
+            false => Room::None,
         };
         if let Room::Taken(extent) = room {
             return Ok(extent);

@@ -23,10 +23,14 @@ use crate::wait::Patience;
 use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
-    let about = "ranks meet by name, compute and part, twice; who dies comes back and is met again";
+    let about = "ranks meet by name, take more staging, compute and part, twice; who dies comes back and is met again";
     // A host that boots again did die here: its scene leaves out that it is fenced.
     let join = |seed| Deviation::SilenceIsEnough.during(|| join(seed));
-    vec![Suite::new("join", about, join).mutates(&["group/join.rs", "object.rs"]).harmless(HARMLESS)]
+    vec![
+        Suite::new("join", about, join)
+            .mutates(&["group/join.rs", "group/staging.rs", "object.rs"])
+            .harmless(HARMLESS),
+    ]
 }
 
 const HARMLESS: &[Harmless] = &[
@@ -39,7 +43,7 @@ const HOSTS: u16 = 2;
 /// Processes of a host: two ranks or a rank and its rival, and whoever comes in the place of either.
 const PROCESSES: u16 = 4;
 /// Enough for what all ranks hold, held before, and left when they died.
-const CHUNKS: u32 = 12;
+const CHUNKS: u32 = 24;
 /// Meetings in which every rank takes part from the beginning to the end.
 const MEETINGS: usize = 2;
 /// Longer than anyone stops: a call of the pool that waits so long is blocked for ever.
@@ -63,7 +67,8 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         names: 13,
         levels: 4,
         chunk_bytes: 512,
-        opens: 6,
+        // Too few for three ranks with all the staging.
+        opens: 5,
         keepers: 1,
     };
     pool_of(geometry, CHUNKS)
@@ -71,7 +76,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
 
 fn options() -> GroupOptions {
     let patience = Patience { spins: 1, yields: 1, nap: TIMEOUT / 8 };
-    GroupOptions { direct_bytes: 64, timeout: TIMEOUT, patience, ..tiny(128) }
+    GroupOptions { direct_bytes: 64, timeout: TIMEOUT, patience, ..tiny(512) }
 }
 
 /// One schedule.
@@ -246,7 +251,7 @@ impl Scene {
         let shape = shape_of(layout, kernels, coherence);
         let witness = Witness {
             hosts,
-            count: [1, 3, 8][dice.roll(3) as usize],
+            count: [1, 3, 8, 16][dice.roll(4) as usize],
             crash,
             victim: dice.roll(hosts.len() as u64) as usize,
             rival: (hosts == [0, 1] && dice.roll(3) == 0)

@@ -253,7 +253,7 @@ fn window(mut world: World, witness: &Rc<Witness>, dice: &mut Dice) -> Outcome {
     plan(&bytes, &mut |plan| size = plan.bytes);
     let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, witness));
     world.setup_as(hosts[0], 0, |_| {
-        let made = owned::create_unfilled(writer.pool(), &writer.object_name(1), size, Kind::Version);
+        let made = owned::create_unfilled(writer.pool(), &writer.object_name(1), size, Kind::Version, [0; 3]);
         object = Some(made.expect("there is room"));
     });
     let object = object.expect("as above");
