@@ -99,12 +99,12 @@ fn a_pool_that_cannot_be_used_is_named_in_one_line_with_its_remedy_and_stays_as_
     type Damage = fn(&Made);
     let cases: [(Damage, &[&str]); 6] = [
         (|made| std::fs::remove_file(&made.path).unwrap(), &["no such file", "polder pool format"]),
-        (|made| std::fs::write(&made.path, []).unwrap(), &["0 bytes is no size"]),
+        (|made| std::fs::write(&made.path, []).unwrap(), &["is no pool: it has 0 bytes", "check the path"]),
         (
             |made| std::fs::write(&made.path, [7; 8192]).unwrap(),
             &["no pool", "0x0707070707070707", "check the path", "format --force"],
         ),
-        (|made| truncate(made, 64 << 10), &["needs 1048576 bytes", "has 65536", "enlarge"]),
+        (|made| truncate(made, 64 << 10), &["needs 1048576 bytes", "has 65536 bytes", "enlarge"]),
         (|made| rewrite(made, |words| words[1] = 3), &["has format 3", "reads format 2"]),
         (|made| rewrite(made, |words| words[4] = 4096), &["corrupt superblock", "format anew with --force"]),
     ];

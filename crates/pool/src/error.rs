@@ -58,7 +58,7 @@ pub enum PoolError {
     },
     /// Formatting would destroy a pool.
     #[error(
-        "this region holds {what}; attach to it, or lose everything in it with `polder pool format --force`"
+        "this region holds {what}; attach to it, remove it with `polder pool destroy --yes`, or lose everything in it with `polder pool format --force`"
     )]
     PoolExists {
         /// What is there.
@@ -86,7 +86,7 @@ pub enum PoolError {
     },
     /// The region cannot hold a pool of the asked geometry.
     #[error(
-        "a pool needs {need} bytes here, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut"
+        "a pool needs {need} bytes here, the region has {bytes} bytes; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut"
     )]
     TooSmall {
         /// Size of the region in bytes.
@@ -368,7 +368,7 @@ pub enum PoolError {
     },
     /// The deadline came first.
     #[error(
-        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise timeout= or POLDER_TIMEOUT, or look at that process"
+        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late, or is stopped: raise timeout= or POLDER_TIMEOUT, or look at that process"
     )]
     Timeout {
         /// Who was waited for.
@@ -393,6 +393,22 @@ pub enum PoolError {
         group: String,
         /// How long it was waited for, in milliseconds.
         waited_ms: u64,
+    },
+    /// The other end of a channel was closed.
+    #[error(
+        "{peer} has closed the {end} of the ring {name}; {}",
+        match *end {
+            "sender" => "all that it sent was received, and no more comes",
+            _ => "what it has not received is lost",
+        }
+    )]
+    Closed {
+        /// The channel's name.
+        name: String,
+        /// Whose end it was.
+        peer: Peer,
+        /// Which end: the sender or the receiver.
+        end: &'static str,
     },
     /// Nobody has opened a channel to receive.
     #[error(
