@@ -55,8 +55,8 @@ static void receive(polder_pool *pool) {
         }
         total += bytes;
     }
-    /* The sender has left: that is how a ring ends. */
-    if (status != POLDER_PEER_DEAD) check(status);
+    /* A sender that closes the ring ends it; one that dies does so too. */
+    if (status != POLDER_ENDED && status != POLDER_PEER_DEAD) check(status);
     const char *why = polder_error();
     printf("%" PRIu64 " messages, %zu bytes; then: %.*s\n", number, total, (int)strcspn(why, ":"), why);
     check(polder_receiver_close(receiver));

@@ -53,7 +53,7 @@ class RegionError(PolderError, OSError):
 
 
 class NotAPoolError(PolderError):
-    """The region holds no pool."""
+    """The region holds no pool, or is too short for one."""
 
 
 class VersionError(PolderError):
@@ -166,11 +166,11 @@ class PeerError(PolderError, RuntimeError):
 
 
 class PeerDeadError(PeerError):
-    """A peer died or stopped while this process waited for it."""
+    """A peer died while this process waited for it, or runs under another kernel and gave no sign of life for 5 s."""
 
 
 class PeerTimeoutError(PeerError, TimeoutError):
-    """A peer lives but did not come within the timeout."""
+    """A peer lives but did not come within the timeout. One that is stopped under the same kernel lives."""
 
 
 class PeerGaveUpError(PeerError):

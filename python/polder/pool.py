@@ -1,5 +1,6 @@
 """Pools and the objects in them."""
 
+import ast
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -8,11 +9,12 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from numpy.typing import DTypeLike, NDArray
 
 from polder import _core
 from polder._core import Entry
-from polder.errors import ArgumentError, ClosedError
+from polder.errors import ArgumentError, ClosedError, NameExistsError, NotFoundError
 
 __all__ = ["Entry", "Object", "Pool"]
 
@@ -31,8 +33,8 @@ class Pool(_core.Pool):
         A dax device or a file. The default is ``/dev/shm/polder-UID/pool``, in a folder that no other user enters; it
         is made if it is missing. A path that is named, here or in ``POLDER_POOL``, is made only with `size`.
     size : int or str, optional
-        If the file is missing, makes it with this size, such as ``"8GiB"``, rounded down to whole pages. A device is
-        never formatted here: ``polder pool format`` does that.
+        If the file is missing, makes it with this size, such as ``"8GiB"``, rounded down to whole pages. A pool that is
+        there has to have this size. A device is never formatted here: ``polder pool format`` does that.
     host : int, optional
         This machine's id in the pool; 0 for a file of this machine's own, required for a device.
     coherence : {"auto", "coherent", "software"}, optional
@@ -56,6 +58,8 @@ class Pool(_core.Pool):
         The path is missing, not permitted, or no memory that can be mapped.
     NotAPoolError, VersionError, CorruptError, TooSmallError
         The path holds no pool that this program can use.
+    ArgumentError
+        The pool that is there has another size than `size`.
     HostLiveError, NoSlotError, EvictedError
         This process cannot be a member.
 
@@ -84,7 +88,8 @@ class Pool(_core.Pool):
         nbytes: int | None = None,
         *,
         shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
-        dtype: DTypeLike = "uint8",
+        dtype: DTypeLike | None = None,
+        exist_ok: bool = False,
     ) -> "Object":
         """Makes an object, visible to every host when this returns.
 
@@ -95,36 +100,72 @@ class Pool(_core.Pool):
         nbytes : int, optional
             Its size. Give this or `shape`.
         shape : int or sequence of int, optional
-            The array that it holds, of `dtype`. The pool keeps bytes only: `open` needs the same again.
+            The array that it holds, of `dtype`.
         dtype : dtype, optional
-            What the array's elements are.
+            What the array's elements are; bytes by default. The pool keeps dtype and shape, unless `nbytes` alone is
+            given.
+        exist_ok : bool
+            If there is an object of this name, opens it. It has to be what is asked for, and keeps what it holds.
 
         Raises
         ------
         NameExistsError
             There is one of this name.
+        ArgumentError
+            With `exist_ok`: the one that there is has another size, dtype or shape.
         PoolFullError, QuotaError
             No room; nothing is held.
         """
         layout = _Layout(shape, dtype)
         if (nbytes is None) == (shape is None):
             raise ArgumentError("give nbytes or shape, one of them")
-        return Object(self, name, layout.nbytes if nbytes is None else nbytes, layout)
+        try:
+            whole = layout.nbytes if nbytes is None else index(nbytes)
+        except TypeError:
+            raise ArgumentError(f"nbytes is {nbytes!r}; give a whole number") from None
+        while True:
+            try:
+                return Object(self, name, whole, layout)
+            except NameExistsError:
+                if not exist_ok:
+                    raise
+            try:
+                made = Object(self, name, None, layout)
+            except NotFoundError:
+                # Another process has destroyed it meanwhile.
+                continue
+            if made.nbytes != whole:
+                made.close()
+                raise ArgumentError(
+                    f"{name} has {made.nbytes} bytes, not {whole}; destroy it first, or ask for as many"
+                )
+            return made
 
     def open(
-        self, name: str, *, shape: SupportsIndex | Sequence[SupportsIndex] | None = None, dtype: DTypeLike = "uint8"
+        self,
+        name: str,
+        *,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        dtype: DTypeLike | None = None,
     ) -> "Object":
-        """Opens the object that any host has made under `name`, as an array of `shape` and `dtype`.
+        """Opens the object that any host has made under `name`.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``"/train/weights"``.
+        shape, dtype : optional
+            What it has to be. By default it is the array that it was made as. If the pool keeps no dtype and shape of
+            it, as for an object of C, it is an array of bytes that fills it unless they are given.
 
         Raises
         ------
         NotFoundError
             There is none.
         ArgumentError
-            `shape` and `dtype` need more bytes than the object has.
+            It holds an array of another dtype or shape, or has fewer bytes than `shape` and `dtype` need.
         """
-        layout = _Layout(shape, dtype)
-        return Object(self, name, None, layout)
+        return Object(self, name, None, _Layout(shape, dtype))
 
     def __repr__(self) -> str:
         try:
@@ -134,10 +175,11 @@ class Pool(_core.Pool):
 
 
 class _Layout:
-    """A shape, or the open end that fills an object, and a dtype."""
+    """A shape, or the open end that fills an object, and a dtype: as they were given, or as a pool keeps them."""
 
-    def __init__(self, shape: SupportsIndex | Sequence[SupportsIndex] | None, dtype: DTypeLike) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+    def __init__(self, shape: SupportsIndex | Sequence[SupportsIndex] | None, dtype: DTypeLike | None) -> None:
+        self._is_bare = dtype is None
+        self.dtype: np.dtype[Any] = np.dtype("uint8" if dtype is None else dtype)
         if self.dtype.hasobject:
             raise ArgumentError(f"dtype {self.dtype} holds Python objects, which are of this process only")
         if self.dtype.itemsize == 0:
@@ -161,6 +203,43 @@ class _Layout:
         """The shape in an object of `nbytes`, which holds it."""
         return (nbytes // self.dtype.itemsize,) if self.shape is None else self.shape
 
+    def note(self, nbytes: int) -> str:
+        """What the pool keeps of an array in an object of `nbytes`: nothing, where bytes alone were asked for."""
+        if self._is_bare and self.shape is None:
+            return ""
+        try:
+            descr = dtype_to_descr(self.dtype)
+            is_kept = descr_to_dtype(descr) == self.dtype
+        except ValueError:
+            is_kept, descr = False, ""
+        if not is_kept:
+            raise ArgumentError(
+                f"dtype {self.dtype} has fields that overlap or are out of order, which the pool cannot keep; create "
+                "the object by its bytes alone, and view what read() gives"
+            )
+        return repr((descr, self.within(nbytes)))
+
+    def checked(self, name: str, note: str) -> "_Layout":
+        """The layout of an object of which the pool keeps `note`: that, if nothing else was given here."""
+        if not note:
+            return self
+        try:
+            descr, shape = ast.literal_eval(note)
+            kept = _Layout(shape, descr_to_dtype(descr))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+            raise ArgumentError(
+                f"{name}: the pool keeps {note!r} of it, which this Polder cannot read ({error}); open it with the "
+                "Polder that made it"
+            ) from None
+        is_other = (not self._is_bare and self.dtype != kept.dtype) or self.shape not in (None, kept.shape)
+        if is_other:
+            asked = "any shape" if self.shape is None else f"shape {self.shape}"
+            raise ArgumentError(
+                f"{name} holds an array of {kept.dtype} and shape {kept.shape}, and {self.dtype} of {asked} is asked "
+                "for; leave dtype and shape out, and view or reshape what read() gives"
+            )
+        return kept
+
 
 def _sides(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     try:
@@ -181,7 +260,13 @@ class Object(_core.Object):
 
     def __new__(cls, pool: Pool, name: str, nbytes: int | None, layout: _Layout) -> Self:
         """Made by `Pool.create` and `Pool.open`."""
-        made = super().__new__(cls, pool, name, nbytes, str(layout.dtype), layout.nbytes)
+        made = super().__new__(cls, pool, name, nbytes, "" if nbytes is None else layout.note(nbytes))
+        try:
+            layout = layout.checked(name, made.note)
+            made.hold(str(layout.dtype), layout.nbytes)
+        except BaseException:
+            made.close()
+            raise
         made.dtype = layout.dtype
         made.shape = layout.within(made.nbytes)
         return made

@@ -43,13 +43,19 @@ def test_both_backends_end_with_the_same_weights(tmp_path: Path) -> None:
     assert {len(row) for row in cells[1:]} == {4}, table
 
 
-def test_the_picture_shows_the_spread_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The demo as a module."""
     found = importlib.util.spec_from_file_location("train", DEMO)
     assert found is not None
     assert found.loader is not None
     train = importlib.util.module_from_spec(found)
     monkeypatch.setitem(sys.modules, "train", train)
     found.loader.exec_module(train)
+    return train
+
+
+def test_the_picture_shows_the_spread_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = loaded(monkeypatch)
     from matplotlib.axes import Axes
 
     drawn: list[tuple[Any, ...]] = []
@@ -72,6 +78,44 @@ def test_the_picture_shows_the_spread_of_a_step(tmp_path: Path, monkeypatch: pyt
         assert middle == pytest.approx(200)
         assert below == pytest.approx(100)
         assert above == pytest.approx(100)
+
+
+def test_the_bars_end_where_the_whole_step_stands_and_the_loss_is_drawn_in_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = loaded(monkeypatch)
+    from matplotlib.axes import Axes
+
+    ends: dict[str, float] = {}
+    middles: dict[str, float] = {}
+    lines: list[list[float]] = []
+    bar, errorbar, plot = Axes.bar, Axes.errorbar, Axes.plot
+
+    def barred(
+        axes: Any, names: list[str], heights: list[float], *others: Any, bottom: list[float], **more: Any
+    ) -> Any:
+        ends.update(zip(names, (low + height for low, height in zip(bottom, heights, strict=True)), strict=True))
+        return bar(axes, names, heights, *others, bottom=bottom, **more)
+
+    def noted(axes: Any, name: str, middle: float, *others: Any, **more: Any) -> Any:
+        middles[name] = middle
+        return errorbar(axes, name, middle, *others, **more)
+
+    def drawn(axes: Any, *values: Any, **more: Any) -> Any:
+        lines.extend(value for value in values[-2:] if isinstance(value, list))
+        return plot(axes, *values, **more)
+
+    for name, instead in (("bar", barred), ("errorbar", noted), ("plot", drawn)):
+        monkeypatch.setattr(Axes, name, instead)
+    # Medians of these parts add up to more than the median of their sums.
+    parts = [(0.5, 0.1, 0.1), (0.4, 0.5, 0.1), (0.4, 0.1, 0.5), (0.1, 0.5, 0.5), (0.1, 0.4, 0.4), (9.0, 9.0, 9.0)]
+    steps = [SimpleNamespace(whole=a + b + c, forward=a, backward=b, exposed=b / 2, optimizer=c) for a, b, c in parts]
+    losses = [3.0] * 15 + [9.0] + [3.0] * 9
+    runs = [SimpleNamespace(name=name, losses=losses, steps=steps) for name in ("polder", "gloo")]
+    train.draw_picture(runs, tmp_path)
+    assert ends == pytest.approx(middles)
+    means = [line for line in lines if len(line) == 2 and line != [4.5, 14.5]]
+    assert means == [pytest.approx([3.0, 3.6])] * 2
 
 
 @pytest.mark.parametrize("text", ["missing", "."])

@@ -380,6 +380,43 @@ def test_what_the_kernels_do_not_take_is_refused() -> None:
         offload.AdamW([half]).step()
 
 
+def test_a_tensor_without_memory_or_with_anothers_is_refused_before_anything_changes() -> None:
+    parameter, optimizer = stepped()
+    before = parameter.detach().clone()
+    parameter.grad = torch.ones(200)[50:150]
+    parameter.grad.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="got a Tensor of 100 elements that has no memory"):
+        optimizer.step()
+    parameter.grad = torch.ones(100)
+    kept = optimizer.state[parameter]["exp_avg"]
+    optimizer.state[parameter]["exp_avg"] = torch._neg_view(torch.ones(100))
+    with pytest.raises(ArgumentError, match=r"state exp_avg .* negated when it is read"):
+        optimizer.step()
+    optimizer.state[parameter]["exp_avg"] = kept
+    assert optimizer.state[parameter]["step"] == 1
+    assert torch.equal(parameter, before)
+
+
+def test_arrays_that_share_memory_are_refused_by_name() -> None:
+    parameter, optimizer = stepped()
+    optimizer.state[parameter]["exp_avg_sq"] = optimizer.state[parameter]["exp_avg"]
+    with pytest.raises(
+        ArgumentError, match="exp_avg_sq of tensor 0 of the step shares memory with exp_avg of tensor 0"
+    ):
+        optimizer.step()
+    whole = torch.ones(150)
+    one, other = (torch.nn.Parameter(whole[begin : begin + 100]) for begin in (0, 50))
+    # Gradients are only read: both may have one.
+    one.grad = other.grad = torch.ones(100)
+    with pytest.raises(
+        ArgumentError, match="the parameter of tensor 1 of the step shares memory with the parameter of"
+    ):
+        offload.AdamW([one, other]).step()
+    other.data = torch.ones(100)
+    offload.AdamW([one, other]).step()
+    assert torch.equal(one, other)
+
+
 @as_torch
 @pytest.mark.parametrize(("our", "their"), ADAMS)
 def test_fifty_steps_have_torchs_losses(our: Any, their: Any) -> None:

@@ -117,6 +117,13 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
     assert all(part in line for part, line in zip(expected, lines, strict=True)), lines
 
 
+def test_gradients_are_carried_by_their_values_or_refused_by_name(tmp_path: Path) -> None:
+    with Ranks("torch_service.py", 2, tmp_path, "gradients") as run:
+        for output in run.outputs():
+            assert "the parameter service got elements of torch.bfloat16 where torch.float32 belong" in output, output
+    assert not left_behind()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [

@@ -39,7 +39,7 @@ pub enum SessionError {
     },
     /// The pool is kept coherent in one way, and another is set here.
     #[error(
-        "{path} was formatted with --coherence {kept}, and {asked} is set here; leave --coherence and POLDER_COHERENCE out, or format it anew"
+        "{path} was formatted with --coherence {kept}, and {asked} is set here; leave that setting out (POLDER_COHERENCE, coherence= or --coherence), or format it anew"
     )]
     Coherence {
         /// The region.
@@ -78,6 +78,30 @@ pub enum SessionError {
         ranks: u16,
         /// The bytes that it would need.
         needed: u64,
+    },
+    /// The pool has another size than was asked for.
+    #[error(
+        "{} is a pool of {}, and a size of {} is asked for; leave the size out, or destroy that pool first (`polder pool destroy --pool {}`)",
+        path.display(), ByteSize(*kept).display().iec(), ByteSize(*asked).display().iec(), path.display()
+    )]
+    OtherSize {
+        /// The region.
+        path: PathBuf,
+        /// Bytes that the pool has.
+        kept: u64,
+        /// The bytes that were asked for.
+        asked: u64,
+    },
+    /// A file that is too short for any pool.
+    #[error(
+        "{} is no pool: it has {bytes} bytes, and the least pool has {PAGE}; check the path, or make a pool under another name (`polder pool format`)",
+        path.display()
+    )]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        bytes: u64,
     },
     /// The region cannot be mapped.
     #[error(transparent)]
@@ -175,10 +199,10 @@ impl AnyMemory {
     /// Maps the pool at `path`, kept coherent as its superblock says; where that says nothing, as `choice` does.
     ///
     /// # Errors
-    /// [`SessionError::Coherence`] when both say something else; [`RegionError`].
+    /// [`SessionError::Coherence`] when both say something else; [`SessionError::TooShort`]; [`RegionError`].
     pub fn open(path: &Path, choice: CoherenceChoice) -> Result<Self, SessionError> {
         // Right for either: nothing is taken from a cache.
-        let memory = Software::new(Region::open(path)?);
+        let memory = Software::new(pool_at(path)?);
         // A superblock that cannot be read is the matter of the caller, who reads it too.
         let kept = read_superblock(&memory).ok().and_then(|superblock| superblock.coherence);
         match (kept, choice.chosen()) {
@@ -301,7 +325,7 @@ impl Session {
             None => AnyMemory::open(path, settings.coherence.unwrap_or_default())?,
             // A shadow keeps its own copies: the region behind them is coherent.
             Some(wrap) if wrap.shadow => {
-                AnyMemory::open_unformatted(path, CoherenceChoice::Coherent)?.wrapped(wrap)
+                AnyMemory::Coherent(Software::new(pool_at(path)?).kept_by()).wrapped(wrap)
             }
             Some(wrap) => AnyMemory::open(path, settings.coherence.unwrap_or_default())?.wrapped(wrap),
         };
@@ -377,6 +401,29 @@ impl Session {
     pub const fn pool(&self) -> &AnyPool {
         &self.pool
     }
+
+    /// That the pool has the size that was asked for.
+    ///
+    /// # Errors
+    /// [`SessionError::OtherSize`].
+    pub fn expect_bytes(&self, asked: u64) -> Result<(), SessionError> {
+        let (kept, path) =
+            each!(&self.pool, pool => (pool.superblock().bytes, pool.memory().region().path().to_owned()));
+        if kept == whole_pages(asked) { Ok(()) } else { Err(SessionError::OtherSize { path, kept, asked }) }
+    }
+}
+
+/// As people write sizes: 1GB is no multiple of a page.
+const fn whole_pages(bytes: u64) -> u64 {
+    if bytes > PAGE { bytes - bytes % PAGE } else { bytes }
+}
+
+/// Maps what is to be a pool.
+fn pool_at(path: &Path) -> Result<Region, SessionError> {
+    Region::open(path).map_err(|error| match error {
+        RegionError::Size { path, bytes, .. } => SessionError::TooShort { path, bytes },
+        other => other.into(),
+    })
 }
 
 /// The pool of a user's own, for where nobody named one: in the folder that no other user enters.
@@ -406,8 +453,7 @@ pub fn create_as(
     geometry: &Geometry,
     choice: CoherenceChoice,
 ) -> Result<Superblock, SessionError> {
-    // As people write sizes: 1GB is no multiple of a page.
-    let bytes = if bytes > PAGE { bytes - bytes % PAGE } else { bytes };
+    let bytes = whole_pages(bytes);
     expect_space(path, bytes)?;
     let (region, draft) = Region::draft(path, bytes)?;
     let coherence = choice.chosen();

@@ -32,9 +32,10 @@ typedef enum polder_status {
     POLDER_EXISTS = 3,
     /* No room in the pool, its directory, the job's quota, or this process's table of open objects. */
     POLDER_FULL = 4,
-    /* No process has died, but the answer did not come in time. */
+    /* No process has died, but the answer did not come in time. A process that is stopped, as by a debugger, is late too. */
     POLDER_TIMEOUT = 5,
-    /* The process that the call waited for died, stopped or left. */
+    /* The process that the call waited for died, left or closed its end, or it runs under another kernel and gave no sign of life
+     * for 5 s. */
     POLDER_PEER_DEAD = 6,
     /* Bytes in the pool that no correct program left there. */
     POLDER_CORRUPT = 7,
@@ -43,7 +44,9 @@ typedef enum polder_status {
     /* The memory itself failed: poison, or a lost link. */
     POLDER_MEMORY = 9,
     /* Anything else; polder_error() says what. */
-    POLDER_OTHER = 10
+    POLDER_OTHER = 10,
+    /* No error but the end of a ring: its sender has closed it, and every message was received. */
+    POLDER_ENDED = 11
 } polder_status;
 
 /* Handles: a pool that this process has attached; an object that it holds open; the two ends of a ring; one rank's side of a
@@ -115,14 +118,14 @@ int polder_ring_open(polder_pool *pool, const char *name, uint64_t timeout_ms, p
 int polder_ring_push(polder_sender *sender, uint64_t tag, const void *from, size_t bytes, uint64_t timeout_ms);
 
 /* Waits for the next message, and copies it and its tag out; `tag` may be NULL. `bytes` is its length. If `room` is too small, the
- * result is POLDER_ARGUMENT, `bytes` is still set, and the message stays. After the last message of a sender that died or left, the
- * result is POLDER_PEER_DEAD. */
+ * result is POLDER_ARGUMENT, `bytes` is still set, and the message stays: pop it again with so much room. After the last message, the
+ * result is POLDER_ENDED if the sender has closed the ring, and POLDER_PEER_DEAD if it died, or closed in the middle of a message. */
 int polder_ring_pop(polder_receiver *receiver, uint64_t *tag, void *into, size_t room, size_t *bytes, uint64_t timeout_ms);
 
 /* Ends the ring; what was sent can still be received. */
 int polder_sender_close(polder_sender *sender);
 
-/* Receives no more; the sender is told. */
+/* Receives no more; the sender's next push returns POLDER_PEER_DEAD. */
 int polder_receiver_close(polder_receiver *receiver);
 
 /* In a window, every rank of a group of processes has a segment of memory, and all ranks put into and get from all segments. Ranks count

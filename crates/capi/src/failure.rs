@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 
 use polder_attach::session::SessionError;
 use polder_attach::settings::SettingsError;
-use polder_mem::RegionError;
+use polder_mem::{HostError, RegionError};
 use polder_pool::PoolError;
 
 /// `polder_status`.
@@ -23,6 +23,7 @@ pub(crate) enum Status {
     Membership = 8,
     Memory = 9,
     Other = 10,
+    Ended = 11,
 }
 
 /// Why a call failed.
@@ -75,7 +76,14 @@ impl From<SettingsError> for Failure {
 impl From<SessionError> for Failure {
     fn from(error: SessionError) -> Self {
         let status = match &error {
-            SessionError::NoPool | SessionError::NoHostId { .. } => Status::Argument,
+            // The other fronts have other words for where it is named.
+            SessionError::NoPool => {
+                return Self::argument("no pool is named; pass its path, or set POLDER_POOL");
+            }
+            SessionError::NoHostId { .. } | SessionError::Coherence { .. } => Status::Argument,
+            SessionError::TooShort { .. } => Status::NotFound,
+            SessionError::Host(HostError::NoHost { .. } | HostError::NoSlot { .. }) => Status::Membership,
+            SessionError::Host(HostError::Busy { .. }) => Status::Timeout,
             SessionError::Region(RegionError::Missing { .. }) => Status::NotFound,
             SessionError::Pool { source, .. } => status(source),
             SessionError::Apart { .. } => Status::Membership,
@@ -98,7 +106,8 @@ fn status(error: &PoolError) -> Status {
         PoolError::Timeout { .. } | PoolError::Absent { .. } | PoolError::NoReceiver { .. } => {
             Status::Timeout
         }
-        PoolError::PeerDead { .. } | PoolError::GaveUp { .. } => Status::PeerDead,
+        PoolError::Closed { end: "sender", .. } => Status::Ended,
+        PoolError::PeerDead { .. } | PoolError::GaveUp { .. } | PoolError::Closed { .. } => Status::PeerDead,
         PoolError::Corrupt { .. } => Status::Corrupt,
         PoolError::Forked { .. } => Status::Argument,
         PoolError::HostLive { .. }

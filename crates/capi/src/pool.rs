@@ -31,9 +31,9 @@ pub(crate) unsafe extern "C" fn polder_pool_open(
             arguments.pool = Some(PathBuf::from(unsafe { guard::text(path, "path") }?));
         }
         if host >= 0 {
-            let host = u16::try_from(host);
+            let id = u16::try_from(host);
             arguments.host =
-                Some(host.map_err(|_| Failure::argument("the host is no id; ids go from 0 to 63"))?);
+                Some(id.map_err(|_| Failure::argument(format!("host is {host}; ids go from 0 to 63")))?);
         }
         let settings = Settings::load(arguments)?;
         start_log(&settings);

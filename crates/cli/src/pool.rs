@@ -152,7 +152,15 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             });
         }
         (true, Some(_)) => {
-            return Err(Failure(format!("{} has a size already; leave --size out", path.display())));
+            let memory = AnyMemory::open_unformatted(path, choice)?;
+            if !arguments.force
+                && let Err(error @ PoolError::PoolExists { .. }) =
+                    each_memory!(&memory, memory => expect_vacant(memory, []))
+            {
+                return Err(at(path)(error));
+            }
+            let size = bytes(memory.region().bytes());
+            return Err(Failure(format!("{} has a size already, {size}; leave --size out", path.display())));
         }
         (true, None) => {
             let memory = AnyMemory::open_unformatted(path, choice)?;

@@ -99,7 +99,7 @@ fn a_pool_that_cannot_be_used_is_named_in_one_line_with_its_remedy_and_stays_as_
     type Damage = fn(&Made);
     let cases: [(Damage, &[&str]); 6] = [
         (|made| std::fs::remove_file(&made.path).unwrap(), &["no such file", "polder pool format"]),
-        (|made| std::fs::write(&made.path, []).unwrap(), &["0 bytes is no size"]),
+        (|made| std::fs::write(&made.path, []).unwrap(), &["is no pool: it has 0 bytes", "check the path"]),
         (
             |made| std::fs::write(&made.path, [7; 8192]).unwrap(),
             &["no pool", "0x0707070707070707", "check the path", "format --force"],

@@ -23,6 +23,8 @@ pub(crate) enum Deviation {
     MissingPartIsTheError,
     /// A process that fails the last barrier before an exchange says so in the group alone.
     GivesUpInSilence,
+    /// A service ends with an error when a proxy has died of which nothing is awaited.
+    IdleProxyIsMissed,
     /// The head of a version is published before its bytes are written.
     HeadFirst,
     /// Older versions are removed before the new one is published.

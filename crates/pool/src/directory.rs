@@ -313,7 +313,8 @@ impl<'a, M: Memory> Directory<'a, M> {
         let extent = self.allocate(stripe.index, Extents(site).units_for(whole - LINE))?;
         let at = Extents(site).offset(extent);
         let generation = self.next_generation()?;
-        let header = Header { name: name.as_str().into(), bytes, generation, owner: site.host(), slot };
+        let (owner, note) = (site.host(), name.note().into());
+        let header = Header { name: name.as_str().into(), note, bytes, generation, owner, slot };
         header.write(memory, at)?;
         object::fill(memory, at + header_bytes, bytes.next_multiple_of(LINE), fill)?;
         let (hash, job, creator) = (key.hash, self.account.job, site.me.slot);
@@ -324,7 +325,8 @@ impl<'a, M: Memory> Directory<'a, M> {
         line::announce(memory, self.entry(slot), &Entry::Object(State::Live, record).encode());
         Extents(site).release_intent(stripe.index);
         self.clear_intent(stripe.index);
-        Ok(Object { name: header.name, at: record.data(), bytes, generation, owner: site.host(), held })
+        let Header { name, note, .. } = header;
+        Ok(Object { name, note, at: record.data(), bytes, generation, owner, held })
     }
 
     /// Takes the extent of a new entry, from chunks that this host holds or claims now.
@@ -456,8 +458,8 @@ impl<'a, M: Memory> Directory<'a, M> {
                 continue;
             };
             Opens(self.site).announce(held, sight.announcement());
-            if let Some(Header { name: text, bytes, generation, owner, .. }) = self.admit(name, &sight)? {
-                return Ok(Object { name: text, at: sight.record.data(), bytes, generation, owner, held });
+            if let Some(Header { name, note, bytes, generation, owner, .. }) = self.admit(name, &sight)? {
+                return Ok(Object { name, note, at: sight.record.data(), bytes, generation, owner, held });
             }
             watch.wait_or(&self.site, || corrupt(self.site.layout.entry(sight.host, sight.slot)))?;
         }

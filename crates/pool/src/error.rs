@@ -59,7 +59,7 @@ pub enum PoolError {
     },
     /// Formatting would destroy a pool.
     #[error(
-        "this region holds {what}; attach to it, or lose everything in it with `polder pool format --force`"
+        "this region holds {what}; attach to it, remove it with `polder pool destroy --yes`, or lose everything in it with `polder pool format --force`"
     )]
     PoolExists {
         /// What is there.
@@ -395,7 +395,7 @@ pub enum PoolError {
     },
     /// The deadline came first.
     #[error(
-        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise timeout= or POLDER_TIMEOUT, or look at that process"
+        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late, or is stopped: raise timeout= or POLDER_TIMEOUT, or look at that process"
     )]
     Timeout {
         /// Who was waited for.
@@ -421,6 +421,22 @@ pub enum PoolError {
         group: String,
         /// How long it was waited for, in milliseconds.
         waited_ms: u64,
+    },
+    /// The other end of a channel was closed.
+    #[error(
+        "{peer} has closed the {end} of the ring {name}; {}",
+        match *end {
+            "sender" => "all that it sent was received, and no more comes",
+            _ => "what it has not received is lost",
+        }
+    )]
+    Closed {
+        /// The channel's name.
+        name: String,
+        /// Whose end it was.
+        peer: Peer,
+        /// Which end: the sender or the receiver.
+        end: &'static str,
     },
     /// Nobody has opened a channel to receive.
     #[error(

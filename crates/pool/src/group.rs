@@ -321,8 +321,7 @@ impl<M: Memory> Group<M> {
         if Deviation::NobodyHasDied.is_on() {
             return Ok(false);
         }
-        let is_dead = || self.members[rank].is_dead(&self.memory, &self.pulses[rank], self.options.silence);
-        Ok(rank != self.rank && is_dead().map_err(PoolError::Memory)?)
+        Ok(rank != self.rank && self.is_dead(rank).map_err(PoolError::Memory)?)
     }
 
     /// Whether the group can go on.
@@ -457,11 +456,11 @@ impl<M: Memory> Group<M> {
         loop {
             let Some((rank, want)) = behind().next() else { return Ok(()) };
             if behind().nth(1).is_none() {
-                return self.await_mark(rank, want);
+                return self.await_mark(rank, want, std::iter::empty);
             }
             self.look_at_all(behind())?;
             if let Some((rank, want)) = behind().next() {
-                self.await_mark(rank, want)?;
+                self.await_mark(rank, want, || behind().skip(1))?;
             }
         }
     }
@@ -480,7 +479,13 @@ impl<M: Memory> Group<M> {
         Ok(())
     }
 
-    fn await_mark(&self, rank: usize, want: u64) -> Result<(), Failure> {
+    /// Waits until `rank` has come to `want`. The `others` are waited for after it: that one of them is dead ends this wait, too.
+    fn await_mark<I: Iterator<Item = (usize, u64)>>(
+        &self,
+        rank: usize,
+        want: u64,
+        others: impl Fn() -> I,
+    ) -> Result<(), Failure> {
         if self.standings[rank].mark() >= want {
             return Ok(());
         }
@@ -500,7 +505,10 @@ impl<M: Memory> Group<M> {
                 self.options.patience,
                 deadline,
                 || self.look(rank, want),
-                || self.still_there(rank, want, &looks),
+                || {
+                    self.still_there(rank, want, &looks)?;
+                    others().try_for_each(|(other, want)| self.expect_there(other, want))
+                },
             )?;
             if came.is_some() || self.late(rank, want, latest)? {
                 return Ok(());
@@ -561,7 +569,7 @@ impl<M: Memory> Group<M> {
         if self.interrupt.as_ref().is_some_and(|asked| asked()) {
             return Err(Failure::Interrupted);
         }
-        self.alive(rank)?;
+        self.expect_there(rank, want)?;
         for other in (0..self.size()).filter(|&other| other != self.rank && other != rank) {
             if self.is_remote(other) {
                 progress::forget(&self.memory, self.members[other].at);
@@ -579,8 +587,33 @@ impl<M: Memory> Group<M> {
     }
 
     fn alive(&self, rank: usize) -> Result<(), Failure> {
-        let is_dead = self.members[rank].is_dead(&self.memory, &self.pulses[rank], self.options.silence)?;
-        if is_dead { Err(Failure::Dead(rank)) } else { Ok(()) }
+        if self.is_dead(rank)? { Err(Failure::Dead(rank)) } else { Ok(()) }
+    }
+
+    fn is_dead(&self, rank: usize) -> Result<bool, Fault> {
+        self.members[rank].is_dead(&self.memory, &self.pulses[rank], self.options.silence)
+    }
+
+    /// That `rank` lives, or came to `want` before it died; else fails with the rank that died first, as far as is known. One that died
+    /// because of another has said so, or waited for it.
+    fn expect_there(&self, rank: usize, want: u64) -> Result<(), Failure> {
+        if !self.is_dead(rank)? || self.look(rank, want)?.is_some() {
+            return Ok(());
+        }
+        let mut first = rank;
+        for _ in 0..self.size() {
+            match self.standings[first].waits_for() {
+                Some((next, want)) if next < self.size() && next != self.rank => {
+                    self.look(next, want)?;
+                    if self.standings[next].mark() >= want || !self.is_dead(next)? {
+                        break;
+                    }
+                    first = next;
+                }
+                _ => break,
+            }
+        }
+        Err(Failure::Dead(first))
     }
 
     /// The deadline has come while waiting for `rank`, and it has come as well (true), or whoever holds it up is about to go on
@@ -893,6 +926,50 @@ pub(crate) mod tests {
             late.unwrap();
             let error = group.all_reduce(Op::Sum, Dtype::U8, &mut [1]).unwrap_err();
             assert!(matches!(error, PoolError::Mismatch { sequence: 2, .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_death_ends_the_wait_for_a_rank_that_comes_before_it() {
+        let over = std::sync::Barrier::new(2);
+        on_threads(&[0, 0, 1], quick(), |group| {
+            match group.rank() {
+                0 => {
+                    let error = group.barrier().unwrap_err();
+                    assert!(
+                        matches!(error, PoolError::PeerDead { peer: Peer { rank: Some(2), .. }, .. }),
+                        "{error}"
+                    );
+                    over.wait();
+                }
+                // Late, and alive until the others know.
+                1 => drop(over.wait()),
+                _ => {}
+            }
+        });
+    }
+
+    #[test]
+    fn of_two_dead_ranks_the_one_is_named_that_the_other_waited_for() {
+        use polder_schedule::Collective;
+        on_threads(&[0, 0, 1], quick(), |group| match group.rank() {
+            0 => {
+                while !(1..3).all(|rank| group.has_died(rank).unwrap()) {
+                    std::thread::yield_now();
+                }
+                let error = group.barrier().unwrap_err();
+                assert!(
+                    matches!(error, PoolError::PeerDead { peer: Peer { rank: Some(2), .. }, .. }),
+                    "{error}"
+                );
+            }
+            // Killed while it waited for rank 2, before it could say that this one is dead.
+            1 => {
+                group.own.borrow_mut().enter(1, Signature::new(Collective::Barrier, 0, 0));
+                group.own.borrow_mut().wait_for(2, progress::at(1, 0), 1);
+                group.publish();
+            }
+            _ => {}
         });
     }
 

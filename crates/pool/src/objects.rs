@@ -29,6 +29,16 @@ impl<M: Memory> Pool<M> {
         self.create_filled(name, bytes, InitialContents::Zeros)
     }
 
+    /// As [`Pool::create`], with a note on what the object holds, which [`Object::note`] gives to everyone that opens it.
+    ///
+    /// # Errors
+    /// Those of [`Pool::create`]; [`PoolError::Argument`] when the note is too long beside the name.
+    pub fn create_noted(&self, name: &str, bytes: u64, note: &str) -> Result<Object, PoolError> {
+        self.expect_member()?;
+        let name = Name::parse(name)?.with_note(note)?;
+        self.directory().create(&name, bytes, InitialContents::Zeros)
+    }
+
     /// As [`Pool::create`], with `fill` in it.
     ///
     /// # Errors
@@ -216,6 +226,26 @@ mod tests {
         }
         c.close(seen);
         a.close(object);
+    }
+
+    #[test]
+    fn what_a_creator_notes_of_an_object_everyone_reads_that_opens_it() {
+        let [a, b, _c] = pools();
+        a.close(a.create_noted("/noted", 24, "<f8 (3,)").unwrap());
+        a.close(a.create("/bare", 24).unwrap());
+        for (name, note) in [("/noted", "<f8 (3,)"), ("/bare", "")] {
+            for pool in [&a, &b] {
+                let object = pool.open(name).unwrap();
+                assert_eq!((object.name(), object.note(), object.bytes()), (name, note, 24));
+                pool.close(object);
+            }
+        }
+        let long = b.create_noted("/long", 24, &"x".repeat(256)).unwrap_err().to_string();
+        assert!(long.contains("256 bytes beside a name of 5"), "{long}");
+        let mut names: Vec<_> = b.list("").unwrap().into_iter().map(|listed| listed.name).collect();
+        names.sort();
+        assert_eq!(names, ["/bare", "/noted"]);
+        assert_eq!(crate::inspect(a.memory()).unwrap().problems, []);
     }
 
     #[test]

@@ -67,11 +67,14 @@ impl RingShape {
     /// A ring of `cells` cells of `cell_bytes`, a multiple of 64, and as many slots.
     ///
     /// # Errors
-    /// [`PoolError::Geometry`] when there is no cell, or a cell is no whole number of lines.
+    /// [`PoolError::Geometry`] when there is no cell; [`PoolError::Argument`] when a cell is no whole number of lines.
     pub fn new(cells: u32, cell_bytes: u32) -> Result<Self, PoolError> {
         in_range("ring cells", cells, 1, 1 << 16)?;
         in_range("ring cell bytes", cell_bytes, 64, 1 << 24)?;
-        in_range("ring cell bytes beyond a whole line", cell_bytes % 64, 0, 0)?;
+        if !cell_bytes.is_multiple_of(LINE as u32) {
+            let (what, value) = ("ring cell bytes", cell_bytes.to_string());
+            return Err(PoolError::Argument { what, value, expected: "give a multiple of 64" });
+        }
         Ok(Self { slots: cells, cells, cell_bytes })
     }
 

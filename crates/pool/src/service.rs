@@ -322,7 +322,7 @@ impl<M: Memory> Parts<M> {
                 return Err(Failure::Told(number, mark));
             }
         }
-        self.dead_client()?.map_or(Ok(()), |client| Err(Failure::Dead(client)))
+        self.dead_client()?.map_or(Ok(()), Err)
     }
 
     /// Whether a client that ended so leaves the service to the others: it expects nothing more, or lost a proxy.
@@ -330,11 +330,16 @@ impl<M: Memory> Parts<M> {
         mark.is_left() || mark.is_dead() && mark.rank() >= self.clients
     }
 
-    /// The first client that died.
-    fn dead_client(&self) -> Result<Option<usize>, Fault> {
+    /// The first client that died; if it had given up before, what it gave up with.
+    fn dead_client(&self) -> Result<Option<Failure>, Fault> {
         for number in (0..self.clients).filter(|&number| number != self.own) {
-            if self.is_dead(number)? && !self.gave_up(number)?.is_some_and(|mark| self.is_no_failure(mark)) {
-                return Ok(Some(number));
+            if self.is_dead(number)? {
+                // Looked at afresh: it may have said so just before its process ended.
+                match self.gave_up(number)? {
+                    None => return Ok(Some(Failure::Dead(number))),
+                    Some(mark) if self.is_no_failure(mark) => {}
+                    Some(mark) => return Ok(Some(Failure::Told(number, mark))),
+                }
             }
         }
         Ok(None)

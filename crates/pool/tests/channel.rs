@@ -46,7 +46,10 @@ fn messages_of_every_size_arrive_in_order_and_both_ends_leave_nothing() {
             assert_eq!((envelope.tag, &into[..envelope.bytes as usize]), (number, &message(number)[..]));
         }
         let over = receiver.pop(&mut into, LONG).unwrap_err();
-        assert!(matches!(over, PoolError::GaveUp { .. }), "{over}");
+        assert!(matches!(over, PoolError::Closed { end: "sender", .. }), "{over}");
+        assert!(over.to_string().ends_with(
+            "has closed the sender of the ring /a; all that it sent was received, and no more comes"
+        ));
     });
     let mut sender = Sender::create(Arc::clone(&here), "/a", shape()).unwrap();
     for number in 0..200 {
@@ -77,7 +80,7 @@ fn one_process_receives_and_no_other_after_it() {
     let second = Receiver::open(Arc::clone(&there), "/a", LONG).err().unwrap();
     assert!(matches!(second, PoolError::Exists { .. }), "{second}");
     let left = (0..3).find_map(|_| sender.push(0, b"more", LONG).err()).unwrap();
-    assert!(matches!(left, PoolError::GaveUp { .. }), "{left}");
+    assert!(matches!(left, PoolError::Closed { end: "receiver", .. }), "{left}");
     drop(sender);
     let _sender = Sender::create(here, "/a", shape()).unwrap();
     drop(Receiver::open(there, "/a", LONG).unwrap());
@@ -89,9 +92,33 @@ fn a_short_slice_leaves_the_message_and_a_look_says_how_long_it_is() {
     let mut sender = Sender::create(here, "/a", shape()).unwrap();
     let mut receiver = Receiver::open(there, "/a", LONG).unwrap();
     sender.push(7, &[5; 100], LONG).unwrap();
-    receiver.pop(&mut [0; 99], LONG).unwrap_err();
+    let short = receiver.pop(&mut [0; 99], LONG).unwrap_err().to_string();
+    assert!(
+        short.starts_with(
+            "the room to receive into is 99 bytes for a message of 100 bytes; the message stays"
+        ),
+        "{short}"
+    );
     assert_eq!(receiver.peek().unwrap().unwrap().bytes, 100);
     let mut into = [0; 100];
     receiver.pop(&mut into, LONG).unwrap();
     assert_eq!(into, [5; 100]);
+}
+
+#[test]
+fn a_sender_that_closes_in_the_middle_of_a_message_has_not_ended_well() {
+    let [here, there] = pools();
+    let mut sender = Sender::create(here, "/a", shape()).unwrap();
+    let mut receiver = Receiver::open(there, "/a", LONG).unwrap();
+    sender.push(1, &[3; 10], LONG).unwrap();
+    // More than the ring holds.
+    let late = sender.push(2, &[5; 600], SHORT).unwrap_err();
+    assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
+    drop(sender);
+    let mut into = [0; 600];
+    assert_eq!(receiver.pop(&mut into, LONG).unwrap().bytes, 10);
+    let cut = receiver.pop(&mut into, LONG).unwrap_err();
+    assert!(matches!(cut, PoolError::GaveUp { .. }), "{cut}");
+    let again = receiver.pop(&mut into, LONG).unwrap_err();
+    assert!(matches!(&again, PoolError::Broken { cause, .. } if **cause == cut), "{again}");
 }

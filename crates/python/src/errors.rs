@@ -107,6 +107,7 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
         PoolError::GaveUp { peer, epoch, sequence, .. } => {
             ("PeerGaveUpError", peer_facts(*peer, *epoch, *sequence))
         }
+        PoolError::Closed { peer, .. } => ("PeerGaveUpError", peer_facts(*peer, 0, 0)),
         PoolError::Mismatch { peer, sequence, .. } => ("MismatchError", peer_facts(*peer, 0, *sequence)),
         PoolError::Broken { cause, .. } => ("BrokenError", classify(cause).1),
         PoolError::Memory(Fault { offset, .. }) => ("MemoryFaultError", vec![("offset", offset.0)]),

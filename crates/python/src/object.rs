@@ -1,7 +1,7 @@
 //! `Object` and `Entry`.
 
 use std::any::Any;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use polder_attach::each;
 use polder_attach::session::Session;
@@ -20,10 +20,10 @@ use crate::pool::{Owned, Pool};
 pub(crate) struct Object {
     open: Owned<Arc<Open>>,
     name: String,
+    note: String,
     nbytes: u64,
     /// What the front says that it holds: the elements, and how many bytes of them.
-    elements: Option<Elements>,
-    array_bytes: u64,
+    held: OnceLock<(Option<Elements>, u64)>,
 }
 
 /// Held by the object, and by every collective on it until that is over.
@@ -63,7 +63,9 @@ impl Object {
     /// Where its array lies, for a collective without a copy of a group that was joined through `session`: a place says
     /// nothing in any other pool.
     pub(crate) fn extent(&self, session: &Weak<Session>) -> PyResult<Extent> {
-        let elements = self.elements.ok_or_else(|| {
+        let &(elements, bytes) =
+            self.held.get().ok_or_else(|| argument(format!("{} holds no array", self.name)))?;
+        let elements = elements.ok_or_else(|| {
             argument(format!("{} holds elements that cannot be combined; give it another dtype", self.name))
         })?;
         let open = self.open.with(Arc::clone)?;
@@ -74,50 +76,53 @@ impl Object {
             )));
         }
         let at = open.object.as_ref().expect("open until dropped").at();
-        Ok(Extent { at, bytes: self.array_bytes, elements, _kept: open })
+        Ok(Extent { at, bytes, elements, _kept: open })
     }
 }
 
 #[pymethods]
 impl Object {
-    /// Makes the object `name` of `nbytes`, or opens it when no size is given. `array_bytes` of it are an array of `dtype`.
+    /// Makes the object `name` of `nbytes`, with a note on what it holds, or opens it when no size is given.
     #[new]
-    #[pyo3(signature = (pool, name, nbytes, dtype, array_bytes))]
+    #[pyo3(signature = (pool, name, nbytes, note))]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
         name: String,
         nbytes: Option<Number>,
-        dtype: &str,
-        array_bytes: Option<Number>,
+        note: &str,
     ) -> PyResult<Self> {
         let nbytes = nbytes.map(|nbytes| nbytes.of::<u64>("nbytes")).transpose()?;
-        let array_bytes =
-            array_bytes.map(|bytes| bytes.of::<u64>("the array's size in bytes")).transpose()?;
         let session = pool.get().session()?;
         let object = py.detach(|| {
             each!(session.pool(), pool => match nbytes {
-                Some(nbytes) => pool.create(&name, nbytes),
+                Some(nbytes) => pool.create_noted(&name, nbytes, note),
                 None => pool.open(&name),
             })
         });
         let object = object.map_err(errors::raise)?;
-        let held = object.bytes();
-        let open = Open { session, object: Some(object) };
-        let made = Self {
-            open: Owned::new("object", Arc::new(open)),
-            name,
-            nbytes: held,
-            elements: Elements::named(dtype).ok(),
-            array_bytes: array_bytes.unwrap_or(held),
-        };
-        if made.array_bytes > held {
-            let Self { name, array_bytes, .. } = &made;
+        let (nbytes, note) = (object.bytes(), object.note().to_owned());
+        let open = Owned::new("object", Arc::new(Open { session, object: Some(object) }));
+        Ok(Self { open, name, note, nbytes, held: OnceLock::new() })
+    }
+
+    /// Says, once, that `nbytes` of it are an array of `dtype`, or all of it.
+    fn hold(&self, dtype: &str, nbytes: Option<Number>) -> PyResult<()> {
+        let bytes = nbytes.map(|bytes| bytes.of::<u64>("the array's size in bytes")).transpose()?;
+        let (name, has, bytes) = (&self.name, self.nbytes, bytes.unwrap_or(self.nbytes));
+        if bytes > has {
             return Err(argument(format!(
-                "{name} has {held} bytes, the array {array_bytes}; open it with a smaller shape"
+                "{name} has {has} bytes, the array {bytes}; open it with a smaller shape"
             )));
         }
-        Ok(made)
+        self.held.get_or_init(|| (Elements::named(dtype).ok(), bytes));
+        Ok(())
+    }
+
+    /// What its creator noted of it; empty where it noted nothing.
+    #[getter]
+    fn note(&self) -> &str {
+        &self.note
     }
 
     /// Its name.

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::errors::{argument, plain};
-use crate::optimizer::{Settings, slice, update_of};
+use crate::optimizer::{ARRAYS, Settings, expect_apart, slice, update_of};
 use crate::range::{Place, Range, located, of_tier};
 
 fn unplaced(error: impl std::fmt::Display) -> PyErr {
@@ -311,6 +311,9 @@ impl Moments {
     }
 
     fn step(&mut self, tensors: &[Tensor], factor: Factor, threads: usize) -> PyResult<()> {
+        expect_apart(tensors.iter().enumerate().flat_map(|(tensor, &(_, p, g, elements, ..))| {
+            [(p, 4 * elements, true, tensor, ARRAYS[0]), (g, 4 * elements, false, tensor, ARRAYS[1])]
+        }))?;
         let mut failed = None;
         let whole = self.in_memory + self.on_disk;
         if tensors.iter().any(|it| !it.0.is_multiple_of(PIECE) || it.0 + it.3 > whole) {

@@ -55,6 +55,39 @@ unsafe fn gradients<'a>(at: usize, elements: usize, is_half: bool) -> PyResult<G
     }
 }
 
+/// What the arrays of a tensor are, as errors name them.
+pub(crate) const ARRAYS: [&str; 5] =
+    ["the parameter", "the gradient", "exp_avg", "exp_avg_sq", "the parameter"];
+
+/// An array of a step: where it begins, its bytes, whether the step writes it, the number of its tensor, and what it is.
+pub(crate) type Array = (usize, usize, bool, usize, &'static str);
+
+/// That a step writes nowhere where it reads or writes something else.
+pub(crate) fn expect_apart(arrays: impl Iterator<Item = Array>) -> PyResult<()> {
+    let mut arrays: Vec<Array> = arrays.filter(|(at, bytes, ..)| *at != 0 && *bytes > 0).collect();
+    arrays.sort_unstable();
+    // The array that reaches furthest so far, and that of those that are written.
+    let mut furthest: [Option<Array>; 2] = [None; 2];
+    let end = |(at, bytes, ..): Array| at.saturating_add(bytes);
+    for array in arrays {
+        let (at, _, is_written, tensor, what) = array;
+        if let Some(other @ (.., before, whose)) = furthest[usize::from(!is_written)]
+            && at < end(other)
+        {
+            return Err(argument(format!(
+                "{what} of tensor {tensor} of the step shares memory with {whose} of tensor {before}; give each memory of \
+                 its own, and tie parameters by using one Parameter twice"
+            )));
+        }
+        for kept in &mut furthest[..1 + usize::from(is_written)] {
+            if kept.is_none_or(|kept| end(kept) < end(array)) {
+                *kept = Some(array);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A tensor: settings, number of the step, addresses of parameters, gradients, both moments and the bf16 copy (0 for
 /// none), elements, and whether gradients are brain floats.
 type Tensor = (Settings, f64, (usize, usize, usize, usize, usize), usize, bool);
@@ -68,6 +101,14 @@ pub(crate) fn offload_step(
     factor: f32,
     threads: usize,
 ) -> PyResult<()> {
+    expect_apart(tensors.iter().enumerate().flat_map(
+        |(tensor, (_, _, (p, g, m, v, copy), elements, is_half))| {
+            let widths = [4, if *is_half { 2 } else { 4 }, 4, 4, 2];
+            let at = [*p, *g, *m, *v, *copy];
+            (0..ARRAYS.len())
+                .map(move |index| (at[index], elements * widths[index], index != 1, tensor, ARRAYS[index]))
+        },
+    ))?;
     let mut work = Vec::with_capacity(tensors.len());
     for (settings, number, (p, g, m, v, copy), elements, is_half) in tensors {
         let moments = if settings.0 == "lion" { 0 } else { elements };

@@ -13,7 +13,7 @@ use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors;
+use crate::errors::{self, argument};
 use crate::number::{Bytes, Number};
 use crate::object::Entry;
 
@@ -130,9 +130,12 @@ impl Pool {
         if settings.pool.is_none() {
             settings.pool = Some(session::default_pool().map_err(session_error)?);
         }
-        let opened = py.detach(|| match bytes {
-            Some(bytes) => Session::open_or_create(&settings, bytes),
-            None => Session::open(&settings),
+        let opened = py.detach(|| {
+            let session = match bytes {
+                Some(bytes) => Session::open_or_create(&settings, bytes)?,
+                None => Session::open(&settings)?,
+            };
+            size.map_or(Ok(()), |size| session.expect_bytes(size)).map(|()| session)
         });
         let session = opened.map_err(session_error)?;
         Ok(Self { session: Owned::new("pool", Arc::new(session)), settings })
@@ -213,19 +216,20 @@ impl Pool {
 
 /// Who keeps the caches in step, as Python says it.
 fn choice(said: &str) -> PyResult<CoherenceChoice> {
-    said.parse().map_err(|expected| errors::argument(format!("coherence is {said:?}; {expected}")))
+    said.parse().map_err(|expected| argument(format!("coherence is {said:?}; {expected}")))
 }
 
 /// Seconds from Python.
 pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
     let span = Duration::try_from_secs_f64(seconds);
-    span.map(TimeSpan)
-        .map_err(|_| errors::argument(format!("timeout is {seconds} s; give a number from 0 on")))
+    span.map(TimeSpan).map_err(|_| argument(format!("timeout is {seconds} s; give a number from 0 on")))
 }
 
 pub(crate) fn session_error(error: SessionError) -> PyErr {
     match error {
         SessionError::Pool { path, source } => errors::raise_at(&path, source),
+        SessionError::TooShort { .. } => errors::plain("NotAPoolError", error.to_string()),
+        SessionError::OtherSize { .. } => argument(error.to_string()),
         SessionError::NoPool | SessionError::NoHostId { .. } | SessionError::Coherence { .. } => {
             errors::plain("SettingsError", error.to_string())
         }

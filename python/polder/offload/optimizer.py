@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from polder import _core
+from polder import _core, address
 from polder.errors import ArgumentError, PlacementWarning, TierError
 from polder.offload.shards import Held, local, mapped, whole
 
@@ -200,19 +200,37 @@ class Fused(torch.optim.Optimizer):
             return [state[name] for name in self._names]
         assert self._states is not None
         shard = local(parameter)
+        count = self._placed_count(parameter, shard)
         moments = [mapped(shard, folder) for _ in self._names]
-        self._states.save(self._begin[parameter], *_pair(it.data_ptr() for it in moments), shard.numel())
+        into = _pair(address.of(it, dtype=torch.float32, count=count, what="a copy of states") for it in moments)
+        self._states.save(self._begin[parameter], *into, count)
         return [whole(parameter, it) for it in moments]
+
+    def _placed_count(self, parameter: torch.Tensor, shard: torch.Tensor) -> int:
+        """How many elements the placed states have of a parameter, which still has as many."""
+        if parameter not in self._sizes:
+            raise ArgumentError(
+                f"parameter of shape {tuple(shard.shape)}: it was frozen, or in no group, when the states were placed, "
+                "so they have no room for its own; close() the placement, and place again"
+            )
+        count = self._sizes[parameter]
+        if count != shard.numel():
+            raise ArgumentError(
+                f"parameter of shape {tuple(shard.shape)}: expected {count} elements, as when the states were placed; "
+                "close() the placement, and place again"
+            )
+        return count
 
     def _put(self, parameter: torch.Tensor, moments: Sequence[torch.Tensor]) -> None:
         state = self.state[parameter]
         if self._states is None:
             state.update(zip(self._names, moments, strict=True))
             return
-        moments = [local(it).detach().to(torch.float32).contiguous() for it in moments]
+        count = self._placed_count(parameter, local(parameter))
+        moments = [local(it).detach().to(torch.float32).resolve_neg().contiguous() for it in moments]
         with Held("it is loaded") as held:
-            addresses = _pair(held.address(it) for it in moments)
-            self._states.load(self._begin[parameter], *addresses, moments[0].numel())
+            addresses = _pair(held.address(it, torch.float32, count) for it in moments)
+            self._states.load(self._begin[parameter], *addresses, count)
         self._written.add(parameter)
         for name in self._names:
             state.pop(name, None)
@@ -290,8 +308,8 @@ class Fused(torch.optim.Optimizer):
                 if name == "master" and it is None:
                     continue
                 is_known = it is not None and (it.dtype, it.shape) == (torch.float32, shard.shape)
-                if it is None or not is_known or not it.is_contiguous() or it.device.type != "cpu":
-                    found = "none" if it is None else f"{it.dtype} of shape {tuple(it.shape)} and strides {it.stride()}"
+                if it is None or not is_known or not address.is_plain(it) or it.device.type != "cpu":
+                    found = "none" if it is None else _described(it)
                     raise ArgumentError(
                         f"state {name} of a parameter of shape {tuple(shard.shape)}: expected contiguous float32 of "
                         f"that shape, found {found}; give a new optimizer parameters whose shapes have changed"
@@ -299,16 +317,7 @@ class Fused(torch.optim.Optimizer):
             return
         if gradient.dtype != torch.float32:
             raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
-        if parameter not in self._sizes:
-            raise ArgumentError(
-                f"parameter of shape {tuple(shard.shape)}: it was frozen, or in no group, when the states were placed, "
-                "so they have no room for its own; close() the placement, and place again"
-            )
-        if self._sizes[parameter] != shard.numel():
-            raise ArgumentError(
-                f"parameter of shape {tuple(shard.shape)}: expected {self._sizes[parameter]} elements, as when "
-                "the states were placed; close() the placement, and place again"
-            )
+        self._placed_count(parameter, shard)
         if set_since := [name for name in self._names if name in state]:
             raise ArgumentError(
                 f"state {set_since[0]} of a parameter of shape {tuple(shard.shape)} was set, but states are placed; "
@@ -341,17 +350,19 @@ class Fused(torch.optim.Optimizer):
                 )  # fmt: skip
                 state = self._started(parameter, shard)
                 state["step"] += 1
-                number = float(state["step"])
+                number, count = float(state["step"]), shard.numel()
                 if self._states is not None:
                     self._written.add(parameter)
-                    at = (held.address(shard), held.address(gradient))
-                    placed.append((self._begin[parameter], *at, shard.numel(), settings, number))
+                    to, of = (held.address(it, torch.float32, count) for it in (shard, gradient))
+                    placed.append((self._begin[parameter], to, of, count, settings, number))
                     continue
-                mean, square = (held.address(local(state[name])) if name in state else 0 for name in _MOMENTS)
+                kept = [local(state[name]) if name in state else None for name in _MOMENTS]
+                mean, square = (0 if it is None else held.address(it, torch.float32, count) for it in kept)
                 is_half = shard.dtype == torch.bfloat16
-                master, copy = (local(state["master"]), held.address(shard)) if is_half else (shard, 0)
-                addresses = (held.address(master), held.address(gradient), mean, square, copy)
-                tensors.append((settings, number, addresses, shard.numel(), gradient.dtype == torch.bfloat16))
+                master = local(state["master"]) if is_half else shard
+                copy = held.address(shard, torch.bfloat16, count) if is_half else 0
+                at = (held.address(master, torch.float32, count), held.address(gradient, gradient.dtype, count))
+                tensors.append((settings, number, (*at, mean, square, copy), count, gradient.dtype == torch.bfloat16))
             signed = -factor if is_ascent else factor
             if tensors:
                 _core.offload_step(tensors, scale, signed, threads)
@@ -570,13 +581,21 @@ def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "pol
             f"gradient of a parameter of shape {tuple(parameter.shape)}: expected that shape, found {found}"
         )
     for what, it in (("parameter", parameter), ("gradient", gradient)):
-        is_known = it.dtype in (torch.float32, torch.bfloat16) and it.layout == torch.strided
-        if it.device.type != "cpu" or not is_known or not it.is_contiguous() or it.is_neg():
-            found = f"{it.dtype} of shape {tuple(it.shape)} and strides {it.stride()} on {it.device}"
+        if it.device.type != "cpu" or it.dtype not in (torch.float32, torch.bfloat16) or not address.is_plain(it):
             raise ArgumentError(
-                f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {found}; "
-                "use torch.optim.AdamW"
+                f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {_described(it)} on "
+                f"{it.device}; use torch.optim.AdamW"
             )
+        # Before anything changes: a tensor whose storage was freed has no memory.
+        address.of(it, what=f"{what}: {optimizer}")
+
+
+def _described(tensor: torch.Tensor) -> str:
+    """What a tensor is, for errors."""
+    if tensor.layout != torch.strided:
+        return f"{tensor.dtype} of layout {tensor.layout}"
+    negated = ", negated when it is read," if tensor.is_neg() else ""
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}{negated}"
 
 
 def _pair(addresses: Iterable[int]) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 import torch
 from torch.nn.parameter import is_lazy
 
+from polder import address
 from polder.errors import ArgumentError, TierError
 
 #: Copies below this stay in memory: a file takes whole pages.
@@ -68,11 +69,14 @@ class Held:
     def __enter__(self) -> Self:
         return self
 
-    def address(self, tensor: torch.Tensor) -> int:
-        """Where the bytes begin. They stay if the program drops the tensor, or gives it other data."""
+    def address(self, tensor: torch.Tensor, dtype: torch.dtype | None = None, count: int | None = None) -> int:
+        """Where the bytes begin, of as many elements of a type as Rust takes them for.
+
+        They stay if the program drops the tensor, or gives it other data.
+        """
         own = tensor.detach()
         self._kept.append((own, own.untyped_storage().data_ptr()))
-        return own.data_ptr()
+        return address.of(own, dtype=dtype, count=count, what="polder.offload")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         gone = next((it for it, begin in self._kept if it.untyped_storage().data_ptr() != begin), None)

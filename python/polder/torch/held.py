@@ -10,13 +10,52 @@ from polder.errors import ArgumentError
 # torch's stubs leave the states of optimizers without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["HeldOptimizer", "Settings"]
+__all__ = ["HeldOptimizer", "Settings", "TakenGradient"]
 
 Settings = tuple[str, float, float, float, float, float, bool]
 """The rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight decay, Nesterov."""
 
 _RULES: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 _NOT_CARRIED = ("amsgrad", "maximize", "differentiable", "capturable")
+
+_HARMLESS = {"__get__", "detach_", "requires_grad_", "zero_", "_foreach_zero_"}
+"""What `Optimizer.zero_grad` calls of a gradient: reads of its shape and the like, and what leaves zeros."""
+
+
+class TakenGradient(torch.Tensor):
+    """What stands in ``.grad`` once the proxies have taken a gradient.
+
+    It has no numbers: an operation that reads some, such as clipping, raises.
+    """
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> "TakenGradient":
+        """One of the shape of a parameter, and of no bytes worth mentioning."""
+        return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape).as_subclass(cls)
+
+    @staticmethod
+    def forget(parameter: torch.Tensor) -> None:
+        """Leaves a parameter without a gradient if its gradient was taken."""
+        if isinstance(parameter.grad, TakenGradient):
+            parameter.grad = None
+
+    @classmethod
+    def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Raises an ArgumentError, but where the numbers do not matter."""
+        name = getattr(func, "__name__", str(func))
+        if name not in _HARMLESS:
+            raise ArgumentError(
+                f"{name} got a gradient that the proxies have taken: with the optimizer on the proxies no gradient can "
+                'be read or clipped after the backward pass; use ParameterService(optimizer="worker")'
+            )
+        if name != "__get__":
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:
+        return "<a gradient that the proxies have taken>"
 
 
 class HeldOptimizer:
@@ -112,7 +151,12 @@ class HeldOptimizer:
 
     def _array(self, value: object, parameter: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
-            return value.detach().to(torch.float32).contiguous()
+            if value.shape != parameter.shape:
+                raise ArgumentError(
+                    f"the optimizer's state of a parameter of shape {tuple(parameter.shape)} has shape "
+                    f"{tuple(value.shape)}; give a new optimizer parameters whose shapes have changed"
+                )
+            return value.detach().to("cpu", torch.float32).resolve_neg().contiguous()
         return torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
 
     def packed(self, moments: list[list[torch.Tensor]]) -> list[dict[str, Any]]:

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from polder import _core
+from polder import _core, address
 from polder.errors import ArgumentError, PeerDeadError, PolderError
-from polder.torch.held import HeldOptimizer
+from polder.torch.held import HeldOptimizer, TakenGradient
 from polder.torch.meeting import Attachment, attachments
 from polder.torch.snapshot import Restored, restore
 from polder.torch.survivors import Survivors
@@ -194,7 +194,8 @@ class ParameterService:
     is made: which gradients go to the proxies, in which shards, and over which proxy. Every ``replan_steps`` steps the
     service measures again, and plans again if anything has changed by more than 20%.
 
-    When a proxy dies, the workers average what it has not summed, and go on with the proxies that are left.
+    When a proxy dies, the workers average what it has not summed, and go on with the proxies that are left. If
+    nothing is awaited of it, they notice when the next plan is made, or never.
 
     Parameters
     ----------
@@ -221,9 +222,9 @@ class ParameterService:
         Links to emulate.
     optimizer : str
         Where the optimizer steps: on each ``"worker"``, or on the ``"proxy"``. There the proxies keep its state, and
-        the workers pull parameters. A worker frees each gradient when it is pushed: after the backward pass ``.grad``
-        is None, so that the optimizer's own ``step()`` does nothing. Its settings count as they are when the first
-        gradient comes. There is no profile, and the proxies take all bytes.
+        the workers pull parameters. A worker frees each gradient when it is pushed. What reads or clips ``.grad`` after
+        the backward pass gets an ArgumentError, and the optimizer's own ``step()`` does nothing. Its settings count as
+        they are when the first gradient comes. There is no profile, and the proxies take all bytes.
     on_death : str
         What the others do when a worker dies: ``"raise"`` the error that names it, or ``"shrink"``. Then they form a
         smaller group, `group`, go back to the newest version of `snapshots`, and go on. The gradients of the step in
@@ -425,7 +426,8 @@ class ParameterService:
         if self._snapshots is not None and isinstance(model, DistributedDataParallel):
             raise ArgumentError('DDP keeps its group; with on_death="shrink" attach its module')
         self._model, self._optimizer = model, optimizer
-        self._dtype = str(self._parameters[0].dtype).removeprefix("torch.")
+        self._type = self._parameters[0].dtype
+        self._dtype = str(self._type).removeprefix("torch.")
         self._last_gradient = 0.0
         self._pushing_s = self._backward_s = 0.0
         self._forward = [0.0, 0.0]
@@ -448,6 +450,7 @@ class ParameterService:
         if held is not None:
             self._hold(held)
             self._hooks += [
+                *(parameter.register_hook(self._forget_of(parameter)) for parameter in self._parameters),
                 model.register_load_state_dict_post_hook(self._loaded),
                 optimizer.register_load_state_dict_post_hook(lambda _: self._hand_over()),
                 optimizer.register_state_dict_post_hook(self._write_state),
@@ -492,13 +495,7 @@ class ParameterService:
         return self._blocked_s
 
     def proxies(self) -> list[ProxyCount]:
-        """What each proxy says that it has done since the plan began. None are left once all have died.
-
-        Raises
-        ------
-        ArgumentError
-            Before the plan has begun.
-        """
+        """What each proxy says that it has done since the plan began. None are left once all have died."""
         if self._client is None and not self._closed:
             return []
         return [ProxyCount(*count) for count in self._service().stat()]
@@ -514,6 +511,7 @@ class ParameterService:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._forget_taken()
         held, self._held = self._held, None
         try:
             if held is not None and not self._failed:
@@ -548,6 +546,13 @@ class ParameterService:
     def _before_step(self, *_: object) -> None:
         if self._failed:
             raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
+        self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        """Parameters whose gradients the proxies took have none."""
+        if self._held is not None:
+            for parameter in self._parameters:
+                TakenGradient.forget(parameter)
 
     def _join_ddp(self, ddp: DistributedDataParallel) -> None:
         """Becomes the communication hook of `ddp`."""
@@ -580,14 +585,29 @@ class ParameterService:
             gradient = parameter.grad
             if self._is_accumulating or gradient is None:
                 return
-            if not gradient.is_contiguous() or gradient.is_sparse:
+            if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
                 self._failed = True
-                raise ArgumentError(f"the gradient of parameter {number} is not contiguous; call .contiguous()")
+                raise ArgumentError(
+                    f"the gradient of parameter {number} is {gradient.dtype} of layout {gradient.layout}; the service "
+                    f"carries dense gradients of the parameters' type, here {parameter.dtype}: leave grad_dtype alone"
+                )
+            if not address.is_plain(gradient):
+                # The bytes of a negated view are not its numbers.
+                with torch.no_grad():
+                    gradient = parameter.grad = gradient.resolve_neg().contiguous()
             self._take(number, gradient.view(-1), [gradient.numel()])
             if self._held is not None:
-                parameter.grad = None
+                parameter.grad = TakenGradient.of(parameter)
 
         return note
+
+    def _forget_of(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """What a parameter calls before its next gradient comes, which is not added to one that was taken."""
+
+        def forget(_: torch.Tensor) -> None:
+            TakenGradient.forget(parameter)
+
+        return forget
 
     def _take(self, key: int, flat: torch.Tensor, sizes: list[int]) -> None:
         """A run of gradients is complete."""
@@ -620,10 +640,16 @@ class ParameterService:
                 "made; make the service after what changes the buckets of DDP"
             )
         began = time.perf_counter()
-        # Parameters are pulled when no gradient depends on them any more.
-        into = None if self._held is None else (self._parameters[key].data_ptr(), route.count)
-        self._service().push(route.tensor, (flat.data_ptr(), route.count), self._dtype, into)
+        # Parameters are pulled when no gradient depends on them any more; their versions go up then.
+        into = None if self._held is None else self._span(self._parameters[key], route.count, writable=False)
+        gradients = self._span(flat[: route.count], route.count, writable=self._held is None)
+        self._service().push(route.tensor, gradients, self._dtype, into)
         self._pushing_s += time.perf_counter() - began
+
+    def _span(self, tensor: torch.Tensor, count: int, *, writable: bool) -> tuple[int, int]:
+        """Where `count` elements lie that are pushed, or pulled to."""
+        what = "the parameter service"
+        return address.of(tensor, dtype=self._type, count=count, writable=writable, what=what), count
 
     def _end_backward(self) -> None:
         came, self._came = self._came, {}
@@ -668,6 +694,15 @@ class ParameterService:
         self._report()
         if self._client is None:
             return
+        try:
+            self._plan_again(came)
+        except PeerDeadError as error:
+            # A proxy of which nothing was awaited, so that nobody knew of it.
+            self._fall_back(came, error, [])
+
+    def _plan_again(self, came: dict[int, _Run]) -> None:
+        """Plans anew where it is time to."""
+        assert self._plan is not None
         if self._replans and self._profile is not None:
             self._make_plan(came, self._profile)
         elif self._replan_steps and self._steps - self._planned_at >= self._replan_steps:
@@ -713,7 +748,7 @@ class ParameterService:
             for parameter in self._parameters:
                 torch.autograd.graph.increment_version(parameter)
         elif lost is not None:
-            self._fall_back(came, lost)
+            self._fall_back(came, lost, self._service().unsummed())
 
     def _average(self, flats: list[torch.Tensor]) -> Callable[[], None]:
         """Begins to average `flats` by the workers; what it returns waits for it."""
@@ -747,17 +782,15 @@ class ParameterService:
         self._busy_until = max(self._busy_until, time.perf_counter()) + ring * nbytes / self.emulated.workers
         return self._busy_until
 
-    def _fall_back(self, came: dict[int, _Run], error: PeerDeadError) -> None:
-        """A proxy has died: the workers average what it has not summed, and go on with the other proxies.
+    def _fall_back(self, came: dict[int, _Run], error: PeerDeadError, missing: list[tuple[int, int, int, int]]) -> None:
+        """A proxy has died: the workers average what is `missing` of its sums, and go on with the other proxies.
 
         What it had published counts for every worker, and the others have summed the rest of theirs. So all workers
         miss the same shards of the same step; they compare that first.
         """
-        client, plan = self._service(), self._plan
-        counts = client.stat()
+        counts, plan = self._service().stat(), self._plan
         if plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
             raise error
-        missing = client.unsummed()
         mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
         facts = torch.zeros(6, dtype=torch.int64)
         facts[: len(mine)] = mine
@@ -895,7 +928,7 @@ class ParameterService:
         service = self._service()
         service.order_move(slot, is_load)
         for key in self._order:
-            span = (tensors[key].data_ptr(), tensors[key].numel())
+            span = self._span(tensors[key], self._routes[key].count, writable=True)
             service.push(self._routes[key].tensor, span, self._dtype, span)
         service.wait()
 
@@ -1060,7 +1093,7 @@ class ParameterService:
         pushes: list[float] = []
         for _ in range(rounds + 1):
             began = time.perf_counter()
-            service.push(0, (dummy.data_ptr(), dummy.numel()), self._dtype)
+            service.push(0, self._span(dummy, dummy.numel(), writable=True), self._dtype)
             pushes.append(time.perf_counter() - began)
             service.wait()
             times.append(time.perf_counter() - began)

@@ -336,6 +336,85 @@ elif kind == "held":
             again.train(2)
             assert is_equal(again.model, theirs.model), f"{name}, loaded"
     print("equal")
+elif kind == "gradients":
+    # What the bytes of a gradient are, and are not.
+    class Phase(torch.nn.Module):
+        """A real parameter whose gradient is a negated view on one rank alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.phase = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Of a gradient of 2 on one rank, and of 3 on the other."""
+            if rank == 0:
+                return (torch.complex(x, self.phase).conj() * (1 + 2j)).real.sum()
+            return 3 * self.phase.sum()
+
+    def phase_of(service: ParameterService) -> float:
+        model = Phase()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        service.attach(model, optimizer)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1))
+            loss.backward()
+            optimizer.step()
+        return model.phase.item()
+
+    model = Phase()
+    model(torch.ones(1)).backward()
+    assert model.phase.grad is not None
+    assert model.phase.grad.is_neg() is (rank == 0)
+    for options in ({"profile_steps": 2, "split": 1.0}, {"optimizer": "proxy"}):
+        with ParameterService(**options) as service:
+            assert abs(phase_of(service) + 4 * 0.1 * 2.5) < 1e-6, options
+    for options in ({"profile_steps": 2, "split": 1.0}, {"optimizer": "proxy"}):
+        linear = torch.nn.Linear(30, 3, bias=False)
+        linear.weight.grad_dtype = torch.bfloat16
+        with contextlib.suppress(polder.errors.PolderError), ParameterService(**options) as service:
+            service.attach(linear, torch.optim.SGD(linear.parameters(), lr=0.1))
+            before = linear.weight.detach().clone()
+            try:
+                linear(torch.ones(2, 30)).sum().backward()
+            except polder.errors.ArgumentError as error:
+                assert "the gradient of parameter 0 is torch.bfloat16" in str(error), error
+                assert "leave grad_dtype alone" in str(error), error
+            else:
+                raise AssertionError("a gradient of another type is taken")
+            assert torch.equal(linear.weight, before)
+            # The other worker raises as well, and neither waits for the other.
+            raise polder.errors.PolderError
+    with ParameterService(optimizer="proxy") as service:
+        linear = torch.nn.Linear(30, 3)
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+        service.attach(linear, optimizer)
+        linear(torch.ones(2, 30)).sum().backward()
+        clips: list[Callable[[], object]] = [
+            lambda: torch.nn.utils.clip_grad_norm_(linear.parameters(), 1.0),
+            lambda: torch.nn.utils.clip_grad_value_(linear.parameters(), 1.0),
+            lambda: linear.weight.grad is not None and linear.weight.grad.norm(),
+        ]
+        for clip in clips:
+            try:
+                clip()
+            except polder.errors.ArgumentError as error:
+                assert 'use ParameterService(optimizer="worker")' in str(error), error
+            else:
+                raise AssertionError("a gradient that is gone is clipped")
+        # A loop that neither steps nor sets gradients to zero, and those that do.
+        before = linear.weight.detach().clone()
+        for end in (lambda: None, optimizer.step, lambda: optimizer.zero_grad(set_to_none=False)):
+            linear(torch.ones(2, 30)).sum().backward()
+            end()
+        torch.testing.assert_close(linear.weight.detach(), before - 3 * 0.1 * 2)
+        # A parameter of another type is no room for what the proxies have.
+        linear.weight.data = linear.weight.data.to(torch.bfloat16)
+        try:
+            linear.load_state_dict(linear.state_dict())
+        except polder.errors.ArgumentError as error:
+            print(error)
+    assert linear.weight.grad is None
 elif kind == "held-snapshot":
     with ParameterService(optimizer="proxy") as service:
         ours = Training(RULES["AdamW"], service)

@@ -97,8 +97,7 @@ mod tests {
             if group.rank() != 2 {
                 let error = group.barrier().unwrap_err();
                 assert!(matches!(error, PoolError::Timeout { peer, .. } if peer.host == 2), "{error}");
-                let remedy =
-                    "it lives but is late: raise timeout= or POLDER_TIMEOUT, or look at that process";
+                let remedy = "it lives but is late, or is stopped: raise timeout= or POLDER_TIMEOUT, or look at that process";
                 assert!(error.to_string().ends_with(remedy), "{error}");
             }
             stay.wait();

@@ -8,10 +8,17 @@ use crate::PoolError;
 
 /// The longest name in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
+/// The longest note in bytes, and the longest name and note together: what the lines hold that the longest name needs.
+pub(crate) const MAX_NOTE_BYTES: usize = 255;
+pub(crate) const MAX_TEXT_BYTES: usize = 288;
 
-/// A name that an object may have: absolute, in parts that are neither empty nor `.` or `..`, without control characters.
+/// A name that an object may have: absolute, in parts that are neither empty nor `.` or `..`, without control characters. A new
+/// object may get a note beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Name<'a>(&'a str);
+pub struct Name<'a> {
+    text: &'a str,
+    note: &'a str,
+}
 
 impl<'a> Name<'a> {
     /// Checks `text`.
@@ -32,26 +39,47 @@ impl<'a> Name<'a> {
         match text[1..].split('/').find(|part| matches!(*part, "" | "." | "..")) {
             Some("") => refuse("has an empty part"),
             Some(_) => refuse("has a part . or .."),
-            None => Ok(Self(text)),
+            None => Ok(Self { text, note: "" }),
         }
+    }
+
+    /// The same name, with what a new object says beside it.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when both together are too long.
+    pub(crate) fn with_note(self, note: &'a str) -> Result<Self, PoolError> {
+        if note.len() > MAX_NOTE_BYTES || self.text.len() + note.len() > MAX_TEXT_BYTES {
+            let (bytes, name) = (note.len(), self.text.len());
+            return Err(PoolError::Argument {
+                what: "what the pool keeps of dtype and shape",
+                value: format!("{bytes} bytes beside a name of {name}"),
+                expected: "together at most 288 bytes, and 255 without the name; shorten the names of fields, or the object's",
+            });
+        }
+        Ok(Self { note, ..self })
     }
 
     /// The name.
     #[must_use]
     pub const fn as_str(&self) -> &'a str {
-        self.0
+        self.text
+    }
+
+    /// What a new object says beside its name.
+    pub(crate) const fn note(&self) -> &'a str {
+        self.note
     }
 
     /// What directory entries hold of it.
     #[must_use]
     pub fn hash(&self) -> u128 {
-        xxh3_128(self.0.as_bytes())
+        xxh3_128(self.text.as_bytes())
     }
 }
 
 impl fmt::Display for Name<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(self.text)
     }
 }
 

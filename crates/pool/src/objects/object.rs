@@ -11,8 +11,11 @@
 //! | 16 | 8 | bytes of the object |
 //! | 24 | 4 | directory slot of the entry |
 //! | 28 | 1 | bytes of the name |
-//! | 29 | 3 | 0 |
-//! | 32 | | the name, without control characters, filled up with 0 to a whole line |
+//! | 29 | 1 | bytes of the note, 0 for none |
+//! | 30 | 2 | 0 |
+//! | 32 | | the name, without control characters; the note; filled up with 0 to a whole line |
+//!
+//! The note is the creator's word on what the object holds. Programs that know nothing of it pass over it.
 
 use polder_mem::{Coherence, LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
@@ -20,12 +23,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::PoolError;
 use crate::entry::GENERATION_BITS;
 use crate::line::{self, Words};
-use crate::name::{MAX_NAME_BYTES, Name};
+use crate::name::{MAX_NAME_BYTES, MAX_TEXT_BYTES, Name};
 
 const FIXED_BYTES: usize = 32;
 const MAX_HEADER_BYTES: usize = (FIXED_BYTES + MAX_NAME_BYTES).next_multiple_of(LINE as usize);
 /// The lines of the longest header.
 pub(crate) const MAX_HEADER_LINES: u8 = (MAX_HEADER_BYTES / LINE as usize) as u8;
+const _: () =
+    assert!(FIXED_BYTES + MAX_TEXT_BYTES == MAX_HEADER_BYTES, "a note takes no line that no name needs");
 
 /// What a new object holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -49,6 +54,7 @@ pub enum InitialContents {
 #[must_use = "an object that is not closed is held open until the process ends"]
 pub struct Object {
     pub(crate) name: String,
+    pub(crate) note: String,
     pub(crate) at: Offset,
     pub(crate) bytes: u64,
     pub(crate) generation: u64,
@@ -62,6 +68,12 @@ impl Object {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What its creator says that it holds; empty where it said nothing.
+    #[must_use]
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     /// Where its data begins: a multiple of 64.
@@ -152,27 +164,29 @@ impl Object {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) name: String,
+    pub(crate) note: String,
     pub(crate) bytes: u64,
     pub(crate) generation: u64,
     pub(crate) owner: u16,
     pub(crate) slot: u32,
 }
 
-/// Lines of the header of an object of this name.
+/// Lines of the header of an object of this name, with its note.
 pub(crate) const fn header_lines(name: &Name<'_>) -> u8 {
-    (FIXED_BYTES + name.as_str().len()).div_ceil(LINE as usize) as u8
+    (FIXED_BYTES + name.as_str().len() + name.note().len()).div_ceil(LINE as usize) as u8
 }
 
 impl Header {
     fn encode(&self) -> Vec<u8> {
-        let name = self.name.as_bytes();
+        let (name, note) = (self.name.as_bytes(), self.note.as_bytes());
         let mut bytes = Vec::with_capacity(MAX_HEADER_BYTES);
         bytes.extend([0; 8]);
         bytes.extend((self.generation | u64::from(self.owner) << GENERATION_BITS).to_le_bytes());
         bytes.extend(self.bytes.to_le_bytes());
         bytes.extend(self.slot.to_le_bytes());
-        bytes.extend([name.len() as u8, 0, 0, 0]);
+        bytes.extend([name.len() as u8, note.len() as u8, 0, 0]);
         bytes.extend(name);
+        bytes.extend(note);
         bytes.resize(bytes.len().next_multiple_of(LINE as usize), 0);
         let sum = xxh3_64(&bytes[8..]);
         bytes[..8].copy_from_slice(&sum.to_le_bytes());
@@ -202,10 +216,12 @@ impl Header {
             return None;
         }
         let (stamp, place) = (word(8)?, word(24)?);
-        let length = usize::from((place >> 32) as u8);
-        let name = bytes.get(FIXED_BYTES..FIXED_BYTES + length)?;
+        let (name, note) = (usize::from((place >> 32) as u8), usize::from((place >> 40) as u8));
+        let text = bytes.get(FIXED_BYTES..FIXED_BYTES + name + note)?;
+        let (name, note) = text.split_at(name);
         Some(Self {
             name: String::from_utf8(name.to_vec()).ok()?,
+            note: String::from_utf8(note.to_vec()).ok()?,
             bytes: word(16)?,
             generation: stamp & ((1 << GENERATION_BITS) - 1),
             owner: (stamp >> GENERATION_BITS) as u16,
@@ -262,7 +278,7 @@ mod tests {
     }
 
     fn header(name: &str) -> Header {
-        Header { name: name.into(), bytes: 100, generation: 7, owner: 63, slot: 9 }
+        Header { name: name.into(), note: String::new(), bytes: 100, generation: 7, owner: 63, slot: 9 }
     }
 
     #[test]
@@ -274,6 +290,24 @@ mod tests {
             assert_eq!(header_lines(&Name::parse(&text).unwrap()), lines);
             assert_eq!(Header::load(&memory, Offset(128), lines).unwrap(), Some(header(&text)));
             assert_eq!(Header::load(&memory, Offset(128), lines - 1).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_note_stands_behind_the_name_and_takes_no_line_that_no_name_needs() {
+        let memory = heap();
+        for (length, noted, lines) in
+            [(2, 30, 1), (2, 31, 2), (255, 33, MAX_HEADER_LINES), (33, 255, MAX_HEADER_LINES)]
+        {
+            let (text, note) = (format!("/{}", "n".repeat(length - 1)), "o".repeat(noted));
+            let name = Name::parse(&text).unwrap().with_note(&note).unwrap();
+            assert_eq!(header_lines(&name), lines);
+            let header = Header { note: note.clone(), ..header(&text) };
+            header.write(&memory, Offset(128)).unwrap();
+            assert_eq!(Header::load(&memory, Offset(128), lines).unwrap(), Some(header));
+            let longer = format!("{note}o");
+            let refused = Name::parse(&text).unwrap().with_note(&longer);
+            assert_eq!(refused.is_err(), length + noted == MAX_TEXT_BYTES, "{refused:?}");
         }
     }
 
@@ -291,8 +325,15 @@ mod tests {
 
     #[test]
     fn a_range_past_the_end_names_the_object_and_its_size() {
-        let object =
-            Object { name: "/a".into(), at: Offset(64), bytes: 10, generation: 1, owner: 0, held: 0 };
+        let object = Object {
+            name: "/a".into(),
+            note: String::new(),
+            at: Offset(64),
+            bytes: 10,
+            generation: 1,
+            owner: 0,
+            held: 0,
+        };
         let refused = object.read_at(&heap(), 4, &mut [0; 7]).unwrap_err().to_string();
         assert_eq!(
             refused,

@@ -74,7 +74,7 @@ impl<M: Memory + 'static> Sender<M> {
     ///
     /// # Errors
     /// [`PoolError::NoReceiver`] and [`PoolError::Timeout`] when that takes too long; [`PoolError::PeerDead`] and
-    /// [`PoolError::GaveUp`] when the receiver died or left; [`PoolError::Broken`] ever after; [`PoolError::Memory`].
+    /// [`PoolError::Closed`] when the receiver died or closed its end; [`PoolError::Broken`] ever after; [`PoolError::Memory`].
     pub fn push(&mut self, tag: u64, bytes: &[u8], timeout: Duration) -> Result<(), PoolError> {
         let deadline = self.pool.memory().now() + timeout;
         let producer = match &mut self.producer {
@@ -96,7 +96,7 @@ impl<M: Memory + 'static> Sender<M> {
             waited_ms: timeout.as_millis() as u64,
         })?;
         let at = self.receiver.insert(receiver).at();
-        let link = link(&self.pool, at, Kind::Receiver)?;
+        let link = link(&self.pool, ring.name(), at, Kind::Receiver)?;
         Ok(Producer::new(self.pool.memory().clone(), self.shape, self.place, link))
     }
 }
@@ -132,7 +132,7 @@ impl<M: Memory + 'static> Receiver<M> {
 
     fn take(pool: &Arc<Pool<M>>, ring: &Object) -> Result<(Object, Consumer<M, Alive>), PoolError> {
         let (shape, place) = find_ring(pool, ring)?;
-        let link = link(pool, ring.at(), Kind::Ring)?;
+        let link = link(pool, ring.name(), ring.at(), Kind::Ring)?;
         let (name, words) = (receiver_name(ring.name()), [ring.generation(), 0, 0]);
         let own = owned::create_new(pool, &name, 2 * LINE, Kind::Receiver, words)?;
         Ok((own, Consumer::new(pool.memory().clone(), shape, place, link)))
@@ -150,7 +150,8 @@ impl<M: Memory + 'static> Receiver<M> {
     ///
     /// # Errors
     /// [`PoolError::Argument`] when `into` is too short, and the message stays; [`PoolError::Timeout`];
-    /// [`PoolError::PeerDead`] and [`PoolError::GaveUp`] when the sender died or left, once all that it sent is received;
+    /// [`PoolError::Closed`] when the sender has closed its end, once all that it sent is received; [`PoolError::PeerDead`] when it
+    /// died; [`PoolError::GaveUp`] when it closed its end in the middle of a message;
     /// [`PoolError::Corrupt`]; [`PoolError::Broken`]; [`PoolError::Memory`].
     pub fn pop(&mut self, into: &mut [u8], timeout: Duration) -> Result<Envelope, PoolError> {
         let deadline = self.pool.memory().now() + timeout;
@@ -208,16 +209,17 @@ fn leave<M: Memory>(pool: &Pool<M>, at: Offset) {
     line::publish(pool.memory(), at + LINE, &LEFT);
 }
 
-/// What this end knows of the other, whose object is at `at`.
-fn link<M>(pool: &Arc<Pool<M>>, at: Offset, kind: Kind) -> Result<RingLink<Alive>, PoolError>
+/// What this end of the ring `name` knows of the other, whose object is at `at`.
+fn link<M>(pool: &Arc<Pool<M>>, name: &str, at: Offset, kind: Kind) -> Result<RingLink<Alive>, PoolError>
 where
     M: Memory + 'static,
 {
     let process = identity(pool, at, kind)?.process;
     let (peer, epoch) = (process.peer(), pool.epoch()?);
-    let (layout, watcher) = (pool.layout(), Arc::clone(pool));
+    let (layout, watcher, name) = (pool.layout(), Arc::clone(pool), name.to_owned());
+    let end = if kind == Kind::Ring { "sender" } else { "receiver" };
     let alive = move || match has_left(&watcher, at)? {
-        true => Err(PoolError::GaveUp { peer, what: "a channel", epoch, sequence: 0 }),
+        true => Err(PoolError::Closed { name: name.clone(), peer, end }),
         false => watcher.expect_alive(&process, "a channel", 0),
     };
     Ok(RingLink {

@@ -251,8 +251,14 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     #[inline(never)]
     fn wait(&mut self, deadline: Nanos, parts_are_lost: bool) -> Result<(), PoolError> {
         let Self { memory, intake, link, fate, .. } = self;
-        let lost = parts_are_lost && intake.streaming.is_some();
-        intake.wait(memory, link, deadline).map_err(|error| fate.end(error, lost))
+        let (is_cut, sequence) = (intake.streaming.is_some(), intake.turn.sequence());
+        intake.wait(memory, link, deadline).map_err(|error| match error {
+            // Not the end of a stream: a part of a message has come, and the rest never will.
+            PoolError::Closed { peer, .. } if is_cut => {
+                fate.end(PoolError::GaveUp { peer, what: WAITS_FOR, epoch: link.epoch, sequence }, true)
+            }
+            error => fate.end(error, parts_are_lost && is_cut),
+        })
     }
 
     #[cold]

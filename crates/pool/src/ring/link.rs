@@ -149,9 +149,9 @@ impl<A> RingLink<A> {
             RingFailure::Corrupt(what) => PoolError::Corrupt { offset, what },
             RingFailure::Left => PoolError::PeerDead { peer: self.peer, what, epoch: self.epoch, sequence },
             RingFailure::Short(room, bytes) => PoolError::Argument {
-                what: "the slice to receive into",
-                value: format!("{room} bytes long for a message of {bytes}"),
-                expected: "look with `peek` and pass a slice that holds the message",
+                what: "the room to receive into",
+                value: format!("{room} bytes for a message of {bytes} bytes"),
+                expected: "the message stays; receive it into room for all of it",
             },
             RingFailure::Memory(fault) => PoolError::Memory(fault),
         }

@@ -313,7 +313,7 @@ impl<M: Memory> Client<M> {
             let (_, proxy) = self.first_missing();
             // A client that died since it was looked at may have taken the proxy with it.
             let client = self.parts.dead_client()?;
-            return Err(Failure::Dead(client.unwrap_or(self.parts.number_of(proxy))));
+            return Err(client.unwrap_or(Failure::Dead(self.parts.number_of(proxy))));
         };
         let number = self.parts.number_of(proxy);
         if let Some(mark) = self.parts.gave_up(number)? {

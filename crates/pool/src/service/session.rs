@@ -145,6 +145,22 @@ impl<M: Memory> Session<M> {
         told.agreement(&rows, proxies).map(Some)
     }
 
+    /// Parts from the others at the end of the service, of which client 0 has `told`. Nothing of it is left in the pool then, but for
+    /// the extents of the group. No process awaits anything more of a proxy, so that its death ends nothing: what it leaves goes as
+    /// what every killed process leaves.
+    fn part(&mut self, told: Result<(), PoolError>) -> Result<(), PoolError> {
+        self.parts.release();
+        match told.and_then(|()| self.group.barrier()) {
+            Err(PoolError::PeerDead { peer, .. })
+                if peer.rank.is_some_and(|rank| rank as usize >= self.clients)
+                    && !Deviation::IdleProxyIsMissed.is_on() =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+
     /// Makes this process's part of what was agreed on, and finds those of the others.
     fn meet(&mut self, agreed: &Agreement) -> Result<Vec<RankPlace>, PoolError> {
         self.exchanges += 1;
@@ -365,20 +381,20 @@ impl<M: Memory> ClientSession<M> {
         })
     }
 
-    /// What each proxy has done in the current exchange.
+    /// What each proxy has done in the current exchange, which is nothing before the first.
     ///
     /// # Errors
-    /// Those of [`ClientSession::client`], [`PoolError::Memory`].
+    /// [`PoolError::Memory`].
     pub fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError> {
-        let clients = self.session.clients;
-        let proxies: Vec<_> =
-            self.session.group.members()[clients..].iter().map(|member| (member.host, member.pid)).collect();
-        let client = self.client()?;
-        let stat = |(proxy, (host, pid))| {
-            let ([steps, shards, bytes], alive) = client.summed_by(proxy)?;
-            Ok(ProxyStat { host, pid, steps, shards, bytes, alive })
+        let Session { group, clients, .. } = &self.session;
+        let stat = |(proxy, member): (u16, &RankPlace)| {
+            let ([steps, shards, bytes], alive) = match &self.client {
+                Some(client) => client.summed_by(proxy)?,
+                None => ([0; 3], !group.has_died(clients + usize::from(proxy))?),
+            };
+            Ok(ProxyStat { host: member.host, pid: member.pid, steps, shards, bytes, alive })
         };
-        (0..).zip(proxies).map(stat).collect()
+        (0..).zip(&group.members()[*clients..]).map(stat).collect()
     }
 
     /// Ends the service, which all clients do: the proxies end too.
@@ -387,10 +403,8 @@ impl<M: Memory> ClientSession<M> {
     /// Those of a group's operations.
     pub fn leave(mut self) -> Result<(), PoolError> {
         self.end();
-        self.session.tell(None)?;
-        self.session.parts.release();
-        // Nothing of the service is left in the pool when this returns, but for the extents of the group.
-        self.session.group.barrier()
+        let told = self.session.tell(None).map(drop);
+        self.session.part(told)
     }
 
     fn end(&mut self) {
@@ -469,7 +483,6 @@ impl<M: Memory> ProxySession<M> {
             }
             proxy.serve()?;
         }
-        session.parts.release();
-        session.group.barrier()
+        session.part(Ok(()))
     }
 }

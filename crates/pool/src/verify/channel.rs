@@ -81,7 +81,7 @@ fn send(pool: Arc<Pool<ModelMemory>>, witness: &Witness) {
         match sender.push(number, &message(number), TIMEOUT) {
             Ok(()) => {}
             // The receiver may have given up before this end began.
-            Err(PoolError::NoReceiver { .. } | PoolError::GaveUp { .. }) => break,
+            Err(PoolError::NoReceiver { .. } | PoolError::Closed { end: "receiver", .. }) => break,
             // It died, perhaps in the middle of the entry of its line.
             Err(PoolError::PeerDead { .. } | PoolError::Corrupt { .. }) if witness.victim == Some(1) => break,
             // Whoever is at something else for so long is late.
@@ -107,9 +107,10 @@ fn receive(pool: Arc<Pool<ModelMemory>>, witness: &Witness) {
             Ok(envelope) => {
                 assert_eq!((envelope.tag, &into[..envelope.bytes as usize]), (number, &message(number)[..]));
             }
-            Err(PoolError::GaveUp { .. }) if number == witness.messages => break,
+            Err(PoolError::Closed { end: "sender", .. }) if number == witness.messages => break,
             Err(PoolError::PeerDead { .. }) if witness.victim == Some(0) => break,
-            Err(PoolError::Timeout { .. } | PoolError::GaveUp { .. }) => break,
+            // A sender that could not push a message in time closes too, perhaps in the middle of it.
+            Err(PoolError::Timeout { .. } | PoolError::Closed { .. } | PoolError::GaveUp { .. }) => break,
             Err(error) => panic!("message {number}: {error}"),
         }
     }

@@ -156,9 +156,17 @@ impl Scene {
             let (survivor, ended) = (self.survivor(rank), Rc::clone(&ended[rank]));
             let (members, options, body) = (self.members_for(rank), self.options, body.clone());
             let RankPlace { host, slot, .. } = self.members[rank];
+            let goes_on = dice.roll(2) == 0;
             let thread = self.world.spawn(host, slot.0, move |memory| {
-                survivor.judge(rank, body(memory, members, rank, options));
+                let done = body(memory.clone(), members, rank, options);
+                let has_failed = done.is_err();
+                survivor.judge(rank, done);
                 ended.set(true);
+                if has_failed && !goes_on {
+                    // As a program does that has met an error: its process is gone, and is not to blame.
+                    memory.crash_after(Crash::Process, 0);
+                    memory.yield_now();
+                }
             });
             for (_, kind) in self.crashed.iter().filter(|(victim, _)| *victim == rank) {
                 self.world.crash_within(thread, *kind, within);

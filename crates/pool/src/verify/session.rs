@@ -33,7 +33,11 @@ pub(super) fn suites() -> Vec<Suite> {
 pub(super) fn canaries() -> Vec<Suite> {
     let missing = "a process that finds no part of another, which gave up, says that the part is missing";
     let silent = "a process that fails the last barrier before an exchange says so where the others do not look any more";
+    let missed = "the death of a proxy of which nothing is awaited fails those that leave";
     vec![
+        Suite::new("session-idle-proxy", missed, |seed| {
+            Deviation::IdleProxyIsMissed.during(|| session(seed))
+        }),
         Suite::new("session-missing-part", missing, |seed| {
             Deviation::MissingPartIsTheError.during(|| session(seed))
         }),
@@ -376,7 +380,10 @@ fn train(
         exchange(client, rank, index)?;
     }
     script.come_to(memory, rank, Act::Leave);
-    session.leave()
+    let left = session.leave();
+    let only_proxies_die = script.kills() && (0..CLIENTS).all(|client| !script.is_victim(client));
+    assert!(left.is_ok() || !only_proxies_die, "nothing is awaited of a proxy any more: {left:?}");
+    left
 }
 
 /// One step: the sums are those of this exchange.
