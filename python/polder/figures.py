@@ -2,7 +2,7 @@
 
 The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``, the
 access times of ``polder plan memory``, and a step of ``polder plan train`` with the file that its ``--trace`` writes. A
-platform is drawn from its file, which extends no other: ``python -m polder.figures plan-platform.svg platform.toml``.
+platform is drawn by its name or its file: ``python -m polder.figures plan-platform.svg nvl72-cxl``.
 """
 
 # pyright: basic
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -301,8 +300,8 @@ def draw_memory(curves: dict[str, Any], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
-def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
-    """What stands in the boxes of a platform's picture: its first kind of rack, and what that hangs on.
+def labels(platform: dict[str, Any], name: str | None = None) -> dict[str, list[str]]:
+    """What stands in the boxes of a platform's picture: a kind of rack, the first by default, and its surroundings.
 
     >>> link = {"rate": "100 GT/s", "lanes": 2}
     >>> switch = {"ports": 8, "latency": "1 us"}
@@ -319,6 +318,9 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
     ['1 GB, read 2 GB/s', 'for 2 accelerators']
     >>> found["attach"]
     ['attach: by a link', '5 GB/s']
+    >>> card = {"capacity": "1 TB", "channels": 2, "rate": "3 MT/s", "port": {"links": 1}}
+    >>> labels({"rack": {"r": rack | {"host": host | {"tier": {"cxl": card}}}}})["tiers"]
+    ['tier.cxl: 1 TB, 2 channels at 3 MT/s, behind CXL']
     """
 
     def memory(it: dict[str, str]) -> str:
@@ -332,14 +334,20 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
             f"{how}, switches of {switch['ports']} ports, {switch['latency']}",
         ]
 
-    rack = next(iter(platform["rack"].values()))
+    rack = platform["rack"][name or next(iter(platform["rack"]))]
     host, pool = rack["host"], platform.get("pool")
+
+    def tier(name: str, it: dict[str, Any]) -> str:
+        behind = ", behind CXL" if it.get("port") else ""
+        return f"tier.{name}: {it['capacity']}, {it['channels']} channels at {it['rate']}{behind}"
+
     found = {
         "accelerator": [rack["accelerator"]["name"], memory(rack["accelerator"]["memory"])],
         "host": [memory(host["memory"]), f"for {host['accelerators']} accelerators"],
         "attach": [f"attach: {host['attach'].get('kind', 'by a link')}", host["attach"]["bandwidth"]],
-        "fabric": fabric(rack["fabric"]) if "fabric" in rack else [],
-        "between": fabric(platform["between"]) if "between" in platform else [],
+        "fabric": fabric(rack["fabric"]) if rack.get("fabric") else [],
+        "between": fabric(platform["between"]) if platform.get("between") else [],
+        "tiers": [tier(*it) for it in host.get("tier", {}).items()],
     }
     if pool:
         ports = f"{pool['ports']} ports, for {pool['accelerators']} accelerators"
@@ -348,7 +356,10 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def draw_platform(platform: dict[str, Any], out: Path) -> None:
-    """Two racks with what is in them, the fabric of each, and that between them; each box with the key that says it."""
+    """Racks with what is in them, the fabric of each, and that between them; each box with the key that says it.
+
+    Two kinds of rack are drawn, or two racks of one kind where a fabric joins them, or the only rack.
+    """
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -356,9 +367,10 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import FancyBboxPatch
 
-    name, rack = next(iter(platform["rack"].items()))
+    kinds = list(platform["rack"])
+    names = kinds[:2] if len(kinds) > 1 else kinds * (2 if platform.get("between") else 1)
     said = labels(platform)
-    figure, panel = pyplot.subplots(figsize=(9, 5.4), layout="constrained")
+    figure, panel = pyplot.subplots(figsize=(9, 5.6), layout="constrained")
 
     def box(place: tuple[float, float, float, float], lines: list[str], colour: str, key: str = "") -> None:
         x, y, width, height = place
@@ -372,14 +384,15 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
     def wire(x: float, low: float, high: float) -> None:
         panel.plot([x, x], [low, high], color="black", linewidth=1.1, zorder=0)
 
-    for left in (1, 51):
+    for left, name in zip((1, 51), names, strict=False):
+        rack, said = platform["rack"][name], labels(platform, name)
         panel.add_patch(
             FancyBboxPatch(
-                (left, 24), 47, 44, "round,pad=0,rounding_size=1", facecolor="none", edgecolor="gray", ls="--"
+                (left, 24), 47, 50, "round,pad=0,rounding_size=1", facecolor="none", edgecolor="gray", ls="--"
             )
         )
         panel.text(
-            left + 1, 66, f"rack.{name}: {rack['accelerators']} accelerators", fontsize=7.5, weight="bold", va="center"
+            left + 1, 72, f"rack.{name}: {rack['accelerators']} accelerators", fontsize=7.5, weight="bold", va="center"
         )
         if said["fabric"]:
             box((left + 5.5, 28, 36, 7.5), said["fabric"], "#f3d9a4", f"rack.{name}.fabric")
@@ -391,6 +404,9 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
             last = index == 1
             box((x, 42, 20.5, 7.5), said["accelerator"], "#bcd3ea", "accelerator" + (" …" if last else ""))
             box((x, 56, 20.5, 7.5), said["host"], "#d9d9d9", "host" + (" …" if last else ""))
+            if said["tiers"]:
+                box((x, 65, 20.5, 2.2 * len(said["tiers"]) + 1.2), said["tiers"], "#c9e3c1")
+                wire(x + 10, 63.5, 65)
             if said["between"]:
                 wire(x + (1.5 if index == 0 else 19), 14.5, 42)
     if said["between"]:
@@ -398,16 +414,19 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
     if "pool" in said:
         box((30, -6, 39, 7.5), said["pool"], "#c9e3c1", "pool: memory nodes")
         wire(49.5, 1.5, 7)
-    panel.set_xlim(0, 99)
-    panel.set_ylim(-7, 69)
+    panel.set_xlim(0, 99 if len(names) > 1 else 49)
+    panel.set_ylim(-7 if "pool" in said else 5 if said["between"] else 23, 75)
     panel.axis("off")
     figure.suptitle(platform["title"], fontsize=10)
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] and sys.argv[2].endswith(".toml"):
-        draw_platform(tomllib.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[1]))
+    if sys.argv[2:] and not sys.argv[2].endswith(".json"):
+        described = json.loads(_core.plan_platform(sys.argv[2]))
+        if not described["rack"]:
+            sys.exit(f"{sys.argv[2]}: expected a platform with racks, found servers alone; name another")
+        draw_platform(described, Path(sys.argv[1]))
         sys.exit()
     said = [json.loads(line) for line in sys.stdin]
     if "tables" in said[0]:

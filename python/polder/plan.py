@@ -20,7 +20,7 @@ from polder import _core
 from polder.errors import ArgumentError
 
 _NUMBERS, _NAMES, _OF_STEP = _core.plan_names()
-_FIGURES = [key for key, *_ in _OF_STEP]
+_FIGURES = [*(key for key, *_ in _OF_STEP), "total_low_s", "total_high_s"]
 _CHOICES = dict(_NAMES)
 _ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")
 _OVERLAPS = ("overlap_tensor", "overlap_context", "overlap_pipeline", "overlap_data", "overlap_offload")
@@ -142,6 +142,7 @@ class Layout:
 class Margin:
     """How far predictions for this accelerator are from published steps.
 
+    A step takes ``range`` times its prediction, from the least to the most; that is no narrower than any error here.
     Published steps took ``least`` to ``most`` times their prediction, with constants that are fitted to them. Predicted
     without their own publication, they were off by ``mean_without_scalar`` on average. With the scalar of its table's
     software, each of ``rows`` steps was off by ``mean`` on average and ``worst`` at most. If nothing was published of
@@ -149,6 +150,7 @@ class Margin:
     """
 
     accelerator: str | None
+    range: list[float]
     least: float
     most: float
     mean_without_scalar: float
@@ -199,6 +201,8 @@ class Flits:
 class Plan:
     """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``.
 
+    The step takes ``range_s[0]`` to ``range_s[1]`` seconds, and ``times_against[0]`` to ``times_against[1]`` times as
+    long as the same layout on the platform ``against``.
     ``model_flops`` counts attention over all pairs of tokens; a causal kernel computes half of them.
     """
 
@@ -222,9 +226,11 @@ class Plan:
     peak_flops: float
     points: int
     fits: bool
+    range_s: list[float]
     margin: Margin
     would_fit: list[str]
     against: "Plan | None"
+    times_against: list[float] | None
     left_out: str | None
     note: str | None
 
@@ -281,8 +287,8 @@ def train(
         sent takes the shortest ways that are left. The platform ``against`` has all of its links.
     **given
         Fields of `Layout`. The fastest layout that has them and fits is searched for. By default the batch is the
-        largest power of two with at most 16 Mi tokens. Without ``offload``, offloading is tried in every tier if
-        nothing fits in the accelerators' memory. ``Offload()`` offloads nothing.
+        largest power of two with at most 16 Mi tokens, and 32 Ki an accelerator. Without ``offload``, offloading is
+        tried in every tier if nothing fits in the accelerators' memory. ``Offload()`` offloads nothing.
 
     Returns
     -------
@@ -361,9 +367,10 @@ def search(
     Returns
     -------
     dict of str to ndarray
-        The columns that were given, then the figures of `Step`, flat, in seconds and bytes as float64, then ``fits``
-        as bool, and ``reason`` as str: why a layout cannot run, empty where it can. All arrays are broadcast against
-        each other, and have the shape that this gives. Where a layout cannot run, figures are NaN.
+        The columns that were given, then the figures of `Step`, flat, in seconds and bytes as float64, then
+        ``total_low_s`` and ``total_high_s``, the range of ``total_s`` to rely on, ``fits`` as bool, and ``reason`` as
+        str: why a layout cannot run, empty where it can. All arrays are broadcast against each other, and have the
+        shape that this gives. Where a layout cannot run, figures are NaN.
 
     Raises
     ------
@@ -759,8 +766,9 @@ def mixed(
     Returns
     -------
     dict of str to ndarray
-        What was given, broadcast against each other, accelerators by the names of racks; ``total_s`` and ``even_s``,
-        that with as many sequences for each copy, in seconds as float64; ``copies``, ``sequences`` of a copy,
+        What was given, broadcast against each other, accelerators by the names of racks; ``total_s``, its range
+        from ``total_low_s`` to ``total_high_s``, and ``even_s``, that with as many sequences for each copy, in seconds
+        as float64; ``copies``, ``sequences`` of a copy,
         ``step_s`` and ``alone_s``, seconds with these racks alone, whose last axis is ``racks``; ``reason`` as str: why
         a step cannot run, empty where it can. Figures are NaN where there is none.
 
@@ -798,9 +806,10 @@ def mixed(
     ]
     figures, reasons = _core.plan_mixed(_json(requests))
     shape = columns["tp"].shape
-    table = np.frombuffer(figures).reshape(*shape, 2 + 2 * len(_OF_KIND))
-    kinds = table[..., 2:].reshape(*shape, 2, len(_OF_KIND))
-    found = columns | {"total_s": table[..., 0], "even_s": table[..., 1]}
+    table = np.frombuffer(figures).reshape(*shape, 4 + 2 * len(_OF_KIND))
+    kinds = table[..., 4:].reshape(*shape, 2, len(_OF_KIND))
+    totals = ("total_s", "even_s", "total_low_s", "total_high_s")
+    found = columns | {name: table[..., index] for index, name in enumerate(totals)}
     found |= {name: kinds[..., index] for index, name in enumerate(_OF_KIND)}
     return found | {"reason": np.asarray(reasons, dtype=object).reshape(shape), "racks": np.asarray(list(racks))}
 
@@ -1001,10 +1010,11 @@ def tier(
     -------
     dict of str to ndarray
         What was given, broadcast against each other; then as float64 ``slow_bytes``; ``spill``, the part of a container
-        on slow memory; ``units``, containers of a server; ``slow_bytes_per_s`` and ``touches_a_minute``, at most;
-        ``mean_s`` of a load; ``slowdown`` by slow memory and ``crowding`` by neighbours, parts of a container's time;
-        ``servers``, ``memory_cost``, ``carbon`` and ``carbon_new``, parts of what fast memory alone takes; ``watts`` of
-        a container. NaN where the tiers cannot give what is drawn.
+        on slow memory; ``units``, containers of a server; ``slow_bytes_per_s`` and ``touches_a_minute``, lower bounds
+        because a program may read a page more than once in its idle time; ``mean_s`` of a load; ``slowdown`` by that
+        traffic, a lower bound too, and ``crowding`` by neighbours, parts of a container's time; ``servers``,
+        ``memory_cost``, ``carbon`` and ``carbon_new``, parts of what fast memory alone takes; ``watts`` of a
+        container. NaN where the tiers cannot give what is drawn.
 
     Raises
     ------

@@ -40,7 +40,8 @@ def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by
     rows = tomllib.loads((ROOT / "data/fabrics/cmpi-figures.toml").read_text())["row"]
     said = set()
     for row in rows:
-        number, value = int(row["at"].split()[1]), row["published"].get("judged", row["published"].get("fitted"))
+        number, published = int(row["at"].split()[1]), row["published"]
+        value = published.get("judged") or published.get("fitted") or published.get("not-judged", {}).get("says")
         if number <= 8 and value:
             count, unit = row["of"]["bytes"].split()
             figure, of = value.split()
@@ -48,3 +49,33 @@ def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by
             path = row["of"]["path"].rsplit("-", 1)[1]
             said.add((number, path, int(count) * units[unit], row["of"].get("processes"), float(figure) / scale))
     assert said == set(figures.PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("name", "racks", "said"),
+    [
+        ("finetuning-b", 1, ["tier.cxl: ", "behind CXL"]),
+        ("nvl72-cxl", 2, ["pool: memory nodes", "rack.nvl72: 72 accelerators"]),
+        ("mixed-nvlink-ualink-cxl", 2, ["rack.nvl72: ", "rack.ualink: "]),
+        ("nvl72", 1, ["rack.nvl72: 72 accelerators"]),
+    ],
+)
+def test_a_platform_is_drawn_with_what_it_has_and_no_more(
+    name: str, racks: int, said: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "platform.svg"
+    subprocess.run([sys.executable, "-m", "polder.figures", out, name], check=True)
+    drawn = out.read_text()
+    for words in said:
+        assert words in drawn, words
+    assert drawn.count(">rack.") == racks + drawn.count(".fabric<")
+    # By its file too, which may extend another.
+    other = tmp_path / "ours.toml"
+    other.write_text(f'extends = "{name}"\ntitle = "ours"\nsource = "x"\n')
+    subprocess.run([sys.executable, "-m", "polder.figures", out, other], check=True)
+    assert ">ours<" in out.read_text()
+    alone = subprocess.run(
+        [sys.executable, "-m", "polder.figures", out, "memserver"], capture_output=True, text=True, check=False
+    )
+    assert alone.returncode and "expected a platform with racks" in alone.stderr

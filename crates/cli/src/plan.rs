@@ -21,12 +21,14 @@ mod trace;
 mod train;
 mod validate;
 mod verify;
+mod written;
 
 use std::process::ExitCode;
 
-use clap::Subcommand;
-use polder_platform::{Folder, Platform, Prices, names};
+use clap::{Args, Subcommand};
+use polder_platform::{DataError, Folder, Platform, Prices, names};
 use polder_sim::Model;
+use serde_json::{Value, json};
 
 use crate::Failure;
 
@@ -64,7 +66,7 @@ pub(crate) enum Command {
     /// Measure all-reduces on this machine, predict most from a few, and print the errors.
     Verify(verify::Arguments),
     /// List the platforms, models and prices that Polder brings.
-    List,
+    List(ListArguments),
     /// Print a platform as a file for `--platform`, with the source of each number.
     Show(show::Arguments),
 }
@@ -87,13 +89,40 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,
-        Command::List => list()?,
+        Command::List(arguments) => list(arguments)?,
         Command::Show(arguments) => show::show(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn list() -> Result<(), Failure> {
+/// Lists what Polder brings.
+#[derive(Args)]
+pub(crate) struct ListArguments {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+fn list(arguments: &ListArguments) -> Result<(), Failure> {
+    if arguments.json {
+        let platform = |name: &str| -> Result<Value, DataError> {
+            Ok(json!({ "name": name, "title": Platform::load(name)?.title }))
+        };
+        let model = |name: &str| -> Result<Value, DataError> {
+            let model = Model::load(name)?;
+            Ok(json!({ "name": name, "title": model.title, "parameters": model.parameters() }))
+        };
+        let prices = |name: &str| -> Result<Value, DataError> {
+            Ok(json!({ "name": name, "title": Prices::load(name)?.title }))
+        };
+        let all = json!({
+            "platforms": names(Folder::Platforms).into_iter().map(platform).collect::<Result<Vec<_>, _>>()?,
+            "models": names(Folder::Models).into_iter().map(model).collect::<Result<Vec<_>, _>>()?,
+            "prices": names(Folder::Prices).into_iter().map(prices).collect::<Result<Vec<_>, _>>()?,
+        });
+        println!("{all}");
+        return Ok(());
+    }
     println!("platforms");
     for name in names(Folder::Platforms) {
         println!("  {name:24} {}", Platform::load(name)?.title);

@@ -11,9 +11,12 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
-use polder_mem::model::{Explorer, Family, LITMUS_BYTES, Suite, Tally, Verdict, replay, run_host};
+use polder_mem::model::{
+    Explorer, Family, LITMUS_BYTES, Mutant, Report, Suite, Tally, Verdict, replay, run_host,
+};
 use polder_pool::verify::suites;
 use polder_pool::{Object, Pool, PoolError};
+use serde_json::json;
 
 use crate::Failure;
 
@@ -51,6 +54,9 @@ pub(crate) struct Arguments {
     /// Rounds of each litmus test.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
+    /// Print a JSON object for each suite, canary or mutant.
+    #[arg(long, conflicts_with_all = ["replay", "litmus"])]
+    json: bool,
     /// Threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
@@ -95,8 +101,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     };
     let chosen = choose(all, kind, &arguments.suites)?;
     if arguments.list {
-        for suite in &chosen {
-            println!("{:<28} {}", suite.name, suite.about);
+        for Suite { name, about, .. } in &chosen {
+            match arguments.json {
+                true => println!("{}", json!({ "name": name, "about": about })),
+                false => println!("{name:<28} {about}"),
+            }
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -104,13 +113,15 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     for suite in &chosen {
         let good = match arguments {
             Arguments { replay: true, seed, canaries, .. } => replay_one(suite, *seed) != *canaries,
-            Arguments { canaries: true, seed, .. } => is_caught(suite, *seed),
+            Arguments { canaries: true, .. } => is_caught(suite, arguments),
             Arguments { mutants: true, .. } => mutate(suite, arguments),
             _ => explore(suite, arguments),
         };
         failed += u32::from(!good);
     }
-    println!("{} passed, {failed} failed", chosen.len() as u32 - failed);
+    if !arguments.json {
+        println!("{} passed, {failed} failed", chosen.len() as u32 - failed);
+    }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -129,11 +140,16 @@ fn names() -> Vec<&'static str> {
 }
 
 /// Runs a protocol that is known to be wrong until it is caught.
-fn is_caught(canary: &Suite, seed: u64) -> bool {
+fn is_caught(canary: &Suite, arguments: &Arguments) -> bool {
     let Suite { name, about, .. } = canary;
     let known = canaries().into_iter().find(|(other, _)| other.name == *name);
     let within = known.map_or(WITHIN, |(_, within)| within);
-    let report = Explorer::new(name, within).first_seed(seed).run(|seed| canary.run(seed));
+    let report = Explorer::new(name, within).first_seed(arguments.seed).run(|seed| canary.run(seed));
+    if arguments.json {
+        let caught_at = report.failures.first().map(|failure| failure.seed);
+        println!("{}", json!({ "canary": name, "schedules": report.schedules, "caught_at": caught_at }));
+        return report.failed > 0;
+    }
     match report.failures.first() {
         Some(failure) => {
             println!("{name}: caught in schedule {} ({about})", report.schedules);
@@ -239,6 +255,15 @@ fn explore(suite: &Suite, arguments: &Arguments) -> bool {
         .progress(&progress);
     let report = explorer.run(|seed| suite.run(seed));
     bar.finish_and_clear();
+    if arguments.json {
+        let seeds: Vec<_> = report.failures.iter().map(|failure| failure.seed).collect();
+        let Report { schedules, failed, elapsed, .. } = &report;
+        let line = json!({
+            "suite": suite.name, "schedules": schedules, "failed": failed, "failing_seeds": seeds, "seconds": elapsed.as_secs_f64(),
+        });
+        println!("{line}");
+        return report.failed == 0;
+    }
     println!("{report}");
     for failure in &report.failures {
         println!("{failure}\nsee it again: polder verify {} --replay --seed {}", suite.name, failure.seed);
@@ -256,6 +281,19 @@ fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
     let judged = suite.mutants(&explorer);
     bar.finish_and_clear();
     match judged {
+        Ok(found) if arguments.json => {
+            for it @ Mutant { schedules, caught_at, .. } in &found {
+                println!(
+                    "{}",
+                    json!({ "suite": suite.name, "mutant": it.to_string(), "schedules": schedules, "caught_at": caught_at })
+                );
+            }
+            true
+        }
+        Err(table) if arguments.json => {
+            println!("{}", json!({ "suite": suite.name, "survived": table.to_string() }));
+            false
+        }
         Ok(found) => {
             let caught = found.iter().filter(|mutant| mutant.caught_at.is_some()).count();
             println!(

@@ -391,6 +391,14 @@ fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() 
         assert!(!output.status.success());
         assert!(String::from_utf8(output.stderr).unwrap().contains("0 is not in 1.."), "{line}");
     }
+    let json = |arguments: &str| -> serde_json::Value { serde_json::from_str(&desk.say(arguments)).unwrap() };
+    let explored = json("verify barrier -n 50 --json");
+    assert_eq!(
+        (&explored["suite"], &explored["schedules"], &explored["failed"]),
+        (&"barrier".into(), &50.into(), &0.into())
+    );
+    assert!(json("verify --canaries ring-shared --json")["caught_at"].is_u64());
+    assert_eq!(json("verify barrier --list --json")["name"], "barrier");
     let said = desk.say("verify --canaries ring-shared");
     let [caught, again, sum] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
     assert!(caught.starts_with("ring-shared-line: caught in schedule "), "{said}");

@@ -285,14 +285,15 @@ fn several_platforms_and_tiers_share_one_front() {
     let table = said(&format!("{search} nvl72-ndr,nvl72-cxl --rows 100000"));
     let noted: Vec<_> = table.lines().filter(|line| line.contains("no run over CXL")).collect();
     assert_eq!(noted, ["nvl72-cxl: no run over CXL validates this"]);
-    let (summary, front) = table.split_once("\nall that no other beats:\n").unwrap();
-    let here = summary.lines().nth(1).unwrap();
+    let (_, front) = table.split_once("\nall that no other beats:\n").unwrap();
+    // How many there were stands last.
+    let here = front.lines().last().unwrap();
     let lines = front.lines();
     assert!(here.ends_with("to within 1%; --csv, --parquet and --json have all"), "{here}");
     let printed = lines.filter(|line| line.starts_with("nvl72-") && !noted.contains(line)).count();
     assert!(here.starts_with(&format!("{printed} of them here")) && printed < points.len(), "{here}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![7 + 25 + 40; points.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 40 + 2; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
@@ -316,8 +317,176 @@ fn the_fastest_of_each_platform_comes_first_also_of_one_that_loses_everywhere() 
     let (_, best) = best.split_once("\nthe fastest of each:\n").unwrap();
     let names: Vec<_> = best.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(names, ["platform", "dgx-h100", "dgx-a100"]);
-    let seconds = format!("  {:.3}  ", alone["step"]["total_s"].as_f64().unwrap());
+    let seconds = format!("  {:.2}  ", alone["step"]["total_s"].as_f64().unwrap());
     assert!(best.lines().last().unwrap().contains(&seconds), "{best}");
+}
+
+/// A ratio, a peak and a choice say no more than the ranges that they are made of: 2.577 stood where these allowed 2.06 to 2.57.
+#[test]
+fn what_is_compared_follows_the_ranges() {
+    let cut = "--model llama3-8b --batch 512 --gpus 64 --tp 8 --pp 1 --cp 1";
+    let answer = json(&format!("train {cut} --platform dgx-a100 --against dgx-h100 --json"));
+    let number = |of: &Value| of.as_f64().unwrap();
+    let ends = |of: &Value| [0, 1].map(|end| number(&of[end]));
+    let [low, high] = ends(&answer["range_s"]);
+    let [other_low, other_high] = ends(&answer["against"]["range_s"]);
+    let [least, most] = ends(&answer["times_against"]);
+    assert!((least * other_high / low - 1.0).abs() < 1e-12 && (most * other_low / high - 1.0).abs() < 1e-12);
+    let range = ends(&answer["margin"]["range"]);
+    assert_eq!([low, high], range.map(|times| times * number(&answer["step"]["total_s"])));
+    let text = said(&format!("train {cut} --platform dgx-a100 --against dgx-h100"));
+    let three = |it: f64| format!("{it:.0$}", if it < 10.0 { 2 } else { 1 });
+    let line =
+        format!("dgx-a100 takes {} to {} times as long as dgx-h100; predicted: ", three(least), three(most));
+    assert!(text.contains(&line), "{line}: {text}");
+    // The part of the peak is what the step leaves of it, from the slowest to the fastest.
+    let peak = text.lines().find(|line| line.starts_with("part of its peak")).unwrap();
+    let rate = number(&answer["model_flops"]) / 64.0 / number(&answer["peak_flops"]) * 100.0;
+    let part = format!("{:.0} to {:.0}%", rate / high, rate / low);
+    assert!(peak.contains(&part), "{part}: {peak}");
+    // On one accelerator both are off alike, and the error of a comparison is left.
+    let alike = json(&format!("train {cut} --platform nvl72-ndr --against nvl72-cxl --json"));
+    let predicted = number(&alike["step"]["total_s"]) / number(&alike["against"]["step"]["total_s"]);
+    let [least, most] = ends(&alike["times_against"]);
+    assert!(
+        0.85 * predicted < least
+            && least < 0.99 * predicted
+            && 1.01 * predicted < most
+            && most < 1.2 * predicted
+    );
+}
+
+#[test]
+fn a_choice_is_open_where_ranges_overlap() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("ours.toml");
+    let search = "search --model llama3-8b --batch 512 --gpus 64 --platform dgx-a100,dgx-h100 --offload none";
+    let chosen = |rent: &str| {
+        std::fs::write(&path, OURS.replace("\"1 USD/h\"", rent)).unwrap();
+        let text = said(&format!("{search} --prices {}", path.display()));
+        let lines = text.lines().filter_map(|line| line.strip_prefix("least "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // 2.6 times as long is surely longer; for two fifths of the rent it is as dear, as far as anyone can tell.
+    let (surely, open) = ("time: dgx-h100", "money: dgx-a100 or dgx-h100: their ranges overlap");
+    let lines = chosen("\"1 USD/h\"");
+    assert!(lines.contains(&surely.to_owned()) && lines.contains(&open.to_owned()), "{lines:?}");
+    assert!(chosen("\"9 USD/h\"").contains(&"money: dgx-h100".to_owned()));
+    assert!(chosen("\"0.1 USD/h\"").contains(&"money: dgx-a100".to_owned()));
+}
+
+/// Nothing is cut where no terminal is.
+#[test]
+fn a_search_is_no_wider_than_the_terminal() {
+    let search =
+        "search --model llama3-8b --batch 512 --gpus 64,128 --platform dgx-a100,dgx-h100 --prices watts";
+    for columns in ["80", "120"] {
+        let mut command = polder();
+        command.env("POLDER_CONFIG", "/dev/null").env("COLUMNS", columns).arg("plan").args(search.split(' '));
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= columns.parse().unwrap(), "{widest}: {text}");
+        assert!(text.contains("sequence-parallel") && text.contains("\n1  dgx-h100"), "{text}");
+    }
+    assert!(said(search).lines().any(|line| line.chars().count() > 120));
+}
+
+#[test]
+fn the_batch_that_is_taken_suits_few_accelerators_too() {
+    let batch = |arguments: &str| json(&format!("{arguments} --json"))["layout"]["batch"].as_u64().unwrap();
+    let train = "train --model llama3-8b --platform dgx-h100 --tp 1 --pp 1 --cp 1 --gpus";
+    assert_eq!([8, 64, 512, 2048].map(|gpus| batch(&format!("{train} {gpus}"))), [32, 256, 2048, 2048]);
+    // Steps that are compared are of one batch.
+    let front = said("search --model llama3-8b --platform dgx-h100 --gpus 8,64 --tp 1 --pp 1 --cp 1 --json");
+    let batches: std::collections::BTreeSet<_> = front
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter_map(|it| {
+            let point = if it["beaten"].is_null() { &it } else { &it["beaten"] };
+            point["layout"]["batch"].as_u64()
+        })
+        .collect();
+    assert_eq!(batches.into_iter().collect::<Vec<_>>(), [256]);
+}
+
+/// What is written nowhere else would be lost.
+#[test]
+fn no_output_replaces_an_input() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    let (ours, base) = (path("ours.toml"), path("base.toml"));
+    let text = |of: &str| format!("extends = \"{of}\"\ntitle = \"ours\"\nsource = \"x\"\n");
+    std::fs::write(&base, text("finetuning-a")).unwrap();
+    std::fs::write(&ours, text(&base)).unwrap();
+    let search = format!("search --model llama3-8b --platform {ours} --gpus 2 --batch 2");
+    let offload = format!("offload --model qwen2.5-7b --platform {ours} --context 4096");
+    let train = format!("train --model llama3-8b --platform {ours} --gpus 2 --batch 2");
+    let link = path("link.csv");
+    std::os::unix::fs::symlink(&ours, &link).unwrap();
+    for (command, option) in [
+        (&search, "--csv"),
+        (&search, "--parquet"),
+        (&search, "--html"),
+        (&offload, "--csv"),
+        (&offload, "--html"),
+        (&train, "--trace"),
+        (&train, "--html"),
+    ] {
+        // Also what the file extends, and by another name.
+        for input in [&ours, &base, &link] {
+            let Output { status, stderr, .. } = plan(&format!("{command} {option} {input}"));
+            let said = String::from_utf8(stderr).unwrap();
+            let expected = format!(
+                "polder: {input}: cannot write it: this command has read it, and would replace it; name another file\n"
+            );
+            assert!(!status.success() && said == expected, "{option}: {said}");
+            assert_eq!(std::fs::read_to_string(&base).unwrap(), text("finetuning-a"));
+            assert_eq!(std::fs::read_to_string(&ours).unwrap(), text(&base));
+        }
+    }
+    // A file of an earlier run is no input.
+    let csv = path("front.csv");
+    said(&format!("{search} --csv {csv}"));
+    said(&format!("{search} --csv {csv}"));
+}
+
+#[test]
+fn no_cell_of_a_table_is_a_formula() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    let (trace, csv) = (path("trace.csv"), path("out.csv"));
+    std::fs::write(&trace, "generation,service,page\n1,=HYPERLINK(1),0\n1,@db,0\n1,+x,0\n1,-y,0\n").unwrap();
+    said(&format!("tier --trace {trace} --ratio 1:1 --csv {csv}"));
+    let text = std::fs::read_to_string(&csv).unwrap();
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let names: Vec<_> = reader.records().map(|it| it.unwrap()[1].to_owned()).collect();
+    assert_eq!(names, ["'=HYPERLINK(1)", "'@db", "'+x", "'-y"]);
+}
+
+/// So that a page that was sent to someone can be made again.
+#[test]
+fn every_page_says_what_made_it() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("page.html").display().to_string();
+    for command in [
+        "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --tp 8",
+        "search --model llama3-8b --platform dgx-a100,dgx-h100 --gpus 8 --batch 8 --tp 8",
+        "offload --model qwen2.5-7b --platform finetuning-a --context 4096",
+        "fabric --platform nvl72-ndr --gpus 128",
+        "memory --platform nvl72-cxl",
+        "tier --idle cache",
+    ] {
+        said(&format!("{command} --html {path}"));
+        let page = std::fs::read_to_string(&path).unwrap();
+        let made =
+            page.split("<p class=\"note\">polder ").nth(1).and_then(|it| it.split("</p>").next()).unwrap();
+        let (head, line) = made.split_once(": ").unwrap();
+        assert_eq!(line, format!("polder plan {command} --html {path}"));
+        let (version, day) = head.split_once(", ").unwrap();
+        assert_eq!((version, day.len()), (env!("CARGO_PKG_VERSION"), "2026-11-28".len()), "{head}");
+        // Nothing is fetched, and nothing left open.
+        assert!(!page.contains("http") && !page.contains("src=") && !page.contains('@'), "{command}");
+    }
 }
 
 #[test]
@@ -573,22 +742,39 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         ] {
             assert!((number(&bill[figure]) / expected - 1.0).abs() < 1e-12, "{figure}: {bill}");
         }
+        let [low, high] = [0, 1].map(|end| number(&point["range_s"][end]) / seconds);
+        for (ends, figure) in [
+            (["total_low_s", "total_high_s"], seconds),
+            (["money_low_usd", "money_high_usd"], number(&bill["money_usd"])),
+            (["energy_low_j", "energy_high_j"], number(&bill["energy_j"])),
+            (["carbon_low_g", "carbon_high_g"], number(&bill["carbon_g"])),
+        ] {
+            for (end, times) in ends.into_iter().zip([low, high]) {
+                assert!((number(&bill[end]) / figure / times - 1.0).abs() < 1e-12, "{end}: {bill}");
+            }
+        }
+        // One on the other accelerator beats it only if it does with the whole of both ranges.
         let beats = |other: &Value| {
-            let axes = |of: &Value| {
+            let axes = |of: &Value, times: f64| {
                 let memory = &of["step"]["memory"];
-                let [time, money, energy] =
-                    [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
-                [time, money, energy, &memory[0]["used_bytes"], &memory[1]["used_bytes"]].map(number)
+                let paid = [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
+                let [time, money, energy] = paid.map(|it| number(it) * times);
+                [time, money, energy, number(&memory[0]["used_bytes"]), number(&memory[1]["used_bytes"])]
             };
-            let (other, own) = (axes(other), axes(point));
+            let most = number(&other["range_s"][1]) / number(&other["step"]["total_s"]);
+            let [most, least] = if other["platform"] == point["platform"] { [1.0; 2] } else { [most, low] };
+            let (other, own) = (axes(other, most), axes(point, least));
             other != own && other.iter().zip(&own).all(|(other, own)| other <= own)
         };
         assert!(!front.iter().any(beats), "{point}");
     }
     let text = std::fs::read_to_string(&table).unwrap();
-    assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
+    let paid = ",money_usd,money_low_usd,money_high_usd,energy_j,energy_low_j,energy_high_j,carbon_g,carbon_low_g,carbon_high_g";
+    let bill =
+        format!(",total_low_s,total_high_s,bill_steps,bill_total_s,bill_total_low_s,bill_total_high_s{paid}");
+    assert!(text.lines().next().unwrap().ends_with(&bill), "{text}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![7 + 25 + 40 + 5; front.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 40 + 2 + 13; front.len() + 1]);
 
     // Parquet has the same columns, numbers as numbers.
     let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();
@@ -1274,6 +1460,8 @@ fn fabrics_and_memory_are_judged_apart_from_training_steps() {
         "holds",
         "not explained: ",
         "come out the same, to 0.0%",
+        "assumed: Figure 11 is left out: memory that CPUs do not cache, ",
+        "not judged: two-sided, Ethernet, 1 MB, 32 processes: it follows from the rate of Ethernet, which is fitted",
         "trends; no side of one is a figure that a constant of this table is fitted to:",
         "not judged: bandwidth, two-sided: CXL over Ethernet: both sides are fitted: ",
     ] {
@@ -1304,10 +1492,17 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
         "times faster  between racks\n",
         "By model and category the paper's text gives no number",
         "25.0 and 94.6, another fit's",
+        "the three fitted bandwidths, GB/s an accelerator, beside those of nvl72-ndr and nvl72-cxl\n",
     ] {
         assert!(text.contains(line), "{text}");
     }
     let report = json("reproduce scalepool-fig6 --json");
+    // What was fitted is no evidence: beside it stands what follows without.
+    let shipped = report["shipped"]["replaced"]["mean"].as_f64().unwrap();
+    assert!(
+        (0.96..0.98).contains(&shipped) && text.contains("1.22 / 1.87 / 3.79  0.97 / 1.29 / 2.25"),
+        "{text}"
+    );
     let pairs = report["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 5);
     for pair in pairs {
@@ -1327,6 +1522,19 @@ fn all_that_polder_brings_along_is_listed() {
     {
         assert!(text.contains(name), "{text}");
     }
+    let listed = json("list --json");
+    for (kind, folder) in [
+        ("platforms", polder_platform::Folder::Platforms),
+        ("models", polder_platform::Folder::Models),
+        ("prices", polder_platform::Folder::Prices),
+    ] {
+        let names: Vec<_> =
+            listed[kind].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+        assert_eq!(names, polder_platform::names(folder), "{kind}");
+    }
+    let shown = json("show nvl72-cxl --json");
+    let platform = polder_platform::Platform::load("nvl72-cxl").unwrap();
+    assert_eq!(shown["platform"], serde_json::to_value(&platform).unwrap());
 }
 
 #[test]
@@ -1801,6 +2009,13 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
         }
         let report = json(&format!("reproduce {name} --json"));
         assert_eq!(report["judged"].as_array().unwrap().len(), 4);
+        // The order of the policies stands at every point that counts.
+        let points = report["points"].as_array().unwrap();
+        let counted = ["fitted", "judged"].iter().flat_map(|of| report[*of].as_array().unwrap());
+        let policies = points.iter().map(|it| it["policies"].as_array().unwrap().len() as u64);
+        assert_eq!(policies.sum::<u64>(), counted.map(|it| it["points"].as_u64().unwrap()).sum::<u64>());
+        let ahead = points.iter().filter(|it| it["policies"][0][0] == "paper").count();
+        assert!(text.contains(&format!("ahead at {ahead} of {} points", points.len())), "{text}");
     }
     for figure in 2..=7 {
         let text = said(&format!("reproduce cxl-fig{figure}"));
@@ -1999,6 +2214,115 @@ fn a_parameter_service_is_predicted_beside_all_reduces() {
     }
 }
 
+/// Commands of a page that take longer than all others together: `make cases` runs them, with POLDER_CASES set.
+const HEAVY: [&str; 1] = ["polder plan coherence"];
+
+/// Every console block of docs/plan*.md whose commands need no other program, to the character; `...` stands for lines that are left out.
+#[test]
+fn pages_show_what_commands_print() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let home = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).canonicalize().unwrap();
+    std::os::unix::fs::symlink(home.join("crates"), scratch.path().join("crates")).unwrap();
+    let program = std::path::PathBuf::from(polder().get_program()).canonicalize().unwrap();
+    let search = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
+    let mut pages: Vec<_> =
+        std::fs::read_dir(home.join("docs")).unwrap().map(|it| it.unwrap().path()).collect();
+    pages.retain(|it| {
+        it.extension().is_some_and(|it| it == "md")
+            && it.file_name().unwrap().to_str().unwrap().starts_with("plan")
+    });
+    pages.sort();
+    let mut checked = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let name = page.file_name().unwrap().to_string_lossy();
+        let mut words = "";
+        for (at, part) in text.split("```").enumerate() {
+            let (kind, body) = part.split_once('\n').unwrap_or((part, ""));
+            match (at % 2, kind) {
+                (0, _) => words = part,
+                // "Save this as `NAME`:" stands before a file.
+                (_, "toml") => {
+                    let saved =
+                        words.trim_end().strip_suffix("`:").and_then(|it| it.rsplit_once("Save this as `"));
+                    if let Some((_, file)) = saved {
+                        std::fs::write(scratch.path().join(file), body).unwrap();
+                    }
+                }
+                (_, "console") => {
+                    let commands: Vec<_> =
+                        body.split("$ polder ").map(|it| it.split_once('\n').unwrap_or((it, ""))).collect();
+                    let is_ours = commands[0].0.is_empty() && !body.contains("$(");
+                    if !is_ours
+                        || body.lines().any(|it| it.starts_with("$ ") && !it.starts_with("$ polder plan "))
+                    {
+                        println!("{name}: {:?} needs another program", body.lines().next());
+                        continue;
+                    }
+                    for (command, shown) in &commands[1..] {
+                        let command = format!("polder {command}");
+                        if HEAVY.iter().any(|it| command.starts_with(it))
+                            && std::env::var_os("POLDER_CASES").is_none()
+                        {
+                            println!("{name}: {command:?} takes long, and runs in `make cases`");
+                            continue;
+                        }
+                        let mut shell = Command::new("sh");
+                        shell.args(["-c", &format!("{command} 2>&1")]).current_dir(scratch.path());
+                        shell.env("PATH", &search).env("POLDER_CONFIG", "/dev/null").env_remove("COLUMNS");
+                        let said = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+                        assert!(
+                            is_shown(shown, &said),
+                            "{name}: {command}\nshows\n{shown}\nand prints\n{said}"
+                        );
+                        checked += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(checked >= 11, "{checked} commands");
+}
+
+/// Whether all lines of `shown` are in `said`, one after the other, and where no `...` stands between none is missing.
+fn is_shown(shown: &str, said: &str) -> bool {
+    let said: Vec<_> = said.lines().collect();
+    let shown: Vec<_> = shown.lines().collect();
+    let parts: Vec<_> = shown.split(|line| *line == "...").collect();
+    let mut from = 0;
+    for (at, part) in parts.iter().enumerate() {
+        let (is_first, is_last) = (at == 0, at + 1 == parts.len());
+        let mut places =
+            (from..=said.len().saturating_sub(part.len())).filter(|at| said[*at..].starts_with(part));
+        let found = if is_last && !is_first { places.last() } else { places.next() };
+        match found {
+            Some(place) if is_first && place != 0 => return false,
+            Some(place) => from = place + part.len(),
+            None => return false,
+        }
+    }
+    parts.last().is_none_or(|it| it.is_empty() && parts.len() > 1) || from == said.len()
+}
+
+#[test]
+fn a_page_that_leaves_lines_out_says_so() {
+    let said = "one\ntwo\nthree\n";
+    for shown in ["one\ntwo\nthree\n", "one\n...\n", "...\nthree\n", "one\n...\nthree\n", "...\ntwo\n...\n"] {
+        assert!(is_shown(shown, said), "{shown}");
+    }
+    for shown in [
+        "one\ntwo\n",
+        "one\nthree\n",
+        "two\nthree\n",
+        "one\n...\ntwo\n",
+        "three\n...\none\n...\n",
+        "on\n...\n",
+    ] {
+        assert!(!is_shown(shown, said), "{shown}");
+    }
+}
+
 #[test]
 fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
     let report = json("reproduce coarse-fig16 --json");
@@ -2012,6 +2336,7 @@ fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
     assert_eq!(report["open"].as_array().unwrap().len(), 10);
     let text = said("reproduce coarse-fig17");
     for line in [
+        "  ranges are ",
         "simulated; nothing is fitted to these figures",
         "17d  V100, BERT, 4 workers: blocked over all-reduce's",
         "what the paper leaves open",
@@ -2025,13 +2350,17 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     let text = said("tier --idle cache");
     for line in [
         "containers of 64.0 GB on memserver, idle times cache, each draws 15.0 GB/s and waits for memory 50% of its time; simulated",
-        "down to 1:1 of fast to slow memory, slow memory slows no container by more than 1% (of the ratios below; 768 GB are fast)",
+        "slow traffic, touches and slower are lower bounds: by idle times a page is read once in each",
+        "At 1:1 Vistara measured 3 to 9% (Web) and 12 to 19% (DPP)",
         "12 containers on fast memory alone",
         "fast:slow",
     ] {
         assert!(text.contains(line), "{line:?}: {text}");
     }
+    // Idle times give neither a go nor a no-go, also to a program.
+    assert!(!text.contains("down to") && !text.contains("no container"), "{text}");
     let report = json("tier --idle cache --ratio 4:1,3:1,1:1 --json");
+    assert!(report["ratio"].is_null() && report["note"].as_str().unwrap().contains("lower bounds"));
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
     let of = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
@@ -2044,9 +2373,9 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     // Points of one's own, as those of Table I.
     let own = json("tier --idle 25%=4.3min,50%=19.4min,75%=43.8min,99%=1.4h --ratio 4:1,3:1,1:1 --json");
     assert_eq!(own["rows"], report["rows"]);
-    // Hotter pages leave less room for slow memory.
-    let hot = json("tier --idle 25%=100ms,50%=200ms,75%=300ms,99%=400ms --json");
-    assert_eq!(hot["ratio"], Value::Null);
+    // Hotter pages draw more of slow memory.
+    let hot = json("tier --idle 25%=100ms,50%=200ms,75%=300ms,99%=400ms --ratio 4:1,3:1,1:1 --json");
+    assert!(hot["rows"][0]["slow_bytes_per_s"].as_f64().unwrap() > 1000.0 * of(0, "slow_bytes_per_s"));
     let scratch = polder_mem::testing::Scratch::new();
     let [csv, html] = ["csv", "html"].map(|name| scratch.path().join(name).display().to_string());
     said(&format!("tier --idle web1 --csv {csv} --html {html}"));
@@ -2165,6 +2494,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         "A, Fair Share",
         "B, without bounds",
         "A loses local memory and gets faster",
+        "these two rows have their answer set",
         "leaves 72 GB unused, with Fair Share 53 GB",
     ] {
         assert!(text.contains(line), "{line:?}: {text}");
@@ -2178,7 +2508,12 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
     ] {
         assert!(text.contains(line), "{line:?}: {text}");
     }
-    assert_eq!(json("reproduce vistara-ratio --json")["rows"].as_array().unwrap().len(), 6);
+    // What misses says so beside the trends that hold.
+    assert!(text.contains("short: DPP at 1:1, 26.97% lost where 12.0 to 19.0% were published"), "{text}");
+    let report = json("reproduce vistara-ratio --json");
+    let off: Vec<_> =
+        report["rows"].as_array().unwrap().iter().map(|it| it["off"].as_f64().unwrap()).collect();
+    assert_eq!((off.len(), off.iter().filter(|it| **it != 0.0).count()), (6, 2), "{off:?}");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use include_dir::{Dir, include_dir};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
@@ -231,6 +232,16 @@ pub fn files_of(
     }
 }
 
+/// The files that were read so far, by their own paths.
+static READ: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// Whether this process has read the file at `path`, which it would lose by writing there.
+#[must_use]
+pub fn was_read(path: &Path) -> bool {
+    let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    path.canonicalize().is_ok_and(|path| read.contains(&path))
+}
+
 /// The text of a regular file of so many MiB at most.
 fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
     let most_bytes = most_mib << 20;
@@ -243,6 +254,8 @@ fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
         let found = if metadata.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
         return Err(DataError::new(path, "", format!("expected a regular file, found {found}")));
     }
+    let own = Path::new(path).canonicalize().map_err(cannot)?;
+    READ.lock().unwrap_or_else(PoisonError::into_inner).insert(own);
     let mut text = String::new();
     // What a file says of its size may change while it is read.
     if metadata.len() <= most_bytes {

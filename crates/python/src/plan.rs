@@ -61,6 +61,12 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> P
     })
 }
 
+/// A platform as JSON, with all that it extends.
+#[pyfunction]
+pub(crate) fn plan_platform(name: &str) -> PyResult<String> {
+    serde_json::to_string(&Platform::load(name).map_err(wrong)?).map_err(wrong)
+}
+
 /// Access times of accesses and working sets of so many bytes, one of each in turn: the names of the configurations, and 64-bit floats,
 /// one of each configuration in turn, NaN where it holds less.
 #[pyfunction]
@@ -136,7 +142,7 @@ pub(crate) fn plan_coherence<'py>(
     Ok(floats(py, figures))
 }
 
-/// Steps on racks of two kinds, a list of requests in JSON: of each 64-bit floats, the step, that with an even batch, and of each kind copies,
+/// Steps on racks of two kinds, a list of requests in JSON: of each 64-bit floats, the step, that with an even batch, the range of the step, and of each kind copies,
 /// sequences of a copy, its step and its step alone; and why not, empty where a step can run.
 #[pyfunction]
 pub(crate) fn plan_mixed<'py>(
@@ -166,7 +172,8 @@ pub(crate) fn plan_mixed<'py>(
     for answer in found {
         match answer {
             Ok(it) => {
-                figures.extend([it.total_s, it.even_s.unwrap_or(f64::NAN)]);
+                let [low, high] = it.range_s;
+                figures.extend([it.total_s, it.even_s.unwrap_or(f64::NAN), low, high]);
                 for of in it.parts {
                     let [copies, sequences] = [of.copies, of.sequences].map(f64::from);
                     figures.extend([copies, sequences, of.step_s, of.alone_s.unwrap_or(f64::NAN)]);
@@ -174,7 +181,7 @@ pub(crate) fn plan_mixed<'py>(
                 reasons.push(String::new());
             }
             Err(reason) => {
-                figures.extend([f64::NAN; 10]);
+                figures.extend([f64::NAN; 12]);
                 reasons.push(reason);
             }
         }

@@ -9,6 +9,7 @@ pub(crate) mod request;
 pub(crate) mod rows;
 pub(crate) mod tier;
 
+use crate::judge::published::Margin;
 use crate::step::block::{Block, Key};
 use crate::step::closed_form::{Copies, Parts, Shared, Stages};
 use crate::step::figures::{MemoryUse, Step};
@@ -336,31 +337,55 @@ fn over(memory: &MemoryUse) -> f64 {
 }
 
 /// Of points on several platforms those that no other beats in time, in the accelerator's memory, in the other tier and in
-/// what they cost besides; the fastest first, and of equal ones the earlier.
+/// what they cost besides, all of which grows with time; the one that surely ends first comes first, and of equal ones the earlier.
+///
+/// A point on another accelerator beats one in these only where the whole of its range does.
 #[must_use]
-pub fn front<T: Clone, const N: usize>(
+pub fn front<'m, T: Clone, const N: usize>(
     points: &[(T, FoundLayout)],
+    margin: impl Fn(&(T, FoundLayout)) -> &'m Margin,
     costs: impl Fn(&(T, FoundLayout)) -> [f64; N],
 ) -> Vec<(T, FoundLayout)> {
-    let costs: Vec<_> = points
+    struct Axes<const N: usize> {
+        /// The first point of the same accelerator.
+        accelerator: usize,
+        range: [f64; 2],
+        bytes: [f64; 2],
+        seconds: f64,
+        costs: [f64; N],
+    }
+    let margins: Vec<_> = points.iter().map(margin).collect();
+    let axes: Vec<_> = points
         .iter()
-        .map(|point| {
-            let Step { total_s, memory, .. } = &point.1.step;
-            let [used, far] = memory.tiers.map(|tier| tier.used_bytes);
-            ([*total_s, used, far], costs(point))
+        .zip(&margins)
+        .map(|(point, margin)| Axes {
+            accelerator: margins.iter().position(|it| it.is_of_one_accelerator(margin)).unwrap_or(0),
+            range: margin.range,
+            bytes: point.1.step.memory.tiers.map(|tier| tier.used_bytes),
+            seconds: point.1.step.total_s,
+            costs: costs(point),
         })
         .collect();
     let is_beaten = |place: usize| {
-        costs.iter().enumerate().any(|(at, (axes, more))| {
-            let own = &costs[place];
-            let mut pairs = axes.iter().zip(&own.0).chain(more.iter().zip(&own.1));
-            pairs.all(|(other, own)| other <= own) && (at < place || (axes, more) != (&own.0, &own.1))
+        let own = &axes[place];
+        axes.iter().enumerate().any(|(at, other)| {
+            let [most, least] = match other.accelerator == own.accelerator {
+                true => [1.0; 2],
+                false => [other.range[1], own.range[0]],
+            };
+            let in_time = |other: f64, own: f64| other * most <= own * least;
+            let equal = (other.seconds, other.bytes, other.costs) == (own.seconds, own.bytes, own.costs);
+            (at < place || !equal)
+                && other.bytes.iter().zip(&own.bytes).all(|(other, own)| other <= own)
+                && in_time(other.seconds, own.seconds)
+                && other.costs.iter().zip(&own.costs).all(|(other, own)| in_time(*other, *own))
         })
     };
     let best = points.iter().enumerate().filter(|(place, _)| !is_beaten(*place));
-    let mut front: Vec<_> = best.map(|(_, point)| point.clone()).collect();
-    front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
-    front
+    let mut front: Vec<_> =
+        best.map(|(place, point)| (axes[place].range[1] * axes[place].seconds, point)).collect();
+    front.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    front.into_iter().map(|(_, point)| point.clone()).collect()
 }
 
 /// Told of each block that is done, of how many.

@@ -13,9 +13,10 @@ const BARS: [(&str, f64, f64, &[&str]); 7] = [
     ("vistara-stress", 0.015, 0.024, &[]),
     // Without Ethernet's 117.8 MB/s, which its rate is fitted to: with it the mean was 3.5%.
     ("cmpi-table1", 0.047, 0.072, &[]),
+    // Without two rows of Ethernet, which follow from its fitted rate: with them the mean was 16.3%.
     (
         "cmpi-figures",
-        0.165,
+        0.212,
         0.56,
         &[
             "32 KB, 16 processes: CX-6 Dx is faster than CXL",
@@ -52,7 +53,8 @@ fn predictions_are_as_near_to_published_figures_as_docs_plan_says() {
         assert_eq!(trends.map(|row| row.name.as_str()).collect::<Vec<_>>(), broken, "{name}");
     }
     let pooled = PooledFabrics::of(&tables);
-    assert!(pooled.mean <= 0.21 && pooled.worst <= 2.58, "{pooled:?}");
+    assert_eq!(pooled.rows, 38, "no row that a constant is fitted to counts");
+    assert!(pooled.mean <= 0.217 && pooled.worst <= 2.58, "{pooled:?}");
     let tables: Vec<_> = tables.into_iter().filter(|table| table.table != "cmpi-up-to").collect();
     let pooled = PooledFabrics::of(&tables);
     assert!(pooled.mean <= 0.11 && pooled.worst <= 0.56, "{pooled:?}");

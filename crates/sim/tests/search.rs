@@ -2,8 +2,8 @@
 
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
 use polder_sim::{
-    Answer, FoundLayout, GivenLayout, Job, Layout, MemoryUse, Model, Offload, Outcome, Overlap, Precision,
-    Recompute, Request, Space, Step, TierUse, Tiers, front, search,
+    Answer, FoundLayout, GivenLayout, Job, Layout, Margin, MemoryUse, Model, Offload, Outcome, Overlap,
+    Precision, Recompute, Request, Space, Step, TierUse, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -199,7 +199,7 @@ fn the_front_is_what_no_point_beats() {
 /// By the definition, over points that have few values and so many that are equal.
 #[test]
 fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
-    let mut dice = Dice(4);
+    let (mut dice, margin) = (Dice(4), Margin::of("dgx").unwrap());
     let layout = layout(8);
     for _ in 0..100 {
         let points: Vec<_> = (0..60)
@@ -218,9 +218,39 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
         };
         let mut best: Vec<_> = points.iter().map(|(point, _)| *point).filter(|it| !beaten(it)).collect();
         best.sort_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
-        let found = front(&points, |((_, axes), _)| [axes[3], axes[4]]);
+        let found = front(&points, |_| &margin, |((_, axes), _)| [axes[3], axes[4]]);
         assert_eq!(found.into_iter().map(|(point, _)| point).collect::<Vec<_>>(), best);
     }
+}
+
+/// What is predicted of both may be off differently: one that only may be better beats nothing of the other.
+#[test]
+fn a_point_on_another_accelerator_is_beaten_where_the_whole_of_both_ranges_says_so() {
+    let margins = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| Margin::of(name).unwrap());
+    let [older, newer] = [&margins[0], &margins[1]].map(|it| it.range);
+    let point = |site: usize, seconds: f64| {
+        let step = Step { total_s: seconds, ..Step::default() };
+        (site, FoundLayout { layout: layout(8), step })
+    };
+    let found = |points: &[(usize, FoundLayout)], dear: f64| {
+        let costs =
+            |(site, it): &(usize, FoundLayout)| [if *site == 0 { 1.0 } else { dear } * it.step.total_s];
+        let found = front(points, |(site, _)| &margins[*site], costs);
+        found.into_iter().map(|(site, it)| (site, it.step.total_s)).collect::<Vec<_>>()
+    };
+    // Of two on one accelerator the lesser beats the other, by however little.
+    assert_eq!(found(&[point(0, 1.001), point(0, 1.0)], 1.0), [(0, 1.0)]);
+    let surely = newer[1] / older[0];
+    assert_eq!(found(&[point(0, 1.01 * surely), point(1, 1.0)], 1.0), [(1, 1.0)]);
+    let maybe = [point(0, 0.99 * surely), point(1, 1.0)];
+    assert_eq!(found(&maybe, 1.0).len(), 2);
+    // So with what is paid: twice as dear beats nothing that takes less than twice as long.
+    assert_eq!(found(&[point(0, 1.01 * surely), point(1, 1.0)], 2.0).len(), 2);
+    assert_eq!(found(&[point(0, 2.02 * surely), point(1, 1.0)], 2.0), [(1, 1.0)]);
+    // The one that has surely ended first stands first.
+    let first = newer[1] / older[1];
+    assert_eq!(found(&[point(0, 0.99 * first), point(1, 1.0)], 1.0)[0].0, 0);
+    assert_eq!(found(&[point(0, 1.01 * first), point(1, 1.0)], 1.0)[0].0, 1);
 }
 
 /// Of so many sequences a step.

@@ -14,7 +14,8 @@ use super::memory::{size, time};
 use super::option::quantity;
 use super::page::filled;
 use super::table;
-use super::train::{accelerator_count, failed_links, write};
+use super::train::{accelerator_count, failed_links};
+use super::written::{harmless, write};
 use crate::Failure;
 
 /// Links that are listed.
@@ -248,7 +249,7 @@ fn csv(found: &FabricAnswer) -> Result<String, Failure> {
     for message in &found.messages {
         writer.serialize(message)?;
     }
-    Ok(String::from_utf8(writer.into_inner()?)?)
+    harmless(writer)
 }
 
 /// One page that needs nothing else.

@@ -15,7 +15,8 @@ use super::fidelity::ClosedForm;
 use super::option::quantity;
 use super::page::filled;
 use super::table;
-use super::train::{accelerator_count, write};
+use super::train::accelerator_count;
+use super::written::{harmless, write};
 use crate::Failure;
 
 /// Predicts access times.
@@ -367,7 +368,7 @@ fn csv(found: &Curves) -> Result<String, Failure> {
         writer
             .write_record([access_bytes, working_set_bytes].map(f64::to_string).into_iter().chain(seconds))?;
     }
-    Ok(String::from_utf8(writer.into_inner()?)?)
+    harmless(writer)
 }
 
 /// One page that needs nothing else.

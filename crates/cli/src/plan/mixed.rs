@@ -5,7 +5,7 @@ use polder_sim::{Fidelity, GivenLayout, MixedAnswer, MixedRequest, RackPart, acc
 
 use super::fabric::followed;
 use super::fidelity::Closeness;
-use super::table;
+use super::table::{self, span, three};
 use crate::Failure;
 
 /// Predicts a step on racks of two kinds.
@@ -76,8 +76,13 @@ fn print(arguments: &Arguments, found: &MixedAnswer) {
         Fidelity::L2 => "flit by flit",
     };
     println!("{} on {}, {}, simulated", arguments.model, arguments.platform, accelerators(count));
-    println!("a step of {} sequences takes {:.3} s", grouped(arguments.batch.into()), found.total_s);
-    let head = ["racks", "accelerators", "copies", "sequences of a copy", "they take", "alone"];
+    println!(
+        "a step of {} sequences takes {} s; predicted: {} s",
+        grouped(arguments.batch.into()),
+        span(found.range_s),
+        three(found.total_s)
+    );
+    let head = ["racks", "accelerators", "copies", "sequences of a copy", "they take", "predicted", "alone"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for it in &found.parts {
         rows.push(vec![
@@ -85,13 +90,14 @@ fn print(arguments: &Arguments, found: &MixedAnswer) {
             grouped(it.accelerators.into()),
             grouped(it.copies.into()),
             grouped(it.sequences.into()),
-            format!("{:.3} s", it.step_s),
-            it.alone_s.map_or_else(|| "cannot run".into(), |seconds| format!("{seconds:.3} s")),
+            format!("{} s", span(it.range_s)),
+            format!("{} s", three(it.step_s)),
+            it.alone_s.map_or_else(|| "cannot run".into(), |seconds| format!("{} s", three(seconds))),
         ]);
     }
     table::print(&rows);
     if let Some(even_s) = found.even_s {
-        println!("with as many sequences for each copy it takes {even_s:.3} s");
+        println!("with as many sequences for each copy it takes {} s, predicted", three(even_s));
     }
     for it in &found.parts {
         println!("{}: {}", it.rack, it.machine);

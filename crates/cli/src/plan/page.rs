@@ -1,8 +1,12 @@
 //! A step as one page that needs nothing else: the figures stand in it, and are drawn by its script.
 
+use std::time::SystemTime;
+
+use polder_platform::printable;
 use polder_sim::{Answer, Stretch, TierUse, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
+use super::table::span;
 use super::train::{blocks_line, computed_line, layout_line, looked_line, range_line, range_source};
 use crate::Failure;
 
@@ -15,21 +19,48 @@ pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let data = json!({
         "about": about.join("; "),
         "note": answer.note.as_deref().unwrap_or_default(),
+        "sure": format!("{}; {}", range_line(answer), range_source(answer)),
         "stages": answer.layout.pp,
         "platforms": platforms,
     });
     let others: String = answer.against.iter().map(|it| format!(" and on {}", it.platform)).collect();
     let count = accelerators(answer.accelerators);
     let title = format!("{} on {}{others}, {count}", answer.model, answer.platform);
-    let sure = plain(&format!("{}; {}", range_line(answer), range_source(answer)));
-    filled(&include_str!("page.html").replace("@SURE@", &sure), &title, &data)
+    filled(include_str!("page.html"), &title, &data)
 }
 
-/// A page of this body, which needs nothing else: with the head and the style that all pages have, its title and its figures.
+/// A page of this body, which needs nothing else: with the head, the style and the tools that all pages have, its title and its figures, and
+/// at its end what made it and when.
 pub(super) fn filled(body: &str, title: &str, data: &Value) -> Result<String, Failure> {
     let data = serde_json::to_string(data)?.replace('<', "\\u003c");
+    let day = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let day = day.split('T').next().unwrap_or_default();
+    let made = format!("polder {}, {day}: {}", env!("CARGO_PKG_VERSION"), command());
     let page = [include_str!("head.html"), body].concat();
-    Ok(page.replace("@TITLE@", &plain(title)).replace("@DATA@", &data))
+    // What stands between two signs is a name, and what is put there is not looked at again.
+    let pieces = page.split('@').enumerate().map(|(at, piece)| match (at % 2, piece) {
+        (0, text) => text.to_owned(),
+        (_, "TITLE") => plain(title),
+        (_, "DATA") => data.clone(),
+        (_, "TOOLS") => include_str!("tools.js").to_owned(),
+        (_, "MADE") => plain(&made),
+        (_, name) => unreachable!("a page has no {name}"),
+    });
+    Ok(pieces.collect())
+}
+
+/// The command as it was given, such that a shell takes it again.
+fn command() -> String {
+    let quoted = |word: String| {
+        let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./,:=+%".contains(it);
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word,
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    };
+    let words =
+        std::env::args_os().skip(1).map(|word| quoted(printable(&word.to_string_lossy()).into_owned()));
+    std::iter::once("polder".into()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// Text as a page shows it. Names may be paths, and a path may hold anything.
@@ -46,6 +77,7 @@ fn platform(answer: &Answer) -> Value {
     json!({
         "name": answer.platform,
         "total_s": step.total_s,
+        "range": span(answer.range_s),
         "times": times.collect::<Vec<_>>(),
         "tiers": tiers(answer),
         "timeline": timeline(layout, step, &answer.stages).iter().map(stretch).collect::<Vec<_>>(),

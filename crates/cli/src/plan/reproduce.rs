@@ -8,7 +8,7 @@ mod vistara;
 
 use clap::{Args, ValueEnum};
 use polder_platform::Platform;
-use polder_sim::scalepool::{Choice, Figure, Pair, Paper, Parameter, categories, summary};
+use polder_sim::scalepool::{Choice, Figure, Pair, Paper, Parameter, Shipped, categories, summary};
 use polder_sim::{Job, OpenValue, grouped};
 use serde::Serialize;
 
@@ -74,6 +74,8 @@ struct Report {
     pairs: Vec<Pair>,
     open: Vec<Moved>,
     choices: Vec<Chosen>,
+    /// By the platforms that Polder brings along.
+    shipped: Shipped,
 }
 
 /// How far the result moves over a parameter's plausible range.
@@ -138,7 +140,8 @@ fn training(arguments: &Arguments) -> Result<(), Failure> {
     };
     let open = figure.open.iter().map(moved).collect::<Result<Vec<_>, _>>()?;
     let choices = figure.choice.iter().map(|choice| chosen(&figure, choice)).collect::<Result<_, _>>()?;
-    let report = Report { paper: figure.paper, simulated: summary(&pairs), pairs, open, choices };
+    let shipped = figure.shipped()?;
+    let report = Report { paper: figure.paper, simulated: summary(&pairs), pairs, open, choices, shipped };
     match arguments.json {
         true => println!("{}", serde_json::to_string(&report)?),
         false => print(&figure, &report)?,
@@ -161,6 +164,7 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!("{}\n  {}\n", figure.title, figure.source);
     print_pairs(&report.pairs);
     print_numbers(report);
+    print_shipped(report);
     print_open(figure, &report.open)?;
     print_choices(&report.choices);
     print_ports(figure, report)?;
@@ -235,6 +239,31 @@ fn print_numbers(report: &Report) {
         line("best", paper.best, ours.best),
         line("communication between racks", paper.communication, ours.communication),
     ]);
+}
+
+/// The three bandwidths that are fitted, beside what the platforms have that Polder brings along.
+fn print_shipped(report: &Report) {
+    let Shipped { platforms: [baseline, scalepool], bandwidths_gb_per_s, replaced, simulated } =
+        &report.shipped;
+    println!(
+        "\nthe three fitted bandwidths, GB/s an accelerator, beside those of {baseline} and {scalepool}"
+    );
+    let named = [
+        ("between racks, InfiniBand", Parameter::InfinibandBandwidth),
+        ("between racks, CXL", Parameter::CxlBandwidth),
+        ("memory pool, reads alone", Parameter::PoolBandwidth),
+    ];
+    let mut rows = vec![["", "fitted", "the platforms'"].map(String::from).to_vec()];
+    for ((name, parameter), shipped) in named.into_iter().zip(bandwidths_gb_per_s) {
+        let fitted = report.open.iter().find(|it| it.open.name == parameter).map_or(0.0, |it| it.open.value);
+        rows.push(vec![name.into(), format!("{fitted:.1}"), format!("{shipped:.1}")]);
+    }
+    rows.push(vec!["mean / best / communication".into(), three(&report.simulated), three(replaced)]);
+    table::print(&rows);
+    println!(
+        "  (with the CPU memory of {baseline} too; by both platforms as they are: {}. A mean below 1 says that ScalePool is slower: the figure\n  does not follow from platforms that are not fitted to it)",
+        three(simulated)
+    );
 }
 
 /// The three numbers at each end of what the paper leaves open.

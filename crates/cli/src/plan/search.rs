@@ -2,6 +2,7 @@
 
 mod costs;
 mod csv;
+mod page;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod print;
@@ -13,15 +14,16 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{DataError, Platform, Prices, Rates};
 use polder_sim::{
-    FoundLayout, Job, Layout, Margin, Model, Offload, Order, RequestError, Step, Tiers, accelerators, front,
-    unjudged,
+    FoundLayout, Job, Layout, Margin, Model, Offload, Order, RANGE, RequestError, Step, Tiers, accelerators,
+    front, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
 
 use self::costs::{Costs, Run};
 use super::fidelity::ClosedForm;
-use super::train::{Subject, accelerator_count, none_fits, threads, with_bar, write};
+use super::train::{Subject, accelerator_count, none_fits, threads, with_bar};
+use super::written::{expect_output, write};
 use crate::Failure;
 
 /// Looks at every layout.
@@ -56,6 +58,9 @@ pub(crate) struct Arguments {
     #[cfg(feature = "parquet")]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     parquet: Option<PathBuf>,
+    /// Write an HTML page with the ranges and the tables.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
     /// Lines of the table to print, the fastest first.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rows: usize,
@@ -141,6 +146,8 @@ struct Point<'a> {
     order: Order,
     layout: Layout,
     step: Step,
+    /// From how many to how many seconds the step takes, as far as can be relied on.
+    range_s: [f64; 2],
     #[serde(rename = "bill", skip_serializing_if = "Option::is_none")]
     costs: Option<Costs>,
     /// What must be said with it.
@@ -157,9 +164,9 @@ struct Report<'a> {
     points: u64,
     fits: u64,
     sites: &'a [Site<'a>],
-    /// What no other layout beats, the fastest first.
+    /// What no other layout surely beats, the one that surely ends first at the beginning.
     front: &'a [Point<'a>],
-    /// The fastest of each site, the fastest first.
+    /// The fastest of each site, in the same order.
     best: &'a [Point<'a>],
     /// What no run or publication validates, each platform once.
     unproved: BTreeSet<(&'a str, &'static str)>,
@@ -179,21 +186,26 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
     }
     let model = arguments.subject.loaded()?;
-    let mut searched = Searched::of(arguments, &machines, &counts, prices.as_ref())?;
+    // Steps of several counts are compared: they have one batch.
+    let most = counts.iter().copied().flatten().max();
+    let batch = most
+        .map(|most| arguments.subject.request("", None, Tiers::All).map(|it| it.layout.batch(&model, most)));
+    let mut searched = Searched::of(arguments, &machines, &counts, batch.transpose()?, prices.as_ref())?;
     searched.expect_any()?;
     let costs_left_out = costs::leave_out_incomparable(&mut searched.sites);
     let Searched { points, fits, sites, fronts, left_out } = &searched;
     let run = arguments.tokens.map(|tokens| Run { tokens, sequence: model.sequence.into() });
     let paid = |(site, found): &(usize, FoundLayout)| {
-        let costs = sites[*site].rates.as_ref().map(|rates| Costs::new(rates, found, run));
+        let Site { rates, margin, .. } = &sites[*site];
+        let costs = rates.as_ref().map(|rates| Costs::new(rates, margin, found, run));
         costs.map_or([0.0; Rates::NAMES.len()], |costs| costs.paid().map(|cost| cost.unwrap_or(0.0)))
     };
-    let front: Vec<_> = front(fronts, paid);
+    let front: Vec<_> = front(fronts, |(site, _)| &sites[*site].margin, paid);
     let unproved = unproved(sites, &front);
     let front: Vec<_> =
         front.iter().map(|(site, found)| Point::new(&sites[*site], found, &model, run)).collect();
     let mut best: Vec<_> = sites.iter().map(|site| Point::new(site, &site.best, &model, run)).collect();
-    best.sort_by(|a, b| a.step.total_s.total_cmp(&b.step.total_s));
+    best.sort_by(|a, b| a.range_s[1].total_cmp(&b.range_s[1]));
     if let Some(path) = &arguments.csv {
         write(path, &csv::csv(&front)?)?;
     }
@@ -201,13 +213,11 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(path) = &arguments.parquet {
         let cannot =
             |error: &dyn fmt::Display| Failure(format!("{}: cannot write it: {error}", path.display()));
+        expect_output(path)?;
         let file = std::fs::File::create(path).map_err(|error| cannot(&error))?;
         parquet::write(&front, file).map_err(|error| cannot(&error))?;
     }
-    if arguments.subject.json {
-        return print_json(&front, &best, left_out, &costs_left_out, arguments);
-    }
-    print::print(&Report {
+    let report = Report {
         arguments,
         points: *points,
         fits: *fits,
@@ -217,8 +227,17 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         unproved,
         unjudged: unjudged(&model),
         costs_left_out,
-    });
-    Ok(())
+    };
+    if let Some(path) = &arguments.html {
+        write(path, &page::page(&report)?)?;
+    }
+    match arguments.subject.json {
+        true => print_json(&report, left_out),
+        false => {
+            print::print(&report);
+            Ok(())
+        }
+    }
 }
 
 impl<'a> Searched<'a> {
@@ -227,12 +246,13 @@ impl<'a> Searched<'a> {
         arguments: &Arguments,
         machines: &'a [(&'a str, Platform)],
         counts: &[Option<u32>],
+        batch: Option<u32>,
         prices: Option<&Prices>,
     ) -> Result<Self, Failure> {
         let mut searched = Self::default();
         for (platform, machine) in machines {
             for &count in counts {
-                searched.look(arguments, platform, machine, count, prices)?;
+                searched.look(arguments, platform, machine, (count, batch), prices)?;
             }
         }
         Ok(searched)
@@ -243,10 +263,11 @@ impl<'a> Searched<'a> {
         arguments: &Arguments,
         platform: &'a str,
         machine: &'a Platform,
-        count: Option<u32>,
+        (count, batch): (Option<u32>, Option<u32>),
         prices: Option<&Prices>,
     ) -> Result<(), Failure> {
-        let request = arguments.subject.request(platform, count, Tiers::All)?;
+        let mut request = arguments.subject.request(platform, count, Tiers::All)?;
+        request.layout.batch = request.layout.batch.or(batch);
         let accelerators = request.accelerators;
         let looked = with_bar(|progress| {
             let rates = prices.map(|prices| request.rates(prices)).transpose()?;
@@ -296,24 +317,16 @@ fn unproved<'a>(sites: &[Site<'a>], front: &[(usize, FoundLayout)]) -> BTreeSet<
     offloads.filter_map(|(site, offload)| Some((site.platform, site.job.unproved(&offload)?))).collect()
 }
 
-fn print_json(
-    front: &[Point<'_>],
-    best: &[Point<'_>],
-    left_out: &[LeftOut<'_>],
-    costs_left_out: &costs::LeftOut<'_>,
-    arguments: &Arguments,
-) -> Result<(), Failure> {
-    for point in front {
+fn print_json(report: &Report<'_>, left_out: &[LeftOut<'_>]) -> Result<(), Failure> {
+    let Report { arguments, front, best, costs_left_out, .. } = report;
+    for point in *front {
         println!("{}", serde_json::to_string(point)?);
     }
     if let Some(line) = costs_left_out.electricity_line(arguments) {
         eprintln!("polder: {line}");
     }
     // A site of which nothing is on the front.
-    let is_there = |it: &Point<'_>| {
-        front.iter().any(|point| (point.platform, point.accelerators) == (it.platform, it.accelerators))
-    };
-    for point in best.iter().filter(|it| !is_there(it)) {
+    for point in best.iter().filter(|it| front.iter().all(|point| point.place() != it.place())) {
         let Point { platform, accelerators, .. } = point;
         println!("{}", json!({"platform": platform, "accelerators": accelerators, "beaten": point}));
     }
@@ -338,24 +351,23 @@ impl<'a> Point<'a> {
             order: job.order(),
             layout,
             step,
-            costs: rates.as_ref().map(|rates| Costs::new(rates, found, run)),
+            range_s: margin.spread(step.total_s),
+            costs: rates.as_ref().map(|rates| Costs::new(rates, margin, found, run)),
             note: notes.map(String::from).reduce(|all, it| format!("{all}, and {it}")),
             margin: margin.clone(),
         }
     }
 
-    /// The names of its figures.
-    fn names(&self) -> Vec<&'static str> {
-        Step::FIGURES
-            .into_iter()
-            .map(|figure| figure.key)
-            .chain(self.costs.iter().flat_map(Costs::names))
-            .collect()
+    /// Where it was looked at.
+    const fn place(&self) -> (&'a str, u32) {
+        (self.platform, self.accelerators)
     }
 
-    /// The figures, in the order of their names.
-    fn figures(&self) -> impl Iterator<Item = f64> {
-        self.step.figures().into_iter().chain(self.costs.iter().flat_map(Costs::figures))
+    /// Its figures, each with the name of its column.
+    fn columns(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let names = Step::FIGURES.into_iter().map(|figure| figure.key).chain(RANGE);
+        let figures = names.zip(self.step.figures().into_iter().chain(self.range_s));
+        figures.chain(self.costs.iter().flat_map(Costs::columns))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use polder_platform::{Fabric, Folder, Platform, extended};
+use serde_json::json;
 
 use crate::Failure;
 
@@ -10,12 +11,19 @@ use crate::Failure;
 pub(crate) struct Arguments {
     /// The machine: a name (`polder plan list`), or the path of a file or of a system of Calculon.
     platform: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Prints a whole file that `--platform` takes: what the named one extends is merged in, and what follows from it stands in comments.
 pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
     let name = &arguments.platform;
     let platform = Platform::load(name)?;
+    if arguments.json {
+        println!("{}", json!({ "name": name, "platform": platform, "derived": derived(&platform) }));
+        return Ok(());
+    }
     println!("# {name}: {}", platform.title);
     println!("# source: {}", platform.source);
     if !name.ends_with(".json") {

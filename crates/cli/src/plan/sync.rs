@@ -14,7 +14,7 @@ use super::fidelity::Closeness;
 use super::memory::{size, time};
 use super::option::{given, quantity};
 use super::table;
-use super::train::write;
+use super::written::{harmless, write};
 use crate::Failure;
 
 /// Predicts synchronisation.
@@ -250,7 +250,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         for SplitPoint { part, proxied_bytes, seconds } in &report.sweep {
             writer.serialize((part, proxied_bytes, seconds.step_s, seconds.blocked_s))?;
         }
-        write(path, &String::from_utf8(writer.into_inner()?)?)?;
+        write(path, &harmless(writer)?)?;
     }
     Ok(())
 }

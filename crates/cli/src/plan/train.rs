@@ -1,6 +1,6 @@
 //! `polder plan train`: a step of a layout, or of the best of all layouts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,6 +14,8 @@ use polder_sim::{
 
 use super::fabric::followed;
 use super::fidelity::Closeness;
+use super::table::{decimals, say, span, three};
+use super::written::write;
 use super::{page, table, trace};
 use crate::Failure;
 
@@ -33,7 +35,7 @@ pub(crate) struct Subject {
     /// An execution of Calculon, which gives accelerators and layout. Other options replace its values.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     layout: Option<String>,
-    /// Sequences of a step [default: the largest power of two with at most 16 Mi tokens].
+    /// Sequences of a step [default: the largest power of two with at most 16 Mi tokens, and 32 Ki an accelerator].
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
     /// Tokens of a sequence [default: the model's].
@@ -401,11 +403,6 @@ fn expect_drawn(arguments: &Arguments, layout: &Layout) -> Result<(), Failure> {
     }
 }
 
-pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))
-}
-
 pub(super) fn threads(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)).max(1)
 }
@@ -453,86 +450,74 @@ pub(super) fn blocks_line(stages: &[Stage]) -> Option<String> {
     is_uneven.then(|| format!("blocks of the stages: {}", alike.collect::<Vec<_>>().join(", ")))
 }
 
-/// From the least to the most that so many of a prediction come to, by the published steps of its accelerator.
-pub(super) fn range(Margin { least, most, .. }: &Margin, predicted: f64, digits: usize) -> String {
-    match least == most {
-        true => format!("{:.digits$}", least * predicted),
-        false => format!("{:.digits$} to {:.digits$}", least * predicted, most * predicted),
-    }
-}
-
 /// The range that a step lies in, then what is predicted.
 pub(super) fn range_line(answer: &Answer) -> String {
-    let Answer { platform, margin, step, .. } = answer;
-    format!(
-        "a step on {platform} takes {} s; predicted: {:.3} s",
-        range(margin, step.total_s, 3),
-        step.total_s
-    )
+    let Answer { platform, range_s, step, .. } = answer;
+    format!("a step on {platform} takes {} s; predicted: {} s", span(*range_s), three(step.total_s))
 }
 
 /// What the range rests on: what published steps took, and apart from it what predictions without them were off by.
 pub(super) fn range_source(answer: &Answer) -> String {
-    let Margin { accelerator, mean_without_scalar, rows, mean, worst, .. } = &answer.margin;
+    let Margin { accelerator, range, least, most, mean_without_scalar, rows, mean, worst, .. } =
+        &answer.margin;
     let whose = accelerator.as_ref().map_or_else(
         || "nothing was published of this accelerator; steps of others".into(),
         |name| format!("published steps of this accelerator ({name})"),
     );
     format!(
-        "the range: {whose} took {} times what is predicted of them;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged)",
-        range(&answer.margin, 1.0, 2),
+        "the range: {whose} took {} times what is predicted of them;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged);\n  the range is as wide as all of that: {} times what is predicted",
+        span([*least, *most]),
         mean_without_scalar * 100.0,
         mean * 100.0,
-        worst * 100.0
+        worst * 100.0,
+        span(*range)
     )
 }
 
-/// A step: the range that it lies in, how it is laid out, what it is made of, and what that rests on.
+/// A step: the range that it lies in and how it is laid out, what it is made of, and what that rests on.
 fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let others: Vec<_> = answer.against.iter().map(AsRef::as_ref).collect();
     let title = subject.loaded()?.title;
     // A title may name its file.
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
-    println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
-    println!("{}", range_line(answer));
-    others.iter().for_each(|other| println!("{}", range_line(other)));
-    print_layout(answer, &others);
-    table::print(&rows(answer, &others));
-    println!("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half of them");
+    say(&format!("{name}{title} on {}, simulated", accelerators(answer.accelerators)));
+    say(&range_line(answer));
+    others.iter().for_each(|other| say(&range_line(other)));
+    say(&layout_line(&answer.layout));
     if let [other] = others[..] {
         print_comparison(answer, other);
     }
-    if let Some(note) = &answer.note {
-        println!("{note}");
+    table::print(&rows(answer, &others));
+    say("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half of them");
+    print_taken(subject, answer, &others);
+    answer.note.iter().for_each(|note| say(note));
+    range_source(answer).lines().for_each(say);
+    for other in others.iter().filter(|it| !it.margin.is_of_one_accelerator(&answer.margin)) {
+        format!("on {}: {}", other.platform, range_source(other)).lines().for_each(say);
     }
-    println!("{}", range_source(answer));
-    for other in others.iter().filter(|it| it.margin != answer.margin) {
-        println!("on {}: {}", other.platform, range_source(other));
-    }
-    println!("`polder plan validate` prints these published steps beside what is predicted of them");
+    say("`polder plan validate` prints these published steps beside what is predicted of them");
     Ok(())
 }
 
-/// How the step is laid out, and on what.
-fn print_layout(answer: &Answer, others: &[&Answer]) {
-    println!("{}", layout_line(&answer.layout));
-    println!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack);
-    if let Some(blocks) = blocks_line(&answer.stages) {
-        println!("{blocks}");
-    }
-    let order: Vec<_> = answer.order.words().collect();
-    let order = format!("{} (--order {})", order.join(", "), answer.order);
-    println!("ranks are placed {order}; of each rack {} used", used(answer.fill));
-    println!("{}", answer.machine);
-    for other in others.iter().filter(|it| it.machine != answer.machine) {
-        println!("on {}: {}", other.platform, other.machine);
-    }
-    println!("{}", looked_line(answer));
-    for other in others.iter().filter(|it| it.flits != answer.flits) {
-        println!("on {}: {}", other.platform, looked_line(other));
-    }
+/// What was taken, and how the step was found.
+fn print_taken(subject: &Subject, answer: &Answer, others: &[&Answer]) {
     if answer.points > 1 {
-        println!("the fastest that fits of {} layouts", grouped(answer.points));
+        say(&format!("the fastest that fits of {} layouts", grouped(answer.points)));
+    }
+    say(&format!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack));
+    blocks_line(&answer.stages).iter().for_each(|blocks| say(blocks));
+    let order: Vec<_> = answer.order.words().collect();
+    let order = format!("ranks are placed {} (--order {}); ", order.join(", "), answer.order);
+    let order = if subject.order.is_some() { order } else { String::new() };
+    say(&format!("{order}of each rack {} used", used(answer.fill)));
+    // What of the machine changes no figure is of interest where it differs.
+    for it in others.iter().filter(|it| it.machine != answer.machine) {
+        say(&answer.machine);
+        say(&format!("on {}: {}", it.platform, it.machine));
+    }
+    say(&looked_line(answer));
+    for other in others.iter().filter(|it| it.flits != answer.flits) {
+        say(&format!("on {}: {}", other.platform, looked_line(other)));
     }
 }
 
@@ -563,17 +548,24 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
         cells.extend(others.iter().map(|it| cell(it)));
         rows.push(cells);
     };
-    row("step, s", &|it| format!("{:.3}", it.step.total_s));
-    let digits = if answer.rate() < 10e12 { 4 } else { 0 };
-    row("TFLOP/s an accelerator", &|it| format!("{:.digits$}", it.rate() / 1e12));
-    row("part of its peak", &|it| format!("{:.0}%", it.rate() / it.peak_flops * 100.0));
+    row("step, s", &|it| span(it.range_s));
+    // What is done in a second is the more, the less the step takes.
+    let in_a_second = |it: &Answer, scale: f64| {
+        let [least, most] = it.margin.range;
+        [most, least].map(|times| it.rate() * scale / times)
+    };
+    row("TFLOP/s an accelerator", &|it| span(in_a_second(it, 1e-12)));
+    row("part of its peak", &|it| {
+        let [least, most] = in_a_second(it, 100.0 / it.peak_flops);
+        format!("{least:.0} to {most:.0}%")
+    });
+    row("predicted step, s", &|it| three(it.step.total_s));
     for (index, (name, own)) in step.times().into_iter().enumerate() {
         let most = others
             .iter()
             .fold(own.exposed_s + own.hidden_s, |most, it| most.max(it.step.times()[index].1.exposed_s));
         if most > 0.0 {
-            let unit = if index == 0 { ", s" } else { "" };
-            row(&format!("  {name}{unit}"), &|it| cell(it.step.times()[index].1, it.step.total_s));
+            row(&format!("  {name}"), &|it| cell(it.step.times()[index].1, it.step.total_s));
         }
     }
     for key in BYTES {
@@ -615,13 +607,15 @@ const FABRICS: [(&str, RatesOf); 2] =
 
 /// The same layout on two platforms.
 fn print_comparison(answer: &Answer, other: &Answer) {
-    let ratio = answer.step.total_s / other.step.total_s;
-    println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
+    let (one, against) = (&answer.platform, &other.platform);
+    let range = answer.times_against.map_or_else(String::new, span);
+    let predicted = three(answer.step.total_s / other.step.total_s);
+    say(&format!("{one} takes {range} times as long as {against}; predicted: {predicted} times"));
     if other.fill != answer.fill {
-        println!("on {}, of each rack {} used", other.platform, used(other.fill));
+        say(&format!("on {against}, of each rack {} used", used(other.fill)));
     }
     if !other.fits {
-        println!("on {} it does not fit: {}", other.platform, missing_memory(&other.step, &answer.layout));
+        say(&format!("on {against} it does not fit: {}", missing_memory(&other.step, &answer.layout)));
     }
 }
 
@@ -640,10 +634,12 @@ const BYTES: [&str; 11] = [
     "offload_activations_bytes",
 ];
 
+/// A part of a step, as closely as the step.
 fn cell(seconds: Exposure, total: f64) -> String {
     let Exposure { exposed_s, hidden_s } = seconds;
-    let hidden = if hidden_s > 0.0 { format!(" (+{hidden_s:.3} hidden)") } else { String::new() };
-    format!("{exposed_s:.3}{hidden} {:>3.0}%", exposed_s / total * 100.0)
+    let digits = decimals(total);
+    let hidden = if hidden_s > 0.0 { format!(" (+{hidden_s:.digits$} hidden)") } else { String::new() };
+    format!("{exposed_s:.digits$}{hidden} {:>3.0}%", exposed_s / total * 100.0)
 }
 
 /// What of a layout is no cut: how it is computed, and what runs beside that.

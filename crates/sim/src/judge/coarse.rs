@@ -139,6 +139,13 @@ impl CoarseBeside {
         let [least, most] = self.claim.published;
         self.range[0] <= most && self.range[1] >= least
     }
+
+    /// How many times as much one end of the range is as the other; `None` from 0.
+    #[must_use]
+    pub fn times_wide(&self) -> Option<f64> {
+        let [least, most] = self.range;
+        (least > 0.0).then(|| most / least)
+    }
 }
 
 /// What an open value does to the claims: the mean over claims of the largest ratio of both ends.

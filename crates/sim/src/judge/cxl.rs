@@ -89,6 +89,25 @@ pub struct CxlReport {
     pub fitted_rms: f64,
     /// Of those that are judged.
     pub judged_rms: f64,
+    /// Every point of both figures, with the order of the policies.
+    pub points: Vec<CxlPoint>,
+}
+
+/// A point of the grid: what each policy reaches there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CxlPoint {
+    /// The panel.
+    pub panel: String,
+    /// What is trained.
+    pub model: String,
+    /// On how many GPUs.
+    pub gpus: u32,
+    /// Tokens of a sequence.
+    pub context: u32,
+    /// Sequences of a GPU.
+    pub batch: u32,
+    /// Each policy under which the step fits with its percent of the throughput with everything in DRAM, the fastest first.
+    pub policies: Vec<(String, f64)>,
 }
 
 /// The most that judged end-points are to be off, as a root mean square, in points.
@@ -96,6 +115,7 @@ pub const CXL_POINTS: f64 = 3.0;
 
 /// What of a step depends on no fitted constant: one under a policy, and with everything in DRAM.
 struct Sample {
+    model: String,
     context: u32,
     batch: u32,
     computing: [f64; 2],
@@ -136,7 +156,7 @@ impl CxlFigure {
             for context in &self.contexts {
                 let model = Model::load_with(name, Some(*context))?;
                 for batch in &self.batches {
-                    samples.extend(self.sample(&planner, policy, &model, *batch)?);
+                    samples.extend(self.sample(&planner, policy, (name, &model), *batch)?);
                 }
             }
         }
@@ -148,7 +168,7 @@ impl CxlFigure {
         &self,
         planner: &Planner<'_>,
         policy: Policy,
-        model: &Model,
+        (name, model): (&str, &Model),
         batch: u32,
     ) -> Result<Option<Sample>, OffloadError> {
         let (offloaded, exchanged, gpu) = planner.offloaded(model, batch)?;
@@ -171,6 +191,7 @@ impl CxlFigure {
             [seconds[0], seconds[1], seconds[2]]
         };
         Ok(Some(Sample {
+            model: name.to_owned(),
             context: model.sequence,
             batch,
             computing: offloaded.computation.map(Time::value),
@@ -212,6 +233,31 @@ impl Sampled<'_> {
 }
 
 /// The root mean square of the errors of both ends of each range, in points.
+/// The points of some rows, each with its policies, the fastest first.
+fn points(rows: &[Sampled<'_>], constants: &CxlConstants) -> Vec<CxlPoint> {
+    let mut points: Vec<CxlPoint> = vec![];
+    for (row, it) in rows.iter().flat_map(|rows| rows.samples.iter().map(|it| (rows.row, it))) {
+        let is_same = |point: &&mut CxlPoint| {
+            (&point.panel, &point.model, point.context, point.batch)
+                == (&row.panel, &it.model, it.context, it.batch)
+        };
+        let reached = (row.policy.clone(), it.percent(constants));
+        match points.iter_mut().find(is_same) {
+            Some(point) => point.policies.push(reached),
+            None => points.push(CxlPoint {
+                panel: row.panel.clone(),
+                model: it.model.clone(),
+                gpus: row.gpus,
+                context: it.context,
+                batch: it.batch,
+                policies: vec![reached],
+            }),
+        }
+    }
+    points.iter_mut().for_each(|it| it.policies.sort_by(|a, b| b.1.total_cmp(&a.1)));
+    points
+}
+
 fn rms(ranges: &[CxlRange]) -> f64 {
     let errors =
         ranges.iter().flat_map(|it| it.simulated.into_iter().zip(it.row.published).map(|(a, b)| a - b));
@@ -240,6 +286,7 @@ pub fn cxl_throughput() -> Result<CxlReport, OffloadError> {
     };
     // Figure 10 has no part in it.
     let constants = constants(&descend(|at| rms(&ranges(&fitted, &constants(at)))));
+    let points = [&fitted, &judged].into_iter().flat_map(|rows| points(rows, &constants)).collect();
     let (fitted, judged) = (ranges(&fitted, &constants), ranges(&judged, &constants));
-    Ok(CxlReport { constants, fitted_rms: rms(&fitted), judged_rms: rms(&judged), fitted, judged })
+    Ok(CxlReport { constants, fitted_rms: rms(&fitted), judged_rms: rms(&judged), fitted, judged, points })
 }

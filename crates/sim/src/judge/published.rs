@@ -370,6 +370,9 @@ impl Pooled {
 pub struct Margin {
     /// The accelerator; `None` when nothing was published of it, and the margin is that of all others.
     pub accelerator: Option<String>,
+    /// From how many to how many times as long as predicted a step takes, as far as can be relied on: no narrower than any error below.
+    /// Of an accelerator of which nothing was published, that of all others together.
+    pub range: [f64; 2],
     /// How many times as long as predicted its published steps took, by the constants of the platforms' files, which are fitted to
     /// them: the least.
     pub least: f64,
@@ -383,6 +386,12 @@ pub struct Margin {
     pub mean: f64,
     /// The largest.
     pub worst: f64,
+    /// Which accelerator it was asked for.
+    #[serde(skip)]
+    asked: String,
+    /// The largest error of a comparison on one software, of all accelerators.
+    #[serde(skip)]
+    comparison: f64,
 }
 
 impl Margin {
@@ -399,20 +408,66 @@ impl Margin {
                 ALL.get_or_init(|| all)
             }
         };
-        let is_own = |table: &&Judged| table.accelerator == accelerator;
-        let accelerator = all.iter().any(|table| is_own(&table)).then(|| accelerator.to_owned());
-        let tables: Vec<_> = all.iter().filter(|table| accelerator.is_none() || is_own(table)).collect();
+        let of = |name: &str| all.iter().filter(|table| table.accelerator == name).collect::<Vec<_>>();
+        let own = of(accelerator);
+        let ranges = match own.is_empty() {
+            true => all.iter().map(|table| range(&of(&table.accelerator))).collect(),
+            false => vec![range(&own)],
+        };
+        let published = (!own.is_empty()).then(|| accelerator.to_owned());
+        let tables = if own.is_empty() { all.iter().collect() } else { own };
+        let [least, most] = hull(tables.iter().map(|table| table.shipped));
         let Pooled { rows, mean, worst, mean_without_scalar, .. } = Pooled::of(tables.iter().copied());
         Ok(Self {
-            accelerator,
-            least: tables.iter().map(|table| table.shipped[0]).fold(f64::INFINITY, f64::min),
-            most: tables.iter().map(|table| table.shipped[1]).fold(0.0, f64::max),
+            accelerator: published,
+            range: hull(ranges),
+            least,
+            most,
             mean_without_scalar,
             rows,
             mean,
             worst,
+            asked: accelerator.to_owned(),
+            comparison: Pooled::of(all).worst,
         })
     }
+
+    /// What so many of a prediction come to: from the least to the most that can be relied on.
+    #[must_use]
+    pub fn spread(&self, predicted: f64) -> [f64; 2] {
+        self.range.map(|times| times * predicted)
+    }
+
+    /// From how many to how many times as much a step takes as one of the other margin, where `predicted` times as much is predicted. On
+    /// one accelerator only the error of comparisons is left, because both are off alike.
+    #[must_use]
+    pub fn times(&self, other: &Self, predicted: f64) -> [f64; 2] {
+        let ([low, high], [other_low, other_high]) = (self.range, other.range);
+        match self.is_of_one_accelerator(other) {
+            true => [predicted * (1.0 - self.comparison), predicted / (1.0 - self.comparison)],
+            false => [predicted * low / other_high, predicted * high / other_low],
+        }
+    }
+
+    /// Whether both are of one accelerator, so that predictions of both are off alike.
+    #[must_use]
+    pub fn is_of_one_accelerator(&self, other: &Self) -> bool {
+        self.asked == other.asked
+    }
+}
+
+/// What can be relied on of one accelerator's tables: what published steps took of their predictions, and no less than what predictions were
+/// off by, either way.
+fn range(tables: &[&Judged]) -> [f64; 2] {
+    let Pooled { worst, mean_without_scalar, .. } = Pooled::of(tables.iter().copied());
+    let off = 1.0 - worst.max(mean_without_scalar);
+    hull(tables.iter().map(|table| table.shipped).chain([[off, off.recip()]]))
+}
+
+/// From the least of some ranges to the most.
+fn hull(ranges: impl IntoIterator<Item = [f64; 2]>) -> [f64; 2] {
+    let both = |[low, high]: [f64; 2], it: [f64; 2]| [low.min(it[0]), high.max(it[1])];
+    ranges.into_iter().fold([f64::INFINITY, 0.0], both)
 }
 
 fn chip(platform: &Platform) -> &str {

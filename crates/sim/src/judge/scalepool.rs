@@ -25,6 +25,8 @@ pub struct Figure {
     pub source: String,
     /// The platform that both sides share: its racks.
     pub platform: String,
+    /// The platform that Polder brings along for ScalePool's side.
+    pub tiered: String,
     /// What the paper says.
     pub paper: Paper,
     /// What it leaves open.
@@ -60,7 +62,7 @@ pub struct Choice {
 }
 
 /// What a figure may rest on instead.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instead {
     /// What it is, in a word.
@@ -221,8 +223,62 @@ impl Figure {
         };
         let baseline = side(InfinibandBandwidth, InfinibandLatency, HostBandwidth);
         let scalepool = side(CxlBandwidth, CxlLatency, PoolBandwidth);
-        self.row.iter().map(|row| row.predict(&baseline, &scalepool)).collect()
+        // The far tier's speed is that of the side: the CPU's memory, or the pool in its place.
+        self.row.iter().map(|row| row.predict(&baseline, &scalepool, TierId::Host)).collect()
     }
+
+    /// Predicts all workloads on the platforms that Polder brings along: nothing of them is fitted to the figure.
+    ///
+    /// # Errors
+    /// When a file is damaged, or a layout cannot run.
+    pub fn shipped(&self) -> Result<Shipped, FigureError> {
+        let [baseline, scalepool] = [&self.platform, &self.tiered];
+        let [from, to] = [Platform::load(baseline)?, Platform::load(scalepool)?];
+        let pairs = self.row.iter().map(|row| row.predict(&from, &to, TierId::Pool));
+        let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
+        let reached = |platform: &Platform| {
+            Job::new(platform).fabrics().between.map_or(0.0, |rates| rates.reached_bytes_per_s / 1e9)
+        };
+        let share = |platform: &Platform, tier| {
+            let tiers = platform.tiers(Job::new(platform).rack());
+            tiers
+                .into_iter()
+                .find(|(id, _)| *id == tier)
+                .map_or([0.0; 2], |(_, it)| [it.read / 1e9, it.both / 1e9])
+        };
+        let bandwidths_gb_per_s = [reached(&from), reached(&to), share(&to, TierId::Pool)[0]];
+        let [infiniband, cxl, pool] = bandwidths_gb_per_s;
+        let replaced = Instead {
+            value: "the platforms'".into(),
+            open: BTreeMap::from([
+                (Parameter::InfinibandBandwidth, infiniband),
+                (Parameter::CxlBandwidth, cxl),
+                (Parameter::PoolBandwidth, pool),
+                (Parameter::HostBandwidth, share(&from, TierId::Host)[1]),
+            ]),
+            ..Instead::default()
+        };
+        Ok(Shipped {
+            platforms: [baseline.clone(), scalepool.clone()],
+            bandwidths_gb_per_s,
+            replaced: summary(&self.with(&replaced)?.predict(None)?),
+            simulated: summary(&pairs),
+        })
+    }
+}
+
+/// The figure on platforms that nothing of it was fitted to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shipped {
+    /// Of the baseline, and of ScalePool.
+    pub platforms: [String; 2],
+    /// What an accelerator gets between racks over InfiniBand and over CXL, as far as collectives reach it, and of the memory nodes while it
+    /// reads alone.
+    pub bandwidths_gb_per_s: [f64; 3],
+    /// The three numbers with these in place of the fitted ones, and with the CPU memory of the baseline's platform.
+    pub replaced: Paper,
+    /// The three numbers by both platforms as they are.
+    pub simulated: Paper,
 }
 
 /// The racks joined by a fabric of which nothing is known but what each accelerator gets of it.
@@ -248,21 +304,21 @@ fn side(racks: &Platform, gigabytes: f64, microseconds: f64, far: f64) -> Platfo
 }
 
 impl Workload {
-    fn predict(&self, baseline: &Platform, scalepool: &Platform) -> Result<Pair, FigureError> {
+    /// Weights and optimizer states lie in the CPU's memory on the baseline's side, and `far` on the other.
+    fn predict(&self, baseline: &Platform, scalepool: &Platform, far: TierId) -> Result<Pair, FigureError> {
         let model = Model::load(&self.model)?;
-        // The far tier's speed is that of the side: the CPU's memory, or the pool in its place.
-        let offload = Offload { tier: TierId::Host, weights: true, optimizer: true, activations: false };
-        let layout = Layout { offload, ..self.layout };
-        let step = |platform: &Platform| {
+        let step = |platform: &Platform, tier| {
+            let offload = Offload { tier, weights: true, optimizer: true, activations: false };
+            let layout = Layout { offload, ..self.layout };
             // Tensor parallelism stays in the rack; pipeline and data parallelism cross racks (section 6).
             let job = Job::new(platform);
             let job = if self.fills_racks { job } else { job.with_fill(layout.tp)? };
             Ok::<_, Refusal>(job.predict(&model, &layout)?.step)
         };
-        let (baseline, scalepool) = (step(baseline)?, step(scalepool)?);
+        let (baseline, scalepool) = (step(baseline, TierId::Host)?, step(scalepool, far)?);
         Ok(Pair {
             model: self.model.clone(),
-            accelerators: layout.accelerators(),
+            accelerators: self.layout.accelerators(),
             baseline,
             scalepool,
             speedup: baseline.total_s / scalepool.total_s,

@@ -87,6 +87,8 @@ pub struct RatioBeside {
     pub full: f64,
     /// Whether the loss is fitted to.
     pub is_fitted: bool,
+    /// How far what is lost is beyond what was published, as a part; 0 inside.
+    pub off: f64,
 }
 
 impl RatioBeside {
@@ -151,14 +153,18 @@ impl RatioFigure {
         let most = pair.slow.bandwidth(READS);
         let beside = |row: &RatioRow| {
             let asked = drawn(row.spill);
-            RatioBeside {
+            let mut beside = RatioBeside {
                 cxl_bytes_per_s: asked,
                 cxl_s: pair.slow.loaded_latency(asked.min(most) / pair.slow.peak().value()),
                 waiting: longer(asked) / hidden,
                 full: (1.0 - most / asked).max(0.0),
                 is_fitted: is_fitted(row),
+                off: 0.0,
                 row: row.clone(),
-            }
+            };
+            let [least, most] = row.published_loss;
+            beside.off = beside.loss() - beside.loss().clamp(least, most);
+            beside
         };
         let rows: Vec<_> = self.row.iter().map(beside).collect();
         let services = ServicesFigure::load()?;

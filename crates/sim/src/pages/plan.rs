@@ -45,14 +45,14 @@ pub struct Row {
     pub spill: f64,
     /// Containers or VMs that a server holds.
     pub units: u32,
-    /// Bytes a second drawn of the slow tier at most: each access to an idle page is taken to be of the whole page.
+    /// Bytes a second drawn of the slow tier, and no less: idle times say that a page is read once in each, a program may read it more often.
     pub slow_bytes_per_s: f64,
-    /// Accesses a minute to pages of the slow tier: hint faults, if every page is marked.
+    /// Accesses a minute to pages of the slow tier, and no less: hint faults, if every page is marked.
     pub touches_a_minute: f64,
     /// Mean seconds of a load; `None` where the tiers cannot give what is drawn.
     pub mean_s: Option<f64>,
-    /// By how much longer a container takes than with as many beside it on fast memory alone, as a part of it: what slow memory
-    /// costs it.
+    /// By how much longer a container takes than with as many beside it on fast memory alone, as a part of it: what that traffic of slow
+    /// memory costs it, which is no more than a lower bound.
     pub slowdown: Option<f64>,
     /// By how much longer it takes on fast memory alone with as many beside it than with as many as fit there: what its
     /// neighbours cost it.
@@ -67,14 +67,6 @@ pub struct Row {
     pub carbon: f64,
     /// The same with new DIMMs.
     pub carbon_new: f64,
-}
-
-impl Row {
-    /// Whether slow memory slows a container by no more than `limit`.
-    #[must_use]
-    pub fn is_within(&self, limit: f64) -> bool {
-        self.slowdown.is_some_and(|slowdown| slowdown <= limit)
-    }
 }
 
 /// A server of these tiers with each amount of slow memory. The fast tier holds one container or more.

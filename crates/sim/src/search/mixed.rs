@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contention::{FlitOptions, TransferError};
 use crate::fidelity::Fidelity;
-use crate::search::request::{Request, RequestError};
+use crate::search::request::{Answer, Request, RequestError};
 use crate::step::flows::{FollowedFlits, StepFlits};
 use crate::step::given::GivenLayout;
 use crate::step::layout::Refusal;
@@ -64,6 +64,8 @@ pub struct MixedPart {
     pub sequences: u32,
     /// What its copies take for them.
     pub step_s: f64,
+    /// From how many to how many seconds that is, as far as can be relied on.
+    pub range_s: [f64; 2],
     /// What the step takes with these racks alone; nothing where it cannot run.
     pub alone_s: Option<f64>,
 }
@@ -77,6 +79,8 @@ pub struct MixedAnswer {
     pub parts: Vec<MixedPart>,
     /// Until the slower kind has ended.
     pub total_s: f64,
+    /// From how many to how many seconds that is, as far as can be relied on.
+    pub range_s: [f64; 2],
     /// With as many sequences for each copy, whatever its kind; nothing where the batch has no such part.
     pub even_s: Option<f64>,
     /// At L2, what of the divisions that were looked at was followed flit by flit.
@@ -125,6 +129,14 @@ impl RackPart {
     }
 }
 
+/// A step of one kind alone.
+#[derive(Clone)]
+struct Alone {
+    seconds: f64,
+    range_s: [f64; 2],
+    machine: String,
+}
+
 /// The steps of a kind, by the sequences of a copy.
 struct Kind<'a> {
     request: &'a MixedRequest,
@@ -133,11 +145,11 @@ struct Kind<'a> {
     part: &'a RackPart,
     copies: u32,
     all: u32,
-    known: RefCell<BTreeMap<u32, (f64, String)>>,
+    known: RefCell<BTreeMap<u32, Alone>>,
 }
 
 impl Kind<'_> {
-    fn ask(&self, accelerators: u32, copies: u32, batch: u32) -> Result<(f64, String), MixedError> {
+    fn ask(&self, accelerators: u32, copies: u32, batch: u32) -> Result<Alone, MixedError> {
         let request = Request {
             model: self.request.model.clone(),
             platform: self.request.platform.clone(),
@@ -155,7 +167,10 @@ impl Kind<'_> {
         let failed = |error| MixedError::Part { rack: self.part.rack.clone(), error: Box::new(error) };
         let answer = request.train_sharing(&self.followed).map_err(failed)?;
         match answer.fits {
-            true => Ok((answer.step.total_s, answer.machine)),
+            true => {
+                let Answer { step, range_s, machine, .. } = answer;
+                Ok(Alone { seconds: step.total_s, range_s, machine })
+            }
             false => {
                 let refusal = Refusal::Missing {
                     what: "this layout",
@@ -167,8 +182,8 @@ impl Kind<'_> {
         }
     }
 
-    /// The step in which each copy has so many sequences: its seconds, and the machine.
-    fn step(&self, sequences: u32) -> Result<(f64, String), MixedError> {
+    /// The step in which each copy has so many sequences.
+    fn step(&self, sequences: u32) -> Result<Alone, MixedError> {
         if let Some(known) = self.known.borrow().get(&sequences) {
             return Ok(known.clone());
         }
@@ -186,7 +201,7 @@ impl Kind<'_> {
     }
 
     fn seconds(&self, sequences: u32) -> Result<f64, MixedError> {
-        Ok(self.step(sequences)?.0)
+        Ok(self.step(sequences)?.seconds)
     }
 }
 
@@ -277,18 +292,22 @@ impl MixedRequest {
         for (kind, sequences) in kinds.iter().zip(divided[fastest]) {
             let batch = self.layout.batch.filter(|it| it.is_multiple_of(kind.copies));
             let alone = batch.and_then(|batch| kind.ask(kind.part.accelerators, kind.copies, batch).ok());
-            let (step_s, machine) = kind.step(sequences)?;
+            let Alone { seconds, range_s, machine } = kind.step(sequences)?;
             parts.push(MixedPart {
                 rack: kind.part.rack.clone(),
                 machine,
                 accelerators: kind.part.accelerators,
                 copies: kind.copies,
                 sequences,
-                step_s,
-                alone_s: alone.map(|(seconds, _)| seconds),
+                step_s: seconds,
+                range_s,
+                alone_s: alone.map(|it| it.seconds),
             });
         }
-        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, even_s, flits: None })
+        // The slower kind sets the pace at either end.
+        let end = |at: usize| parts.iter().map(|it| it.range_s[at]).fold(0.0, f64::max);
+        let range_s = [end(0), end(1)];
+        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, range_s, even_s, flits: None })
     }
 }
 

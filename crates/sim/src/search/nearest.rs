@@ -100,7 +100,7 @@ impl Question<'_> {
     }
 
     fn found(&self, given: &GivenLayout, accelerators: u32) -> Option<FoundLayout> {
-        given.check_counts(self.model).ok()?;
+        given.check_counts().ok()?;
         let space = leanest(given.space(self.job, self.model, accelerators));
         search(self.job, self.model, &space, 1, &|_, _| ()).best().copied()
     }
@@ -139,7 +139,7 @@ impl Question<'_> {
     fn counts(&self, (name, of): &Count) -> impl Iterator<Item = Change> {
         let most = match *name {
             "interleave" => self.model.layers,
-            "micro-batch" => self.given.batch(self.model),
+            "micro-batch" => self.given.batch(self.model, self.accelerators),
             _ => self.accelerators,
         };
         let any = *name == "interleave";
@@ -153,7 +153,7 @@ impl Question<'_> {
     }
 
     fn batches(&self, given: &GivenLayout) -> impl Iterator<Item = Change> {
-        outward(given.batch(self.model), u32::MAX).take(TRIED).map(|batch| {
+        outward(given.batch(self.model, self.accelerators), u32::MAX).take(TRIED).map(|batch| {
             let given = GivenLayout { batch: Some(batch), ..given.clone() };
             (format!("a batch of {batch}"), given, self.accelerators)
         })

@@ -94,12 +94,16 @@ pub struct Answer {
     pub points: u64,
     /// Whether it fits where it lies.
     pub fits: bool,
+    /// From how many to how many seconds the step takes, as far as can be relied on.
+    pub range_s: [f64; 2],
     /// How far such predictions are from published steps.
     pub margin: Margin,
     /// What would fit when this does not, each with one thing changed, as it was tried.
     pub would_fit: Vec<String>,
     /// The same layout on another platform.
     pub against: Option<Box<Self>>,
+    /// From how many to how many times as long as there it takes.
+    pub times_against: Option<[f64; 2]>,
     /// Why the other platform cannot run it.
     pub left_out: Option<String>,
     /// What must be said with it.
@@ -163,7 +167,7 @@ impl GivenLayout {
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
-        let all = Space::usual(model, accelerators, self.batch(model));
+        let all = Space::usual(model, accelerators, self.batch(model, accelerators));
         fn only<T>(all: Vec<T>, one: Option<T>) -> Vec<T> {
             one.map_or(all, |one| vec![one])
         }
@@ -250,7 +254,7 @@ impl Request {
         self.check_given(model).map_err(uneven)?;
         let mut outcome = search(&job, model, &given.space(&job, model, accelerators), threads, progress);
         if outcome.points == 0 {
-            let batch = given.batch(model);
+            let batch = given.batch(model, accelerators);
             let given = Some(asked.words()).filter(|words| !words.is_empty());
             let given = given.map_or_else(String::new, |words| format!(" with {words}"));
             let none = || uneven(Refusal::Uneven { given, batch, asked: accelerators });
@@ -288,7 +292,7 @@ impl Request {
     /// Whether what is given goes together, and with the model, whatever is chosen besides.
     fn check_given(&self, model: &Model) -> Result<(), Refusal> {
         let (given, asked) = (&self.layout, self.accelerators);
-        let alone = given.alone(given.batch(model));
+        let alone = given.alone(given.batch(model, asked));
         alone.check(model)?;
         let ranks = [alone.tp, alone.cp, alone.pp].map(u64::from).iter().product();
         if !u64::from(asked).is_multiple_of(ranks) {
@@ -354,6 +358,8 @@ impl Request {
             match self.answer(other, &Platform::load(other)?, model, (&layout, &[]), 1, followed) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
+                    let predicted = answer.step.total_s / other.step.total_s;
+                    answer.times_against = Some(answer.margin.times(&other.margin, predicted));
                     answer.against = Some(Box::new(other));
                 }
                 Err(refused) => answer.left_out = Some(refused.to_string()),
@@ -399,6 +405,7 @@ impl Request {
         let (planned, stages) = job.predict_stages(model, layout).map_err(refused)?;
         let PlannedStep { layout, fill, step, flits } = planned;
         let compute = job.rack().accelerator.compute;
+        let margin = Margin::of(&job.rack().accelerator.name)?;
         let peak = match layout.precision {
             Precision::Bf16 => compute.bf16,
             Precision::Fp8 => compute.fp8,
@@ -425,9 +432,11 @@ impl Request {
             peak_flops: peak.map_or(0.0, FlopRate::value),
             points,
             fits: step.memory.fits(),
-            margin: Margin::of(&job.rack().accelerator.name)?,
+            range_s: margin.spread(step.total_s),
+            margin,
             would_fit: vec![],
             against: None,
+            times_against: None,
             left_out: None,
             note: job.unproved(&layout.offload).map(Into::into),
         })

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use polder_platform::{Platform, TierId};
+use polder_platform::{DataError, Platform, TierId};
 
+use crate::judge::published::Margin;
 use crate::search::request::RequestError;
 use crate::step::figures::Step;
 use crate::step::job::Job;
@@ -163,10 +164,13 @@ fn layout(numbers: &[u32], tiers: &[TierId]) -> Option<Layout> {
 /// the tokens of a sequence or 0 for the model's.
 pub const SITE_NUMBERS: usize = 3;
 
+/// The columns that follow the figures of a step: from how many to how many seconds it takes, as far as can be relied on.
+pub const RANGE: [&str; 2] = ["total_low_s", "total_high_s"];
+
 /// Many predicted layouts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Points {
-    /// Rows of [`Step::FIGURES`], all NaN where a layout cannot run.
+    /// Rows of [`Step::FIGURES`] and [`RANGE`], all NaN where a layout cannot run.
     pub figures: Vec<f64>,
     /// Of each row why it cannot run, as a place in [`Points::reasons`]; 0 where it can.
     pub refused: Vec<u32>,
@@ -207,32 +211,40 @@ pub fn points(
         return Err(RequestError::refused(&platforms.join(", "), Refusal::Tier { tier, known }));
     }
     let places = |job: &Job<'_>| if tiers.is_empty() { places(job) } else { tiers.to_vec() };
-    let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
+    let ranges = jobs.iter().map(|job| Ok(Margin::of(&job.rack().accelerator.name)?.range));
+    let ranges = ranges.collect::<Result<Vec<_>, DataError>>()?;
+    let jobs: Vec<_> = jobs.into_iter().zip(ranges).map(|(job, range)| (places(&job), range, job)).collect();
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };
     let mut known = HashMap::new();
     for row in rows.chunks_exact(SITE_NUMBERS + NUMBERS.len()) {
-        let step = predicted(&jobs, &model, row);
-        let (columns, place) = match step {
-            Ok(step) => (step.figures(), 0),
+        let place = match predicted(&jobs, &model, row) {
+            Ok((step, range)) => {
+                points.figures.extend(step.figures());
+                points.figures.extend(range.map(|times| times * step.total_s));
+                0
+            }
             Err(reason) => {
+                points.figures.extend([f64::NAN; Step::FIGURES.len() + RANGE.len()]);
                 let next = points.reasons.len();
-                let place = *known.entry(reason).or_insert_with_key(|reason: &String| {
+                *known.entry(reason).or_insert_with_key(|reason: &String| {
                     points.reasons.push(reason.clone());
                     next as u32
-                });
-                ([f64::NAN; Step::FIGURES.len()], place)
+                })
             }
         };
-        points.figures.extend(columns);
         points.refused.push(place);
     }
     Ok(points)
 }
 
-/// The step of a row, or why there is none; each platform comes with the places that tiers are counted among.
-fn predicted(jobs: &[(Vec<TierId>, Job<'_>)], model: &Model, row: &[u32]) -> Result<Step, String> {
+/// The step of a row and its platform's range, or why there is none; each platform comes with the places that tiers are counted among.
+fn predicted(
+    jobs: &[(Vec<TierId>, [f64; 2], Job<'_>)],
+    model: &Model,
+    row: &[u32],
+) -> Result<(Step, [f64; 2]), String> {
     let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
-    let (tiers, job) = jobs.get(platform as usize).ok_or("no such platform")?;
+    let (tiers, range, job) = jobs.get(platform as usize).ok_or("no such platform")?;
     let mut layout = layout(numbers, tiers).ok_or("no such choice")?;
     let ranks: u64 = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product();
     if layout.dp == 0 && ranks > 0 {
@@ -250,7 +262,7 @@ fn predicted(jobs: &[(Vec<TierId>, Job<'_>)], model: &Model, row: &[u32]) -> Res
             &longer
         }
     };
-    job.predict(model, &layout).map(|plan| plan.step).map_err(|refusal| refusal.to_string())
+    job.predict(model, &layout).map(|plan| (plan.step, *range)).map_err(|refusal| refusal.to_string())
 }
 
 #[cfg(test)]

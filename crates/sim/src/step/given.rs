@@ -22,7 +22,7 @@ pub struct GivenLayout {
     pub pp: Option<u32>,
     /// Parts of a stage.
     pub interleave: Option<u32>,
-    /// Sequences of a step; when left out the power of two that makes 16 Mi tokens at most.
+    /// Sequences of a step; when left out the power of two that makes 16 Mi tokens at most, and 32 Ki an accelerator.
     pub batch: Option<u32>,
     /// Sequences at once.
     pub micro_batch: Option<u32>,
@@ -61,6 +61,10 @@ pub enum Tiers {
     One(TierId),
 }
 
+/// Tokens of a step at most, where no batch is given: of all accelerators, and of one.
+const MOST_TOKENS: u64 = 16 << 20;
+const MOST_TOKENS_OF_ONE: u64 = 32 << 10;
+
 impl GivenLayout {
     /// What is given here, and where nothing is, there.
     #[must_use]
@@ -93,14 +97,16 @@ impl GivenLayout {
         is_open.then(|| Self { tiers: Tiers::All, ..self.clone() })
     }
 
-    /// Sequences of a step.
-    pub(crate) fn batch(&self, model: &Model) -> u32 {
-        self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2())
+    /// Sequences of a step on so many accelerators.
+    #[must_use]
+    pub fn batch(&self, model: &Model, accelerators: u32) -> u32 {
+        let tokens = MOST_TOKENS.min(MOST_TOKENS_OF_ONE * u64::from(accelerators));
+        self.batch.unwrap_or_else(|| 1 << (tokens / u64::from(model.sequence)).max(1).ilog2())
     }
 
     /// Whether no count that is given is 0: anything divides a batch of nothing.
-    pub(crate) fn check_counts(&self, model: &Model) -> Result<(), Refusal> {
-        self.alone(self.batch(model)).check_counts()
+    pub(crate) fn check_counts(&self) -> Result<(), Refusal> {
+        self.alone(self.batch.unwrap_or(1)).check_counts()
     }
 
     /// What is given, and of all else the least; `dp` of at least `ep`.

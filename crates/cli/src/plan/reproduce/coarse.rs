@@ -20,8 +20,9 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let mut rows =
-        vec![["figure", "", "published", "simulated", "from", "to", ""].map(String::from).to_vec()];
+    let mut rows = vec![
+        ["figure", "", "published", "simulated", "from", "to", "to over from", ""].map(String::from).to_vec(),
+    ];
     for it in claims.iter().filter(|it| is_asked(it)) {
         let [least, most] = it.claim.published;
         let published = match least == most {
@@ -31,12 +32,21 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
         let reached = if it.is_reached() { "inside" } else { "outside" };
         let name = format!("{:<4} {}", it.claim.figure, it.claim.says);
         let [from, to] = it.range.map(digits);
-        rows.push(vec![name, published, digits(it.simulated), from, to, reached.into()]);
+        let wide = it.times_wide().map_or_else(String::new, |times| format!("{times:.1}"));
+        rows.push(vec![name, published, digits(it.simulated), from, to, wide, reached.into()]);
     }
     rows[0].remove(1);
     table::print(&rows);
     println!(
-        "  (from, to: over all ends of the ranges below; outside: no ends of the ranges give the published number)\n"
+        "  (from, to: over all ends of the ranges below; outside: no ends of the ranges give the published number)"
+    );
+    let asked = claims.iter().filter(|it| is_asked(it));
+    let widths: Vec<_> = asked.clone().filter_map(CoarseBeside::times_wide).collect();
+    let [least, most] = [widths.iter().copied().reduce(f64::min), widths.iter().copied().reduce(f64::max)];
+    println!(
+        "  ranges are {:.1} to {:.1} times as much at one end as at the other: so wide a range has most numbers inside, and rules little out\n",
+        least.unwrap_or(1.0),
+        most.unwrap_or(1.0)
     );
     let mut rows = vec![
         ["what the paper leaves open", "value", "from", "to", "moves a figure, times", "most"]

@@ -1,6 +1,8 @@
 //! The figures of Liaw and Chen: what their text gives beside what follows from the platforms.
 
-use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlRange, CxlReport, CxlRow, cxl_throughput};
+use std::collections::BTreeSet;
+
+use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlPoint, CxlRange, CxlReport, CxlRow, cxl_throughput};
 use polder_sim::cxl_text::{AdamFigure, AdamPoint, AdamUse, ClaimBeside, CxlText};
 use polder_sim::grouped;
 use serde_json::json;
@@ -65,6 +67,7 @@ pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
     );
     table::print(&ranges(&report));
     println!("  (points: contexts and batches that fit; off: lowest, highest, in points)");
+    print_order(&report);
     print_rms(&report);
     let constants = report.constants;
     println!(
@@ -79,6 +82,36 @@ pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
     );
     nine.assumed.iter().chain(&ten.assumed).for_each(|line| println!("assumed: {line}"));
     Ok(())
+}
+
+/// Which policy is ahead at each point, and by how many points.
+fn print_order(report: &CxlReport) {
+    println!("\nthe policy that is ahead at each point of the grid, by how many points, simulated");
+    let batches: BTreeSet<_> = report.points.iter().map(|it| it.batch).collect();
+    let mut lines: Vec<_> = report.points.iter().map(|it| (&it.panel, &it.model, it.context)).collect();
+    lines.dedup();
+    let mut rows = vec![vec!["context and batch".to_owned(), String::new()]];
+    rows[0].extend(batches.iter().map(u32::to_string));
+    for (panel, model, context) in lines {
+        let at = |batch: &u32| {
+            let is_it = |it: &&CxlPoint| {
+                (&it.panel, &it.model, it.context, it.batch) == (panel, model, context, *batch)
+            };
+            let policies = &report.points.iter().find(is_it)?.policies;
+            let [(first, reached), (_, next)] = &policies[..] else { return None };
+            Some(format!("{first} {:.1}", reached - next))
+        };
+        let mut row = vec![format!("  {panel} {model}"), grouped(context.into())];
+        row.extend(batches.iter().map(|batch| at(batch).unwrap_or_default()));
+        rows.push(row);
+    }
+    table::print(&rows);
+    let first = report.points.iter().filter(|it| it.policies.len() > 1).map(|it| it.policies[0].0.as_str());
+    let all = first.clone().count();
+    let ahead = first.filter(|policy| *policy == "paper").count();
+    println!(
+        "  (empty: does not fit under both) the paper's allocation is ahead at {ahead} of {all} points; its text has it ahead in each panel\n"
+    );
 }
 
 fn print_rms(report: &CxlReport) {

@@ -224,7 +224,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     let mut rows = vec![head.map(String::from).to_vec()];
     let sides = [
         ("without bounds", figure.published_baseline, report.baseline.local, ["fitted", "follows from A"]),
-        ("Fair Share", figure.published_fair, report.fair.local, ["judged"; 2]),
+        ("Fair Share", figure.published_fair, report.fair.local, ["set by its bound"; 2]),
     ];
     for (side, published, simulated, counts) in sides {
         for (at, name) in ["A", "B"].into_iter().enumerate() {
@@ -241,7 +241,10 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
         }
     }
     table::print(&rows);
-    println!("  (both bounds: {:.1}%, by capacities)\n", report.bound * 100.0);
+    println!(
+        "  (both bounds are {:.1}%, by capacities, and Fair Share keeps a service at its bound: these two rows have their answer set, and judge\n   nothing but that it is kept)\n",
+        report.bound * 100.0
+    );
     print_signs(&report);
     figure.mechanism.iter().for_each(|line| println!("{line}"));
     let [without, fair] = figure.unused_gb();
@@ -312,13 +315,32 @@ pub(super) fn ratio(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["", "local:CXL", "spill", "CXL GB/s at P90", "simulated", "load ns", "lost", "simulated", ""];
+    let head = [
+        "",
+        "local:CXL",
+        "spill",
+        "CXL GB/s at P90",
+        "simulated",
+        "load ns",
+        "lost",
+        "simulated",
+        "off, points",
+    ];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(report.rows.iter().map(ratio_row));
     table::print(&rows);
     let yes = |holds: bool| if holds { "holds" } else { "does not hold: short" };
     println!("under 1% at 3:1 and 2:1, more at 1:1: {}", yes(report.below_until_1_1));
     println!("DPP loses more than Web at 1:1: {}", yes(report.preprocessing_is_worse));
+    for it in report.rows.iter().filter(|it| it.off != 0.0) {
+        println!(
+            "short: {} at {}:1, {:.2}% lost where {} were published",
+            it.row.service,
+            it.row.ratio,
+            it.loss() * 100.0,
+            range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1)
+        );
+    }
     println!(
         "20 + 76 GB beside 96 GB: {:.3} GB/s of CXL memory, {:.3}% lost; the paper says the same throughput: {}",
         report.steered_bytes_per_s / 1e9,
@@ -345,6 +367,10 @@ fn ratio_row(it: &RatioBeside) -> Vec<String> {
         format!("{:.0}", it.cxl_s * 1e9),
         range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1),
         format!("{:.2}%", it.loss() * 100.0),
-        if it.is_fitted { "fitted".into() } else { String::new() },
+        match (it.is_fitted, it.off) {
+            (true, _) => "fitted".into(),
+            (_, 0.0) => "inside".into(),
+            (_, off) => format!("{:+.1}, short", off * 100.0),
+        },
     ]
 }

@@ -1,22 +1,17 @@
 //! What steps cost, and what of it can be compared.
 
 use polder_platform::Rates;
-use polder_sim::FoundLayout;
-use serde::Serialize;
+use polder_sim::{FoundLayout, Margin};
+use serde::{Serialize, Serializer};
 
 use super::{Arguments, Site};
 
 /// What a step costs, or a run of many.
-#[derive(Serialize)]
 pub(super) struct Costs {
-    pub(super) steps: f64,
+    steps: f64,
     pub(super) total_s: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    money_usd: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    energy_j: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    carbon_g: Option<f64>,
+    paid: [Option<f64>; Rates::NAMES.len()],
+    range: [f64; 2],
 }
 
 /// A run over so many tokens, in sequences of so many.
@@ -28,27 +23,50 @@ pub(super) struct Run {
 
 impl Costs {
     /// Of a step, or of as many as go through the tokens of a run.
-    pub(super) fn new(rates: &Rates, FoundLayout { layout, step }: &FoundLayout, run: Option<Run>) -> Self {
+    pub(super) fn new(
+        rates: &Rates,
+        margin: &Margin,
+        FoundLayout { layout, step }: &FoundLayout,
+        run: Option<Run>,
+    ) -> Self {
         let steps = run.map_or(1.0, |run| (run.tokens / (run.sequence * f64::from(layout.batch))).ceil());
         let total_s = steps * step.total_s;
-        let [money_usd, energy_j, carbon_g] = rates.a_second.map(|rate| rate.map(|rate| rate * total_s));
-        Self { steps, total_s, money_usd, energy_j, carbon_g }
+        Self {
+            steps,
+            total_s,
+            paid: rates.a_second.map(|rate| rate.map(|rate| rate * total_s)),
+            range: margin.range,
+        }
     }
 
     /// In the order of [`Rates::NAMES`].
     pub(super) const fn paid(&self) -> [Option<f64>; Rates::NAMES.len()] {
-        [self.money_usd, self.energy_j, self.carbon_g]
+        self.paid
     }
 
-    /// The names of its columns.
-    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
-        let paid = Rates::NAMES.into_iter().zip(self.paid()).filter_map(|(name, cost)| cost.and(Some(name)));
-        ["bill_steps", "bill_total_s"].into_iter().chain(paid)
+    /// Its columns, each with its name: what is predicted, and from the least to the most that can be relied on.
+    pub(super) fn columns(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let paid = COLUMNS.into_iter().zip([Some(self.total_s)].into_iter().chain(self.paid));
+        let paid = paid.filter_map(|(names, cost)| {
+            let [low, high] = self.range.map(|times| Some(times * cost?));
+            Some(names.into_iter().zip([cost?, low?, high?]))
+        });
+        std::iter::once(("bill_steps", self.steps)).chain(paid.flatten())
     }
+}
 
-    /// Its columns.
-    pub(super) fn figures(&self) -> impl Iterator<Item = f64> {
-        [self.steps, self.total_s].into_iter().chain(self.paid().into_iter().flatten())
+/// The names of the time and of [`Rates::NAMES`], each with those of the ends of its range.
+const COLUMNS: [[&str; 3]; 1 + Rates::NAMES.len()] = [
+    ["bill_total_s", "bill_total_low_s", "bill_total_high_s"],
+    [Rates::NAMES[0], "money_low_usd", "money_high_usd"],
+    [Rates::NAMES[1], "energy_low_j", "energy_high_j"],
+    [Rates::NAMES[2], "carbon_low_g", "carbon_high_g"],
+];
+
+/// By the names of its columns, without that of the bill.
+impl Serialize for Costs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.columns().map(|(name, cost)| (name.trim_start_matches("bill_"), cost)))
     }
 }
 

@@ -2,13 +2,14 @@
 
 use polder_sim::{Cell, NUMBERS, cells};
 
+use super::super::written::harmless;
 use super::{Point, SITE};
 use crate::Failure;
 
 /// A line for each layout: where it was looked at, how it is cut, all figures of its step, and what it costs.
 pub(super) fn csv(found: &[Point<'_>]) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
-    let names = found.first().map_or(vec![], Point::names);
+    let names: Vec<_> = found.iter().take(1).flat_map(Point::columns).map(|(name, _)| name).collect();
     writer.write_record(SITE.into_iter().chain(NUMBERS).chain(names))?;
     for point in found {
         let Point { platform, kind, accelerators, sequence, rack, fill, order, layout, .. } = point;
@@ -19,7 +20,8 @@ pub(super) fn csv(found: &[Point<'_>]) -> Result<String, Failure> {
             Cell::Flag(is_so) => is_so.to_string(),
             Cell::Choice(which) => which,
         });
-        writer.write_record(site.chain(layout).chain(point.figures().map(|figure| figure.to_string())))?;
+        let figures = point.columns().map(|(_, figure)| figure.to_string());
+        writer.write_record(site.chain(layout).chain(figures))?;
     }
-    Ok(String::from_utf8(writer.into_inner()?)?)
+    harmless(writer)
 }

@@ -19,7 +19,7 @@ const GROUP: usize = 1 << 14;
 /// Writes a row for each layout: names as text, counts without a sign in 32 bits, figures in 64.
 pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
     let Some(first) = found.first() else { return Ok(()) };
-    let names = first.names();
+    let names: Vec<_> = first.columns().map(|(name, _)| name).collect();
     let column = |name: &str, physical, logical| {
         let column = Type::primitive_type_builder(name, physical).with_repetition(Repetition::REQUIRED);
         column.with_logical_type(logical).build().map(Arc::new)
@@ -56,7 +56,8 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
         for index in 0..NUMBERS.len() {
             fill_cells(&mut group, &layouts.iter().map(|row| &row[index]).collect::<Vec<_>>())?;
         }
-        let figures: Vec<Vec<_>> = rows.iter().map(|point| point.figures().collect()).collect();
+        let figures: Vec<Vec<_>> =
+            rows.iter().map(|point| point.columns().map(|(_, figure)| figure).collect()).collect();
         for index in 0..names.len() {
             fill::<DoubleType, _>(&mut group, figures.iter().map(|row| row[index]))?;
         }
@@ -116,6 +117,7 @@ mod tests {
             order: Order::default(),
             layout,
             step: Step { total_s: place as f64, ..Step::default() },
+            range_s: [0.0; 2],
             costs: None,
             note: None,
             margin: Margin::of("none").unwrap(),

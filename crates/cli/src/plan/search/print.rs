@@ -4,64 +4,76 @@ use std::collections::BTreeSet;
 
 use polder_sim::{Layout, Offload, Space, accelerators, grouped, listed};
 
-use super::super::table;
-use super::super::train::{computed_line, lower, range};
+use super::super::table::{self, say, span, three};
+use super::super::train::{computed_line, lower};
 use super::costs::AXES;
 use super::{Costs, Point, Report, Site};
 
 /// How much worse a layout may be that is left out of the table: this part of its time and costs, and of the memory that there is.
 const TOLERANCE: f64 = 0.01;
 
-/// The fastest of each platform, then the front, then what both rest on.
+/// Which platform takes the least, the fastest of each, then the front, then what both rest on and how many there were.
 pub(super) fn print(report: &Report<'_>) {
     let Report { arguments, front, best, unproved, unjudged, costs_left_out, .. } = report;
-    summary(report);
+    say(&title(report));
     if best.len() > 1 {
+        choices(report).iter().for_each(|line| say(line));
         println!("the fastest of each:");
         table::print(&rows(report, best.iter()));
-        println!("all that no other beats:");
     }
+    println!("all that no other beats:");
     let distinct = distinct(front);
     table::print(&rows(report, distinct.iter().copied().take(arguments.rows)));
     if distinct.len() > arguments.rows {
         println!("and {} more: --rows", grouped((distinct.len() - arguments.rows) as u64));
     }
-    println!(
-        "range: how long published steps of the accelerator took beside what is predicted of them (`polder plan validate`)"
-    );
-    println!("not looked at unless given: {}", Space::left_out());
+    say(RANGES);
+    say(&format!("not looked at unless given: {}", Space::left_out()));
     for (platform, note) in unproved {
-        println!("{platform}: {note}");
+        say(&format!("{platform}: {note}"));
     }
-    unjudged.iter().for_each(|note| println!("{note}"));
+    unjudged.iter().for_each(|note| say(note));
     sources(report);
-    costs_left_out.electricity_line(arguments).iter().for_each(|line| println!("{line}"));
+    costs_left_out.electricity_line(arguments).iter().for_each(|line| say(line));
+    summary(report).iter().for_each(|line| say(line));
 }
 
-/// How many there are, and how they are computed.
-fn summary(report: &Report<'_>) {
+/// What ranges are.
+pub(super) const RANGES: &str = "range: how long published steps of the accelerator took beside what is predicted of them, and no less than what predictions \
+                      were off by (`polder plan validate`); step: as predicted";
+
+/// What was searched.
+pub(super) fn title(report: &Report<'_>) -> String {
+    let batch = report.front.first().map_or(0, |point| point.layout.batch);
+    format!("{}, batch {batch}, simulated", report.arguments.subject.model)
+}
+
+/// How they are computed, and how many there are.
+pub(super) fn summary(report: &Report<'_>) -> Vec<String> {
     let Report { points, fits, front, .. } = report;
+    // All that is searched is computed alike.
+    let first = front.first();
+    let computed = first.map(|Point { sequence, layout, order, .. }| {
+        format!("{}; ranks are placed {order}", computed_line(*sequence, layout))
+    });
+    let distinct = distinct(front).len();
+    let here = (distinct < front.len()).then(|| {
+        format!(
+            "{} of them here: one of these is as good as each other one to within {:.0}%; --csv, --parquet and --json have all",
+            grouped(distinct as u64),
+            TOLERANCE * 100.0
+        )
+    });
     let paid = paid_axes(front).map(|(name, _)| name);
     let axes: Vec<_> = ["time", "memory"].into_iter().chain(paid).collect();
-    println!(
+    let all = format!(
         "{} layouts, {} fit, {} that no other beats in {} (simulated)",
         grouped(*points),
         grouped(*fits),
         front.len(),
         listed(&axes)
     );
-    let distinct = distinct(front).len();
-    if distinct < front.len() {
-        println!(
-            "{} of them here: one of these is as good as each other one to within {:.0}%; --csv, --parquet and --json have all",
-            grouped(distinct as u64),
-            TOLERANCE * 100.0
-        );
-    }
-    // All that is searched is computed alike.
-    if let Some(Point { sequence, layout, order, .. }) = front.first() {
-        println!("{}; ranks are placed {order}", computed_line(*sequence, layout));
-    }
+    computed.into_iter().chain([all]).chain(here).collect()
 }
 
 /// Of the costs those that are known.
@@ -70,20 +82,61 @@ fn paid_axes(front: &[Point<'_>]) -> impl Iterator<Item = (&'static str, (&'stat
     AXES.into_iter().zip(known).filter_map(|(axis, cost)| cost.map(|_| axis))
 }
 
-/// Of the front, the fastest first, what is printed: no layout that one before it is as good as, to within the tolerance.
-fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
-    // Each figure, and what it is a part of.
+/// Which platform takes the least of each axis, as far as the ranges say so.
+pub(super) fn choices(report: &Report<'_>) -> Vec<String> {
+    let seconds: fn(&Point<'_>) -> Option<f64> = |point| Some(point.step.total_s);
+    let money: fn(&Point<'_>) -> Option<f64> = |point| point.costs.as_ref()?.paid()[0];
+    let energy: fn(&Point<'_>) -> Option<f64> = |point| point.costs.as_ref()?.paid()[1];
+    let carbon: fn(&Point<'_>) -> Option<f64> = |point| point.costs.as_ref()?.paid()[2];
+    let axes = [("time", seconds), (AXES[0].0, money), (AXES[1].0, energy), (AXES[2].0, carbon)];
+    axes.into_iter()
+        .filter_map(|(axis, cost)| Some(format!("least {axis}: {}", least(report, cost)?)))
+        .collect()
+}
+
+/// The platform that takes the least, and all that may take less than it.
+fn least(report: &Report<'_>, cost: fn(&Point<'_>) -> Option<f64>) -> Option<String> {
+    let Report { front, best, arguments, .. } = report;
+    let own = |site: &Point<'_>| {
+        let its = front.iter().chain(*best).filter(|it| it.place() == site.place());
+        its.filter_map(cost).min_by(f64::total_cmp)
+    };
+    let sites = best.iter().map(|site| Some((site, own(site)?))).collect::<Option<Vec<_>>>()?;
+    let surely = |(site, cost): &&(&Point<'_>, f64)| site.margin.spread(*cost)[1];
+    let (first, least) = sites.iter().min_by(|a, b| surely(a).total_cmp(&surely(b)))?;
+    let may = |(site, cost): &&(&Point<'_>, f64)| {
+        site.place() == first.place() || site.margin.times(&first.margin, cost / least)[0] < 1.0
+    };
+    let named = |(site, _): &(&Point<'_>, f64)| match arguments.gpus.len() {
+        0 | 1 => site.platform.to_owned(),
+        _ => format!("{} with {}", site.platform, grouped(site.accelerators.into())),
+    };
+    let named: Vec<_> = sites.iter().filter(may).map(named).collect();
+    Some(match &named[..] {
+        [one] => one.clone(),
+        several => format!("{}: their ranges overlap", several.join(" or ")),
+    })
+}
+
+/// Of the front, what is printed: no layout that one before it is as good as, to within the tolerance.
+pub(super) fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
+    // Each figure, its range, and what it is a part of.
     let axes = |point: &Point<'_>| {
-        let memory = point.step.memory.tiers.map(|tier| (tier.used_bytes, tier.capacity_bytes));
+        let memory = point.step.memory.tiers.map(|it| (it.used_bytes, [it.used_bytes; 2], it.capacity_bytes));
         let costs = point.costs.iter().flat_map(|costs| costs.paid().into_iter().flatten());
-        let paid = std::iter::once(point.step.total_s).chain(costs).map(|it| (it, it));
+        let paid = std::iter::once(point.step.total_s).chain(costs);
+        let paid = paid.map(|it| (it, point.margin.spread(it), it));
         paid.chain(memory).collect::<Vec<_>>()
     };
-    let mut printed: Vec<(Vec<(f64, f64)>, &Point<'_>)> = vec![];
+    let mut printed: Vec<(_, &Point<'_>)> = vec![];
     for point in front {
         let own = axes(point);
-        let is_near = |(other, _): &(Vec<(f64, f64)>, _)| {
-            other.iter().zip(&own).all(|((other, _), (own, whole))| *other <= own + whole * TOLERANCE)
+        let is_near = |(axes, other): &(Vec<(f64, [f64; 2], f64)>, &Point<'_>)| {
+            let is_alike = other.margin.is_of_one_accelerator(&point.margin);
+            axes.iter().zip(&own).all(|((other, [_, most], _), (own, [least, _], whole))| {
+                let (other, own) = if is_alike { (other, own) } else { (most, least) };
+                *other <= own + whole * TOLERANCE
+            })
         };
         if !printed.iter().any(is_near) {
             printed.push((own, point));
@@ -93,7 +146,10 @@ fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
 }
 
 /// A head, and a row for each layout. A column is called as the option that sets it.
-fn rows<'a, 'b: 'a>(report: &Report<'_>, points: impl Iterator<Item = &'a Point<'b>>) -> Vec<Vec<String>> {
+pub(super) fn rows<'a, 'b: 'a>(
+    report: &Report<'_>,
+    points: impl Iterator<Item = &'a Point<'b>>,
+) -> Vec<Vec<String>> {
     let (is_run, several) = (report.arguments.tokens.is_some(), report.arguments.gpus.len() > 1);
     let paid: Vec<_> = paid_axes(report.front).map(|(_, (unit, _))| unit).collect();
     let mut head = vec!["platform"];
@@ -104,16 +160,16 @@ fn rows<'a, 'b: 'a>(report: &Report<'_>, points: impl Iterator<Item = &'a Point<
     head.extend(["memory, GB", "offloaded, GB", "tp", "cp", "ep", "dp", "pp", "interleave", "micro-batch"]);
     head.extend(["fill", "sequence-parallel", "recompute", "zero", "offload"]);
     let row = |point: &Point<'_>| {
-        let Point { platform, fill, layout, step, costs, margin, .. } = point;
+        let Point { platform, fill, layout, step, range_s, costs, margin, .. } = point;
         let mut row = vec![(*platform).to_owned()];
         row.extend(several.then(|| grouped(layout.accelerators().into())));
-        row.extend([range(margin, step.total_s, 3), format!("{:.3}", step.total_s)]);
+        row.extend([span(*range_s), three(step.total_s)]);
         if let Some(costs) = costs {
-            row.extend(is_run.then(|| format!("{:.1}", costs.total_s / 86400.0)));
+            row.extend(is_run.then(|| span(margin.spread(costs.total_s / 86400.0))));
             let paid = AXES.into_iter().zip(costs.paid());
-            row.extend(paid.filter_map(|((_, (_, unit)), cost)| Some(format!("{:.3}", cost? / unit))));
+            row.extend(paid.filter_map(|((_, (_, unit)), cost)| Some(span(margin.spread(cost? / unit)))));
         }
-        row.extend(step.memory.tiers.map(|tier| format!("{:.1}", tier.used_bytes / 1e9)));
+        row.extend(step.memory.tiers.map(|tier| three(tier.used_bytes / 1e9)));
         let Layout { tp, cp, ep, dp, pp, interleave, micro_batch, .. } = layout;
         row.extend([tp, cp, ep, dp, pp, interleave, micro_batch, fill].map(ToString::to_string));
         row.push(layout.sequence_parallel.to_string());
@@ -140,7 +196,7 @@ fn sources(report: &Report<'_>) {
     let Report { arguments, sites, costs_left_out, .. } = report;
     let Some(prices) = &arguments.prices else { return };
     let of = if arguments.tokens.is_some() { "the run" } else { "a step" };
-    println!("what {of} costs, by {prices}, as if everything took its full power all the time:");
+    say(&format!("what {of} costs, by {prices}, as if everything took its full power all the time:"));
     let mut sources = vec![];
     for Site { platform, accelerators: count, rates, .. } in *sites {
         let inputs = rates.iter().flat_map(|rates| &rates.inputs);
@@ -152,15 +208,15 @@ fn sources(report: &Report<'_>) {
             }
         });
         let counted: Vec<_> = counted.collect();
-        println!("  {platform}, {}: {}", accelerators(*count), counted.join("; "));
+        say(&format!("  {platform}, {}: {}", accelerators(*count), counted.join("; ")));
     }
     println!("from");
     let mut seen = BTreeSet::new();
     for line in sources.iter().filter(|line| seen.insert(*line)) {
-        println!("{line}");
+        say(line);
     }
     for (axis, platform) in &costs_left_out.axes {
-        println!("{axis} is left out: {prices} has none for {platform}");
+        say(&format!("{axis} is left out: {prices} has none for {platform}"));
     }
 }
 
@@ -192,6 +248,7 @@ mod tests {
                 },
                 ..Step::default()
             },
+            range_s: [total_s; 2],
             costs: None,
             note: None,
             margin: Margin::of("none").unwrap(),
