@@ -75,11 +75,12 @@ def machine(count: int) -> dict[str, object]:
     import torch
 
     gpu = on_gpu(count) if torch.cuda.is_available() else None
-    return {"library": f"torch {torch.__version__}", "core": on_cores(count), "gpu": gpu}
+    core, noise = on_cores(count)
+    return {"library": f"torch {torch.__version__}", "core": core, "noise": noise, "gpu": gpu}
 
 
-def on_cores(count: int) -> dict[str, object]:
-    """What a core does while the others do the same, and how far the slowest is behind."""
+def on_cores(count: int) -> tuple[dict[str, object], float]:
+    """What a core does while the others do the same, how far the slowest is behind, and how far samples lie apart."""
     # What a step frees is kept for the next, as by `make demo`; glibc has it zeroed anew.
     os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_MMAP_THRESHOLD_=str(32 << 20))
     cores = sorted(os.sched_getaffinity(0))[:MOST_CORES]
@@ -90,7 +91,22 @@ def on_cores(count: int) -> dict[str, object]:
     what = measured[0][0]
     timed = [samples for _, samples in measured]
     medians = [statistics.median([time for core in timed for time in core[kernel]]) for kernel in range(len(what))]
-    return {**reached(what, medians), "straggle": straggle(timed, medians)}
+    return {**reached(what, medians), "straggle": straggle(timed, medians)}, noise(timed)
+
+
+def noise(cores: Sequence[Sequence[Sequence[float]]]) -> float:
+    """By what part half of a kernel's samples on a core differ from their median at most: the median of all kernels.
+
+    >>> noise([[[1.0, 1.0, 1.0]], [[1.0, 1.0, 1.0]]])
+    0.0
+    >>> noise([[[2.0, 1.0, 2.0, 3.0, 4.0]]])
+    0.5
+    """
+    parts: list[float] = []
+    for times in itertools.chain.from_iterable(cores):
+        median = statistics.median(times)
+        parts.append(statistics.median(abs(time / median - 1.0) for time in times))
+    return statistics.median(parts)
 
 
 #: Where the cores of a round wait for each other: each of their processes has one.

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -224,7 +226,7 @@ def test_long_messages_that_are_looked_for_first_come_through_the_pipeline_of_mp
 
 def test_the_first_program_runs_over_a_pool_of_its_own_and_says_what_went_through_it(scratch: Path) -> None:
     program = scratch / "hello"
-    subprocess.run([MPICH / "mpicc", ROOT / "examples/hello.c", "-o", program], check=True)
+    subprocess.run([MPICH / "mpicc", "-Wall", "-Werror", ROOT / "examples/hello.c", "-o", program], check=True)
     command: list[str | Path] = [POLDER, "mpi", "run", "-n", "4", "--emulate", "2"]
     command += ["--mpiexec", MPICH / "mpiexec", "--", program]
     environment = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
@@ -232,8 +234,43 @@ def test_the_first_program_runs_over_a_pool_of_its_own_and_says_what_went_throug
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.count(" of 4 runs on host ") == 4 and "the sum of all ranks is 6\n" in done.stdout
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"polder: 4 ranks, 2 hosts, \d+\.\d MB through the pool \(coherent\)", last), done.stderr
+    said = re.fullmatch(r"polder: 4 ranks, 2 hosts, (\d+\.\d) MB through the pool \(coherent\)", last)
+    # Each host sends at least once what each rank has, a megabyte.
+    assert said and float(said[1]) >= 1.0, done.stderr
     assert set(Path("/dev/shm").glob("polder*")) <= before
+    # The same program without a pool says so.
+    plain = subprocess.run(
+        [MPICH / "mpiexec", "-n", "2", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert plain.stdout.count(" of 2 runs without a pool\n") == 2
+
+
+@pytest.mark.parametrize("windows", [[], ["--windows"]])
+@pytest.mark.parametrize("coherence", ["coherent", "software"])
+@pytest.mark.parametrize(("program", "ranks"), [("datatypes", 3), ("messages", 2), ("collectives", 4)])
+def test_a_c_program_gets_what_mpi_says_on_either_kind_of_pool(
+    scratch: Path, compiled: Callable[[str], Path], program: str, ranks: int, coherence: str, windows: list[str]
+) -> None:
+    command: list[str | Path] = [POLDER, "mpi", "run", "-np", str(ranks), "--emulate", "2", *windows]
+    command += ["--coherence", coherence, "--mpiexec", MPICH / "mpiexec", compiled(program)]
+    environment = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
+    environment["POLDER_RUN"] = str(scratch)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0 and done.stdout.count("is done") == ranks, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Compiles a program of the ranks once."""
+    folder = tmp_path_factory.mktemp("compiled")
+
+    @cache
+    def compile_once(name: str) -> Path:
+        words = ["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", RANKS / f"{name}.c", "-o", folder / name]
+        subprocess.run([MPICH / "mpicc", *words], check=True)
+        return folder / name
+
+    return compile_once
 
 
 def test_ranks_that_share_a_core_do_not_wait_for_each_others_time_slices(scratch: Path) -> None:

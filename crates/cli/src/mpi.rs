@@ -7,6 +7,7 @@ mod leftovers;
 pub(crate) mod library;
 mod room;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -65,6 +66,22 @@ enum Shell {
     Csh,
     /// fish.
     Fish,
+}
+
+/// The words of a command, with `-n` for the `-np` that mpiexec has too: an option of one dash has one letter here.
+pub(crate) fn with_np(mut words: Vec<OsString>) -> Vec<OsString> {
+    let run = words.windows(2).position(|pair| pair[0] == "mpi" && pair[1] == "run");
+    let gives_ranks = |word: &OsString| {
+        let word = word.to_string_lossy();
+        word == "--" || word.starts_with("-n") || word.starts_with("--ranks")
+    };
+    // Behind the number of ranks it may be the program's.
+    if let Some(word) = run.and_then(|run| words[run..].iter_mut().find(|word| gives_ranks(word)))
+        && *word == "-np"
+    {
+        *word = "-n".into();
+    }
+    words
 }
 
 /// Runs one of the commands.

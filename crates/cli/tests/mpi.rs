@@ -224,14 +224,55 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         bench.dry(arguments);
     }
     bench.install("bin/mpiexec.hydra", INTEL_MPI, "");
-    let refused = bench.refusal("run -n 2 -- true");
-    assert!(refused.contains("several MPI libraries are in PATH") && refused.contains("--mpi"), "{refused}");
     bench.say("run --mpi impi --dry-run -n 2 -- true");
     bench.install("bin/mpiexec", "HYDRA build details:\n  --with-device=ch4:ucx", "");
     let refused = bench.refusal("run -n 2 --mpi mpich -- true");
     assert!(refused.contains("this MPICH was built without libfabric; take one"), "{refused}");
     let line = bench.command("env mpich").output().unwrap().stderr;
     assert!(String::from_utf8(line).unwrap().contains("has no libpolder-fi.so; run `make setup`"));
+}
+
+#[test]
+fn of_two_libraries_in_path_the_first_counts_and_both_are_named() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec.hydra", INTEL_MPI, "");
+    bench.install("later/mpiexec", OPEN_MPI, "");
+    let provider = format!("run --dry-run --provider-path {}", bench.path("lib").display());
+    let run = |arguments: &str| {
+        let mut command = bench.command(&format!("{provider}{arguments} -n 2 true"));
+        let path = ["bin", "later"].map(|folder| bench.path(folder).display().to_string()).join(":");
+        let output = command.env("PATH", format!("{path}:/usr/bin:/bin")).output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [command, said] = run("");
+    assert!(command.contains("/bin/mpiexec.hydra -n 2 true\n"), "{command}");
+    let [first, other] =
+        ["bin/mpiexec.hydra", "later/mpiexec"].map(|name| bench.path(name).display().to_string());
+    let remedy = "--mpi or --mpiexec takes another, such as";
+    let named = format!("polder: Intel MPI of {first} is the first in PATH; {remedy} Open MPI of {other}\n");
+    assert_eq!(said, named);
+    let [command, said] = run(" --mpi openmpi");
+    assert!(command.contains("/later/mpiexec -n 2 true\n") && said.is_empty(), "{command}{said}");
+}
+
+#[test]
+fn a_program_and_its_arguments_stand_behind_two_dashes_or_without_them() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "");
+    for (arguments, expected) in [
+        ("-n 2 -- true -np 3 --flag", "-n 2 true -np 3 --flag"),
+        ("-n 2 true -np 3 --flag -- -n 4", "-n 2 true -np 3 --flag -- -n 4"),
+        ("-np 2 true -np 3", "-n 2 true -np 3"),
+        ("-np 3 --emulate 2 -- true", "-n 2 -env POLDER_HOST 0 true : -n 1 -env POLDER_HOST 1 true"),
+        ("-n2 true --windows", "-n 2 true --windows"),
+        ("--ranks 2 true -np", "-n 2 true -np"),
+    ] {
+        let said = bench.say(&format!("run --dry-run {arguments}"));
+        assert_eq!(said.split_once("bin/mpiexec ").unwrap().1.trim_end(), expected, "{arguments}");
+    }
+    let output = bench.output("run -n 2 --emulat 2 true");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("unexpected argument '--emulat'"), "{said}");
 }
 
 #[test]
@@ -393,11 +434,18 @@ fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
 }
 
 #[test]
-fn files_of_mpich_that_nothing_uses_any_more_go_with_the_job() {
+fn files_of_mpi_libraries_that_nothing_uses_any_more_go_with_the_job() {
+    for begin in ["mpich_shm_", "vader_segment.node.0.6bd10001.", "sm_segment.node.0.6bd10001.", "psm2_shm."]
+    {
+        leaves_what_is_used_or_old(begin);
+    }
+}
+
+fn leaves_what_is_used_or_old(begin: &str) {
     let bench = Bench::new();
-    let names = ["left", "held"].map(|name| format!("/dev/shm/mpich_shm_{name}_{}", std::process::id()));
+    let names = ["left", "held"].map(|name| format!("/dev/shm/{begin}{name}_{}", std::process::id()));
     let [left, held] = &names;
-    let old = format!("/dev/shm/mpich_shm_old_{}", std::process::id());
+    let old = format!("/dev/shm/{begin}old_{}", std::process::id());
     std::fs::write(&old, "").unwrap();
     std::fs::File::open(&old).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     // Another job's, which begins meanwhile: a process has it open.
@@ -414,5 +462,5 @@ fn files_of_mpich_that_nothing_uses_any_more_go_with_the_job() {
     let is_there = [left, held, &old].map(|file| PathBuf::from(file).exists());
     drop(open);
     names.iter().chain([&old]).for_each(|file| drop(std::fs::remove_file(file)));
-    assert_eq!(is_there, [false, true, true]);
+    assert_eq!(is_there, [false, true, true], "{begin}");
 }

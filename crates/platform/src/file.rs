@@ -35,7 +35,7 @@ impl DataError {
 impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Keys and values come from the file: they may hold anything.
-        let [file, key, problem] = [&self.file, &self.key, &self.problem].map(|text| printable(text));
+        let (file, key, problem) = (quoted(&self.file), quoted(&self.key), printable(&self.problem));
         match key.is_empty() {
             true => write!(f, "{file}: {problem}"),
             false => write!(f, "{file}: {key}: {problem}"),
@@ -119,7 +119,7 @@ pub fn printable_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Stri
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     match name.chars().all(is_printable) {
         true => Ok(()),
-        false => Err(format!("expected a name without control characters, found \"{}\"", printable(name))),
+        false => Err(format!("expected a name without control characters, found \"{}\"", quoted(name))),
     }
 }
 
@@ -290,7 +290,7 @@ fn table(folder: Folder, name: &str) -> Result<Table, DataError> {
     let text = text(folder, name)?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
-        DataError::new(name, &format!("line {line}"), one_line(error.message()))
+        DataError::new(name, &format!("line {line}"), quoted(&one_line(error.message())))
     })
 }
 
@@ -327,7 +327,11 @@ fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, Da
     };
     seen.push(name.into());
     if seen.contains(&base) {
-        return Err(DataError::new(name, "extends", format!("{base:?} extends this file itself")));
+        return Err(DataError::new(
+            name,
+            "extends",
+            format!("\"{}\" extends this file itself", quoted(&base)),
+        ));
     }
     let mut under = whole(folder, &base, seen).map_err(|error| match error.key.as_str() {
         "" => DataError::new(name, "extends", error.to_string()),
@@ -365,6 +369,7 @@ fn lay_over(under: &mut Table, over: Table) {
 #[must_use]
 pub fn in_words(message: &str) -> String {
     let message = one_line(message);
+    // What is expected is ours, and stands last.
     let Some((found, expected)) = message.rsplit_once(", expected ") else { return message };
     let expected = match expected {
         "u16" | "u32" | "u64" => "a whole number from 0 on",
@@ -374,7 +379,7 @@ pub fn in_words(message: &str) -> String {
         it if it.starts_with("struct ") || it == "a map" => "a table",
         it => it,
     };
-    format!("{found}, expected {expected}")
+    format!("{}, expected {expected}", quoted(found))
 }
 
 fn one_line(message: &str) -> String {

@@ -1,15 +1,17 @@
 //! What other programs write as JSON: systems of Calculon as platforms (Isaev et al., SC23; github.com/calculon-ai/calculon), and of
 //! any JSON file which format it is in.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use crate::file::in_words;
 use crate::unit::ByteUnit;
 use crate::{
     Accelerator, Attach, Bandwidth, Bytes, Compute, Curve, DataError, Efficiency, Fabric, Fitted, FlopRate,
     Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached, Reduction, Software, Switch, Time,
-    Topology, TransferRate, Unit,
+    Topology, TransferRate, Unit, quoted,
 };
 
 /// What a JSON file describes.
@@ -28,7 +30,9 @@ pub enum JsonKind {
 impl JsonKind {
     fn of(keys: &Map<String, Value>) -> Self {
         let has = |names: &[&str]| names.iter().any(|name| keys.contains_key(*name));
-        if has(&["networks", "mem1", "processing_mode"]) {
+        if has(&["model_type", "architectures"]) {
+            Self::HuggingFace
+        } else if has(&["networks", "mem1", "processing_mode"]) {
             Self::CalculonSystem
         } else if has(&["num_procs", "tensor_par", "pipeline_par"]) {
             Self::CalculonExecution
@@ -52,12 +56,48 @@ impl JsonKind {
 /// The keys of a JSON file, and which format it is in by them.
 ///
 /// # Errors
-/// When it is no JSON.
+/// When it is no JSON; numbers that JSON lacks and Python writes, such as `Infinity`, are read as strings.
 pub fn read_json(file: &str, text: &str) -> Result<(JsonKind, Map<String, Value>), DataError> {
-    let wrong =
-        |error: serde_json::Error| DataError::new(file, &format!("line {}", error.line()), error.to_string());
-    let keys = serde_json::from_str(text).map_err(wrong)?;
+    let wrong = |error: serde_json::Error| {
+        let line = format!("line {}", error.line());
+        DataError::new(file, &line, in_words(&error.to_string()))
+    };
+    let keys = serde_json::from_str(&without_infinities(text)).map_err(wrong)?;
     Ok((JsonKind::of(&keys), keys))
+}
+
+/// A JSON text with quotes around what Python writes for numbers that JSON lacks.
+fn without_infinities(text: &str) -> Cow<'_, str> {
+    const NO_NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    if !NO_NUMBERS.iter().any(|word| text.contains(word)) {
+        return text.into();
+    }
+    let (mut quoted, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(next) = rest.chars().next() {
+        let length = match NO_NUMBERS.iter().find(|word| rest.starts_with(**word)) {
+            Some(word) => {
+                quoted.extend(["\"", word, "\""]);
+                rest = &rest[word.len()..];
+                continue;
+            }
+            None if next == '"' => string_length(rest),
+            None => next.len_utf8(),
+        };
+        quoted.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    quoted.into()
+}
+
+/// Bytes of the JSON string that a text begins with, quotes too.
+fn string_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    let ends = text.char_indices().skip(1).find(|(_, it)| {
+        let ends = *it == '"' && !is_escaped;
+        is_escaped = *it == '\\' && !is_escaped;
+        ends
+    });
+    ends.map_or(text.len(), |(at, _)| at + 1)
 }
 
 /// That a file is in another format than the one that was expected.
@@ -96,7 +136,7 @@ impl<'a> JsonObject<'a> {
     ) -> Result<Self, DataError> {
         let object = Self { file, at, keys };
         let Some(key) = keys.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(object) };
-        let problem = format!("unknown field `{key}`, expected one of `{}`", known.join("`, `"));
+        let problem = format!("unknown field `{}`, expected one of `{}`", quoted(key), known.join("`, `"));
         Err(DataError::new(file, &object.key(key), problem))
     }
 
@@ -213,7 +253,7 @@ fn wrong(file: &str, key: &str, expected: &str, found: Option<&Value>) -> DataEr
         None => "nothing".into(),
         Some(Value::Array(all)) => format!("a list of {}", all.len()),
         Some(Value::Object(_)) => "an object".into(),
-        Some(value) => value.to_string(),
+        Some(value) => quoted(&value.to_string()),
     };
     DataError::new(file, key, format!("expected {expected}, found {found}"))
 }

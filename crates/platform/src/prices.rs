@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     CarbonIntensity, DataError, EnergyPrice, Folder, Lifetime, Money, Platform, Power, Quantity, Rack, Rent,
-    Unit, file, names, read,
+    Unit, file, names, quoted, read,
 };
 
 /// What a file of prices says.
@@ -136,14 +136,17 @@ impl Prices {
         let known = [chip.as_str(), name].into_iter().filter_map(|it| self.machine.get(it));
         let costs = known.fold(self.everywhere.clone(), Costs::under);
         if costs.rent.is_none() && costs.lifetime.is_none() && costs.accelerator.price.is_some() {
-            let problem = format!("{name} has prices to be spread over it; expected one such as \"4 years\"");
+            let problem =
+                format!("{} has prices to be spread over it; expected one such as \"4 years\"", quoted(name));
             return Err(DataError::new(&self.file, "everywhere.lifetime", problem));
         }
         let rates = costs.rates(platform, rack, accelerators);
         match rates.a_second {
             [None, None, None] => {
                 let problem = format!(
-                    "expected {name:?}, or its accelerator {chip:?}, with rent, or price or power of the accelerator"
+                    "expected \"{}\", or its accelerator \"{}\", with rent, or price or power of the accelerator",
+                    quoted(name),
+                    quoted(chip)
                 );
                 Err(DataError::new(&self.file, "machine", problem))
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BuiltTier, Bytes, Link, Time};
+use crate::{BuiltTier, Bytes, Link, Time, quoted};
 
 /// Hosts of one kind that have no accelerators.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,7 +78,8 @@ impl Server {
                 None if !self.nic.contains_key(&path.over) => {
                     let known: Vec<_> =
                         self.nic.keys().chain(self.tiers.keys()).map(String::as_str).collect();
-                    let problem = format!("expected one of {}, found {:?}", known.join(", "), path.over);
+                    let problem =
+                        format!("expected one of {}, found \"{}\"", known.join(", "), quoted(&path.over));
                     return Err((at("over"), problem));
                 }
                 Some(memory) if path.flushes > 0 && memory.flushed.is_none() => {

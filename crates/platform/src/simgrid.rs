@@ -6,7 +6,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::{
     Bytes, DataError, Fabric, Link, Packet, Reduction, Software, Switch, Time, Topology, TransferRate,
-    text_of,
+    quoted, text_of,
 };
 
 /// A cluster of SimGrid.
@@ -168,7 +168,8 @@ impl<'a> Element<'a> {
         let count = count.and_then(|it| u32::try_from(it).ok()).filter(|it| *it <= MOST_HOSTS);
         count.ok_or_else(|| {
             self.wrong(&format!(
-                "radical: expected numbers of hosts such as 0-255, {MOST_HOSTS} at most, found {radical:?}"
+                "radical: expected numbers of hosts such as 0-255, {MOST_HOSTS} at most, found \"{}\"",
+                quoted(radical)
             ))
         })
     }
@@ -184,14 +185,15 @@ impl<'a> Element<'a> {
             Some("DRAGONFLY") => Err(self.wrong(
                 "topology: expected FLAT or FAT_TREE, found DRAGONFLY: SimGrid joins chassis inside a group, which has no counterpart",
             )),
-            Some(other) => Err(self.wrong(&format!("topology: expected FLAT or FAT_TREE, found {other}"))),
+            Some(other) => Err(self.wrong(&format!("topology: expected FLAT or FAT_TREE, found {}", quoted(other)))),
         }
     }
 
     /// A fat tree that is a folded Clos: switches have as many links up as down, but those of the last level.
     fn fat_tree(&self, hosts: u32) -> Result<(Topology, u32), DataError> {
         let given = self.need("topo_parameters")?;
-        let wrong = |problem: &str| self.wrong(&format!("topo_parameters: {problem}, found {given:?}"));
+        let wrong =
+            |problem: &str| self.wrong(&format!("topo_parameters: {problem}, found \"{}\"", quoted(given)));
         let numbers = |part: &str, range: RangeInclusive<u32>| {
             part.split(',')
                 .map(|it| it.trim().parse().ok().filter(|it| range.contains(it)))
@@ -254,7 +256,10 @@ impl<'a> Element<'a> {
         };
         let value = number.parse::<f64>().ok().zip(scale).map(|(number, scale)| number * scale);
         value.filter(|it| *it > 0.0 && it.is_finite()).ok_or_else(|| {
-            self.wrong(&format!("{name}: expected a quantity above 0 such as {example}, found {text:?}"))
+            self.wrong(&format!(
+                "{name}: expected a quantity above 0 such as {example}, found \"{}\"",
+                quoted(text)
+            ))
         })
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, Link, Time, TransferRate};
+use crate::{Bandwidth, Bytes, Link, Time, TransferRate, quoted};
 
 /// Which tier beyond the accelerator's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -27,8 +27,9 @@ pub struct TierName([u8; Self::MOST]);
 /// Why a text names no tier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected host, pool or the name of a tier of the host, 1 to {} bytes without a zero, found {found:?}",
-    TierName::MOST
+    "expected host, pool or the name of a tier of the host, 1 to {} bytes without a zero, found \"{}\"",
+    TierName::MOST,
+    quoted(found)
 )]
 pub struct TierIdError {
     found: String,

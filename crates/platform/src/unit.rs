@@ -7,6 +7,8 @@ use serde::de::{self, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use crate::quoted;
+
 /// What a quantity measures, and how people write it.
 pub trait Unit {
     /// What it is, with its article: "a bandwidth".
@@ -128,7 +130,9 @@ impl<U: Unit> Quantity<U> {
     /// # Errors
     /// A sentence that says what was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("expected {} such as {:?}, found {text:?}{why}", U::WHAT, U::EXAMPLE);
+        let found = quoted(text);
+        let wrong =
+            |why: &str| format!("expected {} such as {:?}, found \"{found}\"{why}", U::WHAT, U::EXAMPLE);
         let (number, unit) = apart(text.trim()).ok_or_else(|| wrong(": its unit is missing"))?;
         let number: f64 = number.parse().map_err(|_| wrong(""))?;
         let known = || U::SCALES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");

@@ -578,3 +578,87 @@ fn a_coherent_fabric_of_a_rack_carries_loads_and_has_a_port_for_each_link() {
     let older = Platform::load("nvl72-ndr").unwrap();
     assert!(older.rack["nvl72"].coherent.is_none() && older.between.unwrap().controllers.is_none());
 }
+
+/// The paths of all values inside a value that are no lists or tables.
+fn leaves(at: &[String], value: &toml::Value, found: &mut Vec<Vec<String>>) {
+    let mut go = |key: String, inner: &toml::Value| leaves(&[at, &[key]].concat(), inner, found);
+    match value {
+        toml::Value::Table(table) => table.iter().for_each(|(key, inner)| go(key.clone(), inner)),
+        toml::Value::Array(all) => {
+            all.iter().enumerate().for_each(|(index, inner)| go(index.to_string(), inner))
+        }
+        _ => found.push(at.to_vec()),
+    }
+}
+
+fn leaf<'a>(value: &'a mut toml::Value, at: &[String]) -> &'a mut toml::Value {
+    at.iter().fold(value, |value, key| match value {
+        toml::Value::Array(all) => &mut all[key.parse::<usize>().unwrap()],
+        table => &mut table[key.as_str()],
+    })
+}
+
+/// What no number of a file can be: of each, and of what has a unit, with that.
+fn no_numbers(value: &toml::Value) -> Vec<toml::Value> {
+    match value {
+        toml::Value::Integer(_) => {
+            vec![(-1).into(), i64::MAX.into(), 1.5.into(), f64::NAN.into(), "1".into()]
+        }
+        toml::Value::Float(_) => {
+            vec![(-1.0).into(), 1e300.into(), f64::INFINITY.into(), f64::NAN.into(), "1".into()]
+        }
+        toml::Value::String(text) => match text.split_once(' ') {
+            Some((number, unit)) if number.parse::<f64>().is_ok() => {
+                ["-1", "1e300", "inf", "nan", "x"].map(|it| format!("{it} {unit}").into()).into()
+            }
+            _ => vec![],
+        },
+        _ => vec![],
+    }
+}
+
+/// Each value of a file in turn is made what it cannot be, and a megabyte of text.
+fn expect_refusals(text: &str, load: impl Fn(&str) -> Result<(), String>) {
+    let whole: toml::Value = toml::from_str::<toml::Table>(text).unwrap().into();
+    let load = |changed: &toml::Value| {
+        let file = Written::new(&toml::to_string(changed).unwrap());
+        load(file.0.to_str().unwrap())
+    };
+    assert_eq!(load(&whole), Ok(()));
+    let mut found = vec![];
+    leaves(&[], &whole, &mut found);
+    for at in found {
+        let own = leaf(&mut whole.clone(), &at).clone();
+        for value in no_numbers(&own) {
+            let mut changed = whole.clone();
+            *leaf(&mut changed, &at) = value.clone();
+            let said = load(&changed).expect_err(&format!("{at:?} is taken as {value}"));
+            // A part of the path, because what is wrong may be how two values go together.
+            assert!(at.iter().any(|key| said.contains(key.as_str())), "{at:?} as {value}: {said}");
+        }
+        let mut changed = whole.clone();
+        *leaf(&mut changed, &at) = "x".repeat(1 << 20).into();
+        let said = load(&changed).err().unwrap_or_default();
+        assert!(said.len() < 2000, "{at:?}: {} bytes: {}", said.len(), &said[..300]);
+    }
+}
+
+#[test]
+fn a_number_that_none_can_be_is_refused_at_its_key_and_no_error_quotes_a_megabyte() {
+    let platform = |path: &str| Platform::load(path).map(drop).map_err(|error| error.to_string());
+    expect_refusals(&std::fs::read_to_string(ANNOTATED).unwrap(), platform);
+    let prices = |path: &str| Prices::load(path).map(drop).map_err(|error| error.to_string());
+    for name in names(Folder::Prices) {
+        expect_refusals(&polder_platform::text(Folder::Prices, name).unwrap(), prices);
+    }
+    let long = "x".repeat(1 << 20);
+    for text in [
+        format!("{long} = 1"),
+        format!("[{long}]\n{long} = 2"),
+        long.clone(),
+        format!("extends = \"{long}\""),
+    ] {
+        let said = platform(Written::new(&text).0.to_str().unwrap()).unwrap_err();
+        assert!(said.len() < 2000, "{} bytes: {}", said.len(), &said[..300]);
+    }
+}

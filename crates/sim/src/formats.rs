@@ -33,3 +33,65 @@ impl Model {
         Ok(model)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number of a model's own file.
+    #[test]
+    fn a_number_of_a_model_that_none_can_be_is_refused_at_its_key() {
+        let path = std::env::temp_dir().join(format!("polder-models-{}.toml", std::process::id()));
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Model::load(path.to_str().unwrap()).map(drop).map_err(|error| error.to_string())
+        };
+        let keys = [
+            "hidden",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_width",
+            "feed_forward",
+            "vocabulary",
+            "positions",
+            "sequence",
+        ];
+        let numbers = |wrong: &str, value: &str| {
+            let number = |key: &&str| format!("{key} = {}\n", if *key == wrong { value } else { "128" });
+            keys.iter().map(number).collect::<String>()
+        };
+        let experts = |wrong: &str, value: &str| {
+            let number = |key: &str| format!("{key} = {}", if key == wrong { value } else { "2" });
+            format!("experts = {{ {} }}\n", ["count", "active", "shared"].map(number).join(", "))
+        };
+        let file = |wrong: &str, value: &str| {
+            let title =
+                format!("title = \"a\"\nsource = \"b\"\n{}{}", numbers(wrong, value), experts(wrong, value));
+            load(&title)
+        };
+        assert_eq!(file("", ""), Ok(()));
+        for key in keys.iter().chain(&["count", "active", "shared"]) {
+            // Nothing of these is a model without them.
+            let may_be_none = ["vocabulary", "positions", "shared"].contains(key);
+            let zero: &[&str] = if may_be_none { &[] } else { &["0"] };
+            for value in zero.iter().chain(&[
+                "-1",
+                "1.5",
+                "67108865",
+                "99999999999",
+                "nan",
+                "inf",
+                "1e99",
+                "\"1\"",
+                "true",
+            ]) {
+                let said = file(key, value).expect_err(&format!("{key} = {value}"));
+                assert!(said.contains(key), "{key} = {value}: {said}");
+            }
+            let said = file(key, &format!("\"{}\"", "9".repeat(1 << 20))).unwrap_err();
+            assert!(said.len() < 2000, "{key}: {}", said.len());
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}

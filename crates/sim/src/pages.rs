@@ -33,6 +33,7 @@ pub use trace::{Idle, IdleError, Touches, Turnover, Zipf};
 pub use crate::random::Random;
 
 use polder_place::pages::{Past, ServicePolicy, TierRule};
+use polder_platform::quoted;
 
 /// The page lies on the slow tier.
 const SLOW: u8 = 0x80;
@@ -134,7 +135,7 @@ pub struct Seen {
 #[non_exhaustive]
 pub enum PagesError {
     /// A service without pages.
-    #[error("service {name:?} has 0 pages; give it at least 1")]
+    #[error("service \"{}\" has 0 pages; give it at least 1", quoted(name))]
     Empty {
         /// Its name.
         name: String,

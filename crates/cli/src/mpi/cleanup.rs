@@ -59,7 +59,7 @@ impl Cleanup {
         let files = remove_files(Path::new(HostPlan::DIRECTORY), self.start);
         if files > 0 {
             let noun = if files == 1 { "file" } else { "files" };
-            eprintln!("polder: removed {files} {noun} of MPICH from {}", HostPlan::DIRECTORY);
+            eprintln!("polder: removed {files} {noun} of MPI libraries from {}", HostPlan::DIRECTORY);
         }
         let Some(pool) = settings.pool.as_ref().filter(|pool| pool.exists()) else { return Ok(()) };
         let swept = self.sweep_until_clean(settings);

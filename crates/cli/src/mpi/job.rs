@@ -31,7 +31,7 @@ use crate::Failure;
 
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Number of ranks.
+    /// Number of ranks, also as -np.
     #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: u16,
     /// The machines to run on, with commas between them. They get the host ids 0, 1, ... in this order.
@@ -40,7 +40,7 @@ pub(crate) struct Run {
     /// Split the ranks over this many emulated hosts of this machine. Messages between these hosts go through the pool.
     #[arg(long, value_name = "HOSTS", value_parser = clap::value_parser!(u16).range(1..=64))]
     emulate: Option<u16>,
-    /// The MPI library, if PATH has several.
+    /// The MPI library, if PATH has several [default: the first].
     #[arg(long, value_name = "LIBRARY")]
     mpi: Option<Library>,
     /// Number of other ranks that a rank sends to at most [default: all]. Fewer need a smaller pool.
@@ -52,7 +52,7 @@ pub(crate) struct Run {
     #[arg(long)]
     dry_run: bool,
     /// The program and its arguments.
-    #[arg(last = true, required = true, value_hint = clap::ValueHint::CommandWithArguments)]
+    #[arg(trailing_var_arg = true, required = true, value_hint = clap::ValueHint::CommandWithArguments)]
     program: Vec<String>,
 }
 
@@ -241,8 +241,11 @@ impl Run {
     /// That the program is there, if it is to run here.
     fn expect_program(&self) -> Result<(), Failure> {
         let program = &self.program[0];
-        let is_here =
-            if program.contains('/') { Path::new(program).is_file() } else { !in_path(program).is_empty() };
+        let is_here = if program.contains('/') {
+            Path::new(program).is_file()
+        } else {
+            !in_path(&[program]).is_empty()
+        };
         match is_here || !self.hosts.is_empty() {
             true => Ok(()),
             false => Err(Failure(format!("{program}: no such program, or not in PATH"))),

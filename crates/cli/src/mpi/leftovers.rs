@@ -39,14 +39,28 @@ pub(super) fn kill_marked(mark: &str) -> usize {
     }
 }
 
-/// Removes MPICH's files in `folder` that were made since `start`, are this user's, and are in use by no process; says how many.
+/// How the files begin that MPI libraries make in /dev/shm: MPICH's, Open MPI's to 4.1 and from 5.0 on, Intel MPI's, and those of the
+/// layers below them.
+const OF_LIBRARIES: [&str; 8] = [
+    "mpich_shm_",
+    "vader_segment.",
+    "sm_segment.",
+    "Intel_MPI_",
+    "psm_shm.",
+    "psm2_shm.",
+    "psm3_shm.",
+    "ucx_shm_posix_",
+];
+
+/// Removes files of MPI libraries in `folder` that were made since `start`, are this user's, and are in use by no process; says how many.
 /// A process has such a file open before it has mapped it, and mapped from then on.
 pub(super) fn remove_files(folder: &Path, start: SystemTime) -> usize {
     let is_left = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let Ok(metadata) = fs::symlink_metadata(file) else { return false };
         let is_new = metadata.modified().is_ok_and(|made| made >= start);
-        name.starts_with("mpich_shm_") && metadata.is_file() && metadata.uid() == getuid().as_raw() && is_new
+        let is_theirs = OF_LIBRARIES.iter().any(|begin| name.starts_with(begin));
+        is_theirs && metadata.is_file() && metadata.uid() == getuid().as_raw() && is_new
     };
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut left: Vec<_> = files.filter(is_left).collect();

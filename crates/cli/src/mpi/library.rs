@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
+use polder_platform::quoted as quoted_text;
 
 use crate::Failure;
 
@@ -199,19 +200,21 @@ impl Install {
                 _ => Ok(found),
             };
         }
-        let names = ["mpiexec", "mpiexec.hydra"];
         let (mut found, mut refused) = (vec![], None);
-        for mpiexec in names.iter().flat_map(|name| in_path(name)) {
+        for mpiexec in in_path(&["mpiexec", "mpiexec.hydra"]) {
             match Self::at(&mpiexec) {
                 Ok(one) if wanted.is_none_or(|wanted| wanted == one.library) => found.push(one),
                 Ok(_) => {}
                 Err(failure) => refused = refused.or(Some(failure)),
             }
         }
+        // As a shell has it: the first counts.
         if let Some(other) = found.iter().find(|other| other.library != found[0].library) {
-            let paths = [&found[0], other].map(|one| format!("{} ({})", one.mpiexec.display(), one.library));
-            let said = "several MPI libraries are in PATH";
-            return Err(Failure(format!("{said}: {}; name one with --mpi or --mpiexec", paths.join(", "))));
+            let paths = [&found[0], other].map(|one| format!("{} of {}", one.library, one.mpiexec.display()));
+            let [first, other] = paths.map(|path| quoted_text(&path));
+            eprintln!(
+                "polder: {first} is the first in PATH; --mpi or --mpiexec takes another, such as {other}"
+            );
         }
         if found.is_empty() {
             let what = wanted.map_or_else(|| "an MPI library".to_owned(), |library| library.to_string());
@@ -244,10 +247,12 @@ impl Install {
     }
 }
 
-/// The files of this name in the directories of PATH.
-pub(crate) fn in_path(name: &str) -> Vec<PathBuf> {
+/// The files of these names in the directories of PATH, one directory after another.
+pub(crate) fn in_path(names: &[&str]) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|folder| folder.join(name)).filter(|file| file.is_file()).collect()
+    let files =
+        std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    files.filter(|file| file.is_file()).collect()
 }
 
 /// A word as a shell reads it.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use polder_platform::{Bandwidth, Time};
+use polder_platform::{Bandwidth, Time, quoted};
 use polder_sim::program::{Network, PredictedProgram, ProgramError, ProgramQuestion, ProgramTrace, Replayed};
 use polder_sim::{Fidelity, counted, grouped};
 use serde_json::json;
@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
 }
 
 fn times(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("expected a number, found {text:?}"))?;
+    let number: f64 = text.parse().map_err(|_| format!("expected a number, found \"{}\"", quoted(text)))?;
     match number.is_finite() && number >= 0.0 {
         true => Ok(number),
         false => Err(format!("expected a number from 0 on, found {number}")),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use polder_platform::Platform;
+use polder_platform::{Platform, quoted};
 use polder_sim::offload::{GpuUse, Optimizer, Pinned, Placed, PlacingPolicy, Planner, Point, Settings};
 use polder_sim::{Model, accelerators, grouped};
 use serde::Serialize;
@@ -156,17 +156,17 @@ struct TierRow {
 
 /// A whole number from 1 on.
 fn count(option: &str, text: &str) -> Result<u32, Failure> {
-    text.parse()
-        .ok()
-        .filter(|count| *count > 0)
-        .ok_or_else(|| Failure(format!("{option}: expected a whole number from 1 on, found {text:?}")))
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| {
+        Failure(format!("{option}: expected a whole number from 1 on, found \"{}\"", quoted(text)))
+    })
 }
 
 impl Arguments {
     fn settings(&self) -> Result<Settings, Failure> {
         let (training, memory) = (&self.training, &self.memory);
         let cards = memory.cards.as_deref().map(|text| {
-            let expected = || Failure(format!("--cards: expected a whole number of cards, found {text:?}"));
+            let expected =
+                || Failure(format!("--cards: expected a whole number of cards, found \"{}\"", quoted(text)));
             text.parse().map_err(|_| expected())
         });
         Ok(Settings {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use polder_platform::{Bandwidth, Bytes, Time};
+use polder_platform::{Bandwidth, Bytes, Time, quoted};
 use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
 use polder_sim::{Fidelity, Model, StepFlits, counted};
@@ -128,7 +128,10 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
         };
         let count = count.parse::<usize>().ok().filter(|it| (1..=MOST_LAYERS).contains(it));
         let count = count.ok_or_else(|| {
-            Failure(format!("--layers: expected 1 to {MOST_LAYERS} layers of a size, found {text:?}"))
+            Failure(format!(
+                "--layers: expected 1 to {MOST_LAYERS} layers of a size, found \"{}\"",
+                quoted(text)
+            ))
         })?;
         let bytes: Bytes = quantity("--layers", size)?;
         if layers.len() + count > MOST_LAYERS {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_agent::RecordedRound;
-use polder_platform::{Bandwidth, Bytes, Time, recorded_text_of};
+use polder_platform::{Bandwidth, Bytes, Time, quoted, recorded_text_of};
 use polder_sim::pages::Pair;
 use polder_sim::pages::plan::{Costs, Followed, Lived, Row, Trace, lived};
 use polder_sim::{GivenIdle, TierError, TierQuestion, TierRow, TierServer, grouped};
@@ -201,7 +201,8 @@ fn ratio(text: &str) -> Result<f64, Failure> {
     let parts = text
         .split_once(':')
         .and_then(|(fast, slow)| Some((fast.trim().parse().ok()?, slow.trim().parse().ok()?)));
-    let wrong = || Failure(format!("--ratio: expected two numbers above 0 such as 3:1, found {text:?}"));
+    let wrong =
+        || Failure(format!("--ratio: expected two numbers above 0 such as 3:1, found \"{}\"", quoted(text)));
     let (fast, slow): (f64, f64) = parts.ok_or_else(wrong)?;
     let ratio = fast / slow;
     (fast > 0.0 && slow > 0.0 && ratio.is_finite()).then_some(ratio).ok_or_else(wrong)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_platform::TierId;
+use polder_platform::{TierId, quoted};
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
@@ -21,8 +21,9 @@ use crate::Failure;
 
 /// A count of accelerators. It is text until here, so that a wrong one gets one line as any other wrong input does.
 pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
-    text.parse()
-        .map_err(|_| Failure(format!("--gpus: expected a whole number of accelerators, found {text:?}")))
+    text.parse().map_err(|_| {
+        Failure(format!("--gpus: expected a whole number of accelerators, found \"{}\"", quoted(text)))
+    })
 }
 
 /// What is trained, on what.
@@ -345,7 +346,9 @@ pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure>
     let link = |text: &String| {
         let ends =
             text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
-        ends.ok_or_else(|| Failure(format!("--failed: expected two switches such as 3-520, found {text:?}")))
+        ends.ok_or_else(|| {
+            Failure(format!("--failed: expected two switches such as 3-520, found \"{}\"", quoted(text)))
+        })
     };
     texts.iter().map(link).collect()
 }

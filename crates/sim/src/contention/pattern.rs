@@ -1,6 +1,6 @@
 //! Patterns of traffic on a fabric: which flows each is, and when they end.
 
-use polder_platform::{Cluster, DataError, Fabric, Platform};
+use polder_platform::{Cluster, DataError, Fabric, Platform, quoted};
 use serde::{Deserialize, Serialize};
 
 use super::network::{Network, NetworkError, Node, Routing};
@@ -210,7 +210,7 @@ pub enum FabricError {
 fn missing_rack(rack: &str, known: &str) -> String {
     match rack {
         "" => "racks with accelerators".into(),
-        rack => format!("rack {rack:?}; it has {known}"),
+        rack => format!("rack \"{}\"; it has {known}", quoted(rack)),
     }
 }
 

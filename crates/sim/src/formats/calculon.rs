@@ -67,6 +67,7 @@ pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, Data
         dropout: true,
         vocabulary: 0,
         tied: true,
+        positions: 0,
         sequence: model.count("seq_size", MOST)?,
         experts: None,
     })

@@ -1,7 +1,7 @@
 //! What others have published of fabrics and memory, and how far predictions are from it: apart from training steps.
 
 use polder_platform::{
-    Bandwidth, Bytes, DataError, FittedTier, Folder, MessagePath, Platform, Server, Time, names, read,
+    Bandwidth, Bytes, DataError, FittedTier, Folder, MessagePath, Platform, Server, Time, names, quoted, read,
 };
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
@@ -118,7 +118,8 @@ impl<'de> Deserialize<'de> for Figure {
         let time = || Time::parse(&text).map(Self::Time);
         Bandwidth::parse(&text).map(Self::Bandwidth).or_else(|_| time()).ok().or_else(times).ok_or_else(|| {
             de::Error::custom(format!(
-                "expected a bandwidth, a time or a ratio such as \"48 GB/s\", \"269 ns\" or \"3.7 times\", found {text:?}"
+                "expected a bandwidth, a time or a ratio such as \"48 GB/s\", \"269 ns\" or \"3.7 times\", found \"{}\"",
+                quoted(&text)
             ))
         })
     }
@@ -339,9 +340,9 @@ impl Question {
     /// Bytes a second or seconds; what is wrong otherwise, with the key.
     fn predict(&self, platform: &Platform) -> Result<f64, (&'static str, String)> {
         let memory = |name: &str| {
-            platform
-                .tier(name)
-                .ok_or_else(|| ("tier", format!("expected a tier of the platform, found {name:?}")))
+            platform.tier(name).ok_or_else(|| {
+                ("tier", format!("expected a tier of the platform, found \"{}\"", quoted(name)))
+            })
         };
         match self {
             Self::Bandwidth { reads, .. } if !(0.0..=1.0).contains(reads) => {
@@ -422,7 +423,7 @@ fn way<'a>(
     name: &str,
 ) -> Result<(&'a Server, &'a MessagePath), (&'static str, String)> {
     let found = platform.server.values().find_map(|server| Some((server, server.path.get(name)?)));
-    found.ok_or_else(|| ("path", format!("expected a path of the platform, found {name:?}")))
+    found.ok_or_else(|| ("path", format!("expected a path of the platform, found \"{}\"", quoted(name))))
 }
 
 /// From the first on, each twice the one before, to the last at most.

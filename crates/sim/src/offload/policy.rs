@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use polder_place::{Kind, PlaceError, Placement, Policy, Problem};
-use polder_platform::{printable, text_of};
+use polder_platform::{in_words, quoted, text_of};
 use serde_json::Value;
 
 use super::OffloadError;
@@ -42,11 +42,12 @@ impl PlacingPolicy {
         }
         if !std::path::Path::new(text).exists() {
             let known = Policy::ALL.map(Policy::name).join(", ");
-            let problem = format!("{:?} is no policy and no file; there are {known}", printable(text));
+            let problem = format!("\"{}\" is no policy and no file; there are {known}", quoted(text));
             return Err(OffloadError::option("--policy", problem));
         }
-        let json: Value = serde_json::from_str(&text_of(text)?)
-            .map_err(|error| OffloadError::option(text, format!("expected JSON: {error}")))?;
+        let json: Value = serde_json::from_str(&text_of(text)?).map_err(|error| {
+            OffloadError::option(text, format!("expected JSON: {}", in_words(&error.to_string())))
+        })?;
         let Value::Object(objects) = json else {
             return Err(OffloadError::option(text, "expected an object such as {\"activations\": [0, 1]}"));
         };
@@ -58,7 +59,7 @@ impl PlacingPolicy {
     pub fn name(&self) -> String {
         match self {
             Self::Rule(rule) => rule.name().into(),
-            Self::File(file) => printable(&file.path).into_owned(),
+            Self::File(file) => quoted(&file.path),
         }
     }
 
@@ -91,7 +92,7 @@ impl FractionFile {
         if let Some(unknown) = self.objects.keys().find(|it| !known.contains(&it.as_str())) {
             let mut seen = std::collections::BTreeSet::new();
             known.retain(|it| seen.insert(*it));
-            let (unknown, known) = (printable(unknown), known.join(", "));
+            let (unknown, known) = (quoted(unknown), known.join(", "));
             return Err(wrong(format!("{unknown}: no object of this step; there are {known}")));
         }
         let row = |object: &polder_place::Object| -> Result<Vec<f64>, OffloadError> {
@@ -109,7 +110,9 @@ impl FractionFile {
 
 /// A list of fractions, or fractions by the names of tiers, those that are left out 0.
 fn fractions(value: &Value, problem: &Problem) -> Result<Vec<f64>, String> {
-    let number = |it: &Value| it.as_f64().ok_or_else(|| format!("expected a number, found {it}"));
+    let number = |it: &Value| {
+        it.as_f64().ok_or_else(|| format!("expected a number, found {}", quoted(&it.to_string())))
+    };
     match value {
         Value::Array(all) => all.iter().map(number).collect(),
         Value::Object(by_name) => {
@@ -120,7 +123,7 @@ fn fractions(value: &Value, problem: &Problem) -> Result<Vec<f64>, String> {
                     let known: Vec<_> = problem.tiers.iter().map(|it| it.name.as_str()).collect();
                     return Err(format!(
                         "{}: no tier of this name; there are {}",
-                        printable(name),
+                        quoted(name),
                         known.join(", ")
                     ));
                 };
@@ -128,6 +131,9 @@ fn fractions(value: &Value, problem: &Problem) -> Result<Vec<f64>, String> {
             }
             Ok(row)
         }
-        _ => Err(format!("expected a list of fractions, or fractions by tier, found {value}")),
+        _ => Err(format!(
+            "expected a list of fractions, or fractions by tier, found {}",
+            quoted(&value.to_string())
+        )),
     }
 }

@@ -1,5 +1,6 @@
 //! Synthetic accesses: by zipf, and by how long pages of a service lie idle, drawn from a seed; and what a full cache draws.
 
+use polder_platform::quoted;
 use serde::{Deserialize, Serialize};
 
 use crate::random::Random;
@@ -62,7 +63,8 @@ pub struct Idle(Vec<[f64; 2]>);
 /// Why numbers are no idle times.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "idle times {found:?}: expected shares that rise from above 0 to below 1, each with seconds above 0 that rise too"
+    "idle times {}: expected shares that rise from above 0 to below 1, each with seconds above 0 that rise too",
+    quoted(&format!("{found:?}"))
 )]
 pub struct IdleError {
     found: Vec<[f64; 2]>,

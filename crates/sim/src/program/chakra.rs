@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use polder_platform::{DataError, Platform, files_of, recorded_text_of};
+use polder_platform::{DataError, Platform, files_of, in_words, quoted, recorded_text_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -284,13 +284,14 @@ impl StepTrace {
     /// When the text is no trace of PyTorch.
     pub fn read(name: &str, text: &str) -> Result<Self, DataError> {
         let file: File = serde_json::from_str(text).map_err(|error| {
-            let problem = format!("expected a trace of PyTorch's ExecutionTraceObserver: {error}");
+            let error_text = in_words(&error.to_string());
+            let problem = format!("expected a trace of PyTorch's ExecutionTraceObserver: {error_text}");
             DataError::new(name, &format!("line {}", error.line()), problem)
         })?;
         if !file.schema.contains("chakra") {
             let problem = format!(
-                "expected a version of Chakra, as PyTorch 2.3 and later write, found {:?}",
-                file.schema
+                "expected a version of Chakra, as PyTorch 2.3 and later write, found \"{}\"",
+                quoted(&file.schema)
             );
             return Err(DataError::new(name, "schema", problem));
         }
@@ -661,5 +662,14 @@ mod tests {
         let old = TRACE.replace("1.1.1-chakra.0.0.4", "1.0.1");
         let error = StepTrace::read("a.json", &old).unwrap_err().to_string();
         assert!(error.starts_with("a.json: schema: expected a version of Chakra"), "{error}");
+        let long = "x".repeat(1 << 20);
+        for text in [
+            format!("\"{long}\""),
+            format!("{{\"nodes\": \"{long}\"}}"),
+            TRACE.replace("1.1.1-chakra.0.0.4", &long),
+        ] {
+            let error = StepTrace::read("a.json", &text).unwrap_err().to_string();
+            assert!(error.len() < 500, "{} bytes", error.len());
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use polder_platform::{DataError, Platform, files_of, recorded_text_of};
+use polder_platform::{DataError, Platform, files_of, quoted, recorded_text_of};
 use serde::Deserialize;
 
 use super::{
@@ -154,7 +154,7 @@ impl ProgramTrace {
             let known: Vec<_> =
                 platform.server.values().flat_map(|server| server.path.keys()).map(String::as_str).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            let problem = format!("expected one of {name}, which has {known}; found {wanted:?}");
+            let problem = format!("expected one of {name}, which has {known}; found \"{}\"", quoted(wanted));
             return Err(GivenError::new("path", problem).into());
         };
         let between = Way::of(server, path);

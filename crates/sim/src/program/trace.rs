@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use polder_platform::DataError;
+use polder_platform::{DataError, quoted};
 use serde::Serialize;
 
 use super::{Collective, Group, Operation, UNWAITED};
@@ -115,7 +115,7 @@ impl RankTrace {
             Some((_, VERSION)) => {}
             found => {
                 let found = found.map_or("nothing", |(_, line)| line);
-                return Err(wrong(0, format!("expected {VERSION:?}, found {:.40?}", found)));
+                return Err(wrong(0, format!("expected {VERSION:?}, found \"{}\"", quoted(found))));
             }
         }
         let mut trace = match lines.next() {
@@ -147,7 +147,7 @@ impl RankTrace {
     }
 
     fn begin(line: &str) -> Result<Self, Wrong> {
-        let wrong = || format!("expected rank RANK OF HOST, found {line:?}");
+        let wrong = || format!("expected rank RANK OF HOST, found \"{}\"", quoted(line));
         let mut words = line.split(' ');
         let (Some("rank"), Some(rank), Some(of), Some(host), None) =
             (words.next(), words.next(), words.next(), words.next(), words.next())
@@ -172,8 +172,8 @@ impl RankTrace {
         match words[..] {
             ["comm", number, ranks] => {
                 let ranks: Result<Vec<u32>, _> = ranks.split(',').map(str::parse).collect();
-                let ranks =
-                    ranks.map_err(|_| format!("expected ranks with commas between, found {line:?}"))?;
+                let ranks = ranks
+                    .map_err(|_| format!("expected ranks with commas between, found \"{}\"", quoted(line)))?;
                 if let Some(beyond) = ranks.iter().find(|it| **it >= self.of) {
                     return Err(format!("expected ranks below {}, found {beyond}", self.of));
                 }
@@ -181,7 +181,8 @@ impl RankTrace {
                 Ok(false)
             }
             ["end", time] => {
-                let end: u64 = time.parse().map_err(|_| format!("expected end TIME, found {line:?}"))?;
+                let end: u64 =
+                    time.parse().map_err(|_| format!("expected end TIME, found \"{}\"", quoted(line)))?;
                 self.gap(end)?;
                 self.measured.total_s = end as f64 * 1e-9;
                 Ok(true)
@@ -189,7 +190,7 @@ impl RankTrace {
             [begin, end, call, ref numbers @ ..] => {
                 let [begin, end] = [begin, end].map(str::parse::<u64>);
                 let (Ok(begin), Ok(end)) = (begin, end) else {
-                    return Err(format!("expected BEGIN END CALL, found {line:?}"));
+                    return Err(format!("expected BEGIN END CALL, found \"{}\"", quoted(line)));
                 };
                 self.gap(begin)?;
                 if end < begin {
@@ -203,7 +204,7 @@ impl RankTrace {
                 let numbers: Vec<i64> = numbers.iter().map(|it| whole(it)).collect::<Result<_, _>>()?;
                 self.call(call, &numbers).map(|()| false)
             }
-            _ => Err(format!("expected BEGIN END CALL, found {line:?}")),
+            _ => Err(format!("expected BEGIN END CALL, found \"{}\"", quoted(line))),
         }
     }
 
@@ -255,7 +256,7 @@ impl RankTrace {
             ("other", []) => return Ok(()),
             (_, [comm, bytes, root]) => {
                 let kind = collective(call)
-                    .ok_or_else(|| format!("{call} is no call of this version, or has other numbers"))?;
+                    .ok_or_else(|| format!("{} is no call of this version, or has other numbers", quoted(call)))?;
                 let members =
                     self.comms.get(comm).ok_or_else(|| format!("comm {comm} was not named before"))?;
                 let place = members.iter().position(|it| *it == self.rank);
@@ -266,7 +267,7 @@ impl RankTrace {
                 self.operations.extend(messages);
                 return Ok(());
             }
-            _ => return Err(format!("{call} is no call of this version, or has other numbers")),
+            _ => return Err(format!("{} is no call of this version, or has other numbers", quoted(call))),
         };
         self.operations.push(done);
         Ok(())
@@ -289,7 +290,7 @@ fn collective(call: &str) -> Option<Collective> {
 }
 
 fn whole(word: &str) -> Result<i64, Wrong> {
-    word.parse().map_err(|_| format!("expected a whole number, found {word:?}"))
+    word.parse().map_err(|_| format!("expected a whole number, found \"{}\"", quoted(word)))
 }
 
 fn small(number: i64) -> Result<u32, Wrong> {
@@ -350,5 +351,26 @@ mod tests {
         assert!(error.contains("expected messages of 9007199254740992 bytes in all or less"), "{error}");
         let error = read_trace(&[("a".into(), "elf".into())]).unwrap_err().to_string();
         assert!(error.starts_with("a: line 1: expected \"polder-mpi-trace 1\""), "{error}");
+    }
+
+    #[test]
+    fn a_line_of_megabytes_is_quoted_in_part() {
+        let long = "x".repeat(1 << 20);
+        let head = format!("{VERSION}\nrank 0 1 here\n");
+        for text in [
+            long.clone(),
+            format!("{VERSION}\n{long}"),
+            format!("{VERSION}\nrank {long} 1 here\n"),
+            format!("{head}{long}"),
+            format!("{head}comm 0 {long}\n"),
+            format!("{head}comm {long} 0\n"),
+            format!("{head}end {long}\n"),
+            format!("{head}1 {long} send 1 7 1\n"),
+            format!("{head}1 2 {long} 1 7 1\n"),
+            format!("{head}1 2 send {long} 7 1\n"),
+        ] {
+            let said = read_trace(&[("rank-0".into(), text.clone())]).unwrap_err().to_string();
+            assert!(said.len() < 500, "{}: {} bytes", &text[..60], said.len());
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use polder_platform::quoted;
 use serde::{Deserialize, Serialize};
 
 use crate::contention::{FlitOptions, TransferError};
@@ -118,8 +119,12 @@ impl RackPart {
     /// # Errors
     /// When it is none, or names two kinds in one rack.
     pub fn parse(text: &str) -> Result<Self, MixedError> {
-        let wrong =
-            || MixedError::Layout(format!("expected RACK=ACCELERATORS, such as nvl72=144, found {text:?}"));
+        let wrong = || {
+            MixedError::Layout(format!(
+                "expected RACK=ACCELERATORS, such as nvl72=144, found \"{}\"",
+                quoted(text)
+            ))
+        };
         let (rack, count) = text.split_once('=').ok_or_else(wrong)?;
         if rack.contains('+') {
             return Err(MixedError::OneRack(rack.into()));

@@ -1,7 +1,7 @@
 //! What a server holds with slow memory beside its own, for a service that is described: the tiers of a platform, and costs of the Vistara
 //! paper where none are given.
 
-use polder_platform::{BuiltTier, Bytes, DataError, Platform};
+use polder_platform::{BuiltTier, Bytes, DataError, Platform, quoted};
 use serde::Deserialize;
 
 use crate::given::GivenError;
@@ -83,8 +83,10 @@ impl TierServer {
         let platform = Platform::load(&question.platform)?;
         let tier = |key: &'static str, name: &str| {
             let of = &question.platform;
-            let problem =
-                || format!("{of} has no server with a tier {name:?}; `polder plan show {of}` prints them");
+            let problem = || {
+                let name = quoted(name);
+                format!("{of} has no server with a tier \"{name}\"; `polder plan show {of}` prints them")
+            };
             platform.tier(name).cloned().ok_or_else(|| GivenError::new(key, problem()))
         };
         let (fast, slow) = (tier("fast", &question.fast)?, tier("slow", &question.slow)?);
@@ -141,7 +143,8 @@ impl TierServer {
             GivenIdle::Named(name) => self.paper.idle(name).cloned().ok_or_else(|| {
                 let names = self.paper.names().join(", ");
                 let problem = format!(
-                    "expected one of {names}, or points such as \"25%=22s,50%=28min\", found {name:?}"
+                    "expected one of {names}, or points such as \"25%=22s,50%=28min\", found \"{}\"",
+                    quoted(name)
                 );
                 GivenError::new("idle", problem)
             }),

@@ -123,11 +123,14 @@ impl Stages {
             (1, false) => [2.0; 3],
             (_, _) => [1.0, 0.0, 1.0],
         };
+        // Every rank of the first stage has all rows of learned positions.
+        let positions = model.position_parameters();
+        let positions = if layout.pp == 1 { [positions; 3] } else { [positions, 0.0, 0.0] };
         let [copies, expert_copies] = layout.copies();
         let parameters = |(kind, _): (usize, u32)| {
             let layers = cut.layers[kind];
             Parameters::new(
-                layers * dense + tables[kind] * table,
+                layers * dense + tables[kind] * table + positions[kind],
                 layers * spread,
                 tables[kind].min(1.0) * table,
                 [copies, expert_copies].map(f64::from),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use polder_platform::TierId;
+use polder_platform::{TierId, quoted};
 use serde::{Deserialize, Serialize};
 
 use crate::step::model::Model;
@@ -498,7 +498,7 @@ pub enum Refusal {
         asked: u32,
     },
     /// A kind of memory that the host does not have.
-    #[error("the host has no memory {tier:?}; it has {known}")]
+    #[error("the host has no memory \"{}\"; it has {known}", quoted(tier))]
     Tier {
         /// What was asked for.
         tier: String,
@@ -539,7 +539,7 @@ pub enum Refusal {
         rack: u32,
     },
     /// A kind of rack that the platform does not have.
-    #[error("the platform has no rack {name:?}; it has {known}")]
+    #[error("the platform has no rack \"{}\"; it has {known}", quoted(name))]
     Rack {
         /// What was asked for.
         name: String,

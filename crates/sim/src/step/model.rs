@@ -36,6 +36,9 @@ pub struct Model {
     /// Whether embedding and head are one matrix.
     #[serde(default)]
     pub tied: bool,
+    /// Rows of a table of learned positions; 0 where positions are computed.
+    #[serde(default)]
+    pub positions: u32,
     /// Tokens of a sequence in training.
     pub sequence: u32,
     /// Experts, when the feed-forward part is a mixture.
@@ -81,11 +84,10 @@ impl Model {
                 return Err((key, format!("expected a number from 1 to {most}, found {count}")));
             }
         }
-        if self.vocabulary > MOST {
-            return Err((
-                "vocabulary",
-                format!("expected a number from 0 to {MOST}, found {}", self.vocabulary),
-            ));
+        for (key, count) in [("vocabulary", self.vocabulary), ("positions", self.positions)] {
+            if count > MOST {
+                return Err((key, format!("expected a number from 0 to {MOST}, found {count}")));
+            }
         }
         if self.head_width.is_none() && !self.hidden.is_multiple_of(self.heads) {
             let Self { hidden, heads, .. } = self;
@@ -176,11 +178,18 @@ impl Model {
         f64::from(self.vocabulary) * f64::from(self.hidden)
     }
 
+    /// Parameters of learned positions.
+    #[must_use]
+    pub fn position_parameters(&self) -> f64 {
+        f64::from(self.positions) * f64::from(self.hidden)
+    }
+
     /// All parameters.
     #[must_use]
     pub fn parameters(&self) -> f64 {
         let blocks = f64::from(self.layers) * (self.dense_parameters() + self.spread_parameters());
-        blocks + self.embedding_parameters() * if self.tied { 1.0 } else { 2.0 }
+        let tables = self.embedding_parameters() * if self.tied { 1.0 } else { 2.0 };
+        blocks + tables + self.position_parameters()
     }
 
     /// Operations that the model needs for a step over so many sequences, forward and backward, attention as if it

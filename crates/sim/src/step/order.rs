@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use polder_platform::quoted;
 use serde::{Deserialize, Serialize};
 
 /// In which order ranks are counted, the closest first.
@@ -24,8 +25,9 @@ pub(crate) type Ranks = [u32; KINDS.len()];
 /// What is no order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected an order of tp, cp, ep, dp and pp, each once, such as \"{}\", found {found:?}",
-    Order::default()
+    "expected an order of tp, cp, ep, dp and pp, each once, such as \"{}\", found \"{}\"",
+    Order::default(),
+    quoted(found)
 )]
 pub struct OrderError {
     found: String,
