@@ -2295,7 +2295,7 @@ fn is_shown(shown: &str, said: &str) -> bool {
         let (is_first, is_last) = (at == 0, at + 1 == parts.len());
         let mut places =
             (from..=said.len().saturating_sub(part.len())).filter(|at| said[*at..].starts_with(part));
-        let found = if is_last && !is_first { places.last() } else { places.next() };
+        let found = if is_last && !is_first { places.next_back() } else { places.next() };
         match found {
             Some(place) if is_first && place != 0 => return false,
             Some(place) => from = place + part.len(),

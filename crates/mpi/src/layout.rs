@@ -173,7 +173,7 @@ impl<A: Abi> Library<A> {
                 .zip(subsizes)
                 .map(|(start, size)| iter::once(*start..start + size).collect())
                 .collect();
-            array(&mut layout, part, (sizes, kept), number(order)? == numbers.order_c.into());
+            array(&mut layout, part, (sizes, kept), number(order)? == i64::from(numbers.order_c));
         } else if combiner == names.darray {
             let dimensions = usize::try_from(number(2)?).map_err(|_| wrong())?;
             // The sizes of the array come last where they are large.
@@ -189,8 +189,8 @@ impl<A: Abi> Library<A> {
                 .zip(ways)
                 .rev()
                 .map(|(&size, ((&way, &block), &ranks))| {
-                    let block = match block == numbers.distribute.default.into() {
-                        true if way == numbers.distribute.cyclic.into() => 1,
+                    let block = match block == i64::from(numbers.distribute.default) {
+                        true if way == i64::from(numbers.distribute.cyclic) => 1,
                         true => (size + ranks - 1) / ranks,
                         false => block,
                     };
@@ -201,7 +201,7 @@ impl<A: Abi> Library<A> {
                 })
                 .collect();
             kept.reverse();
-            array(&mut layout, part, (sizes, kept), number(order)? == numbers.order_c.into());
+            array(&mut layout, part, (sizes, kept), number(order)? == i64::from(numbers.order_c));
         } else {
             let why =
                 format!("a datatype of combiner {combiner} cannot be put into a window; make it otherwise");

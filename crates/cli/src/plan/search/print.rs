@@ -120,7 +120,8 @@ fn least(report: &Report<'_>, cost: fn(&Point<'_>) -> Option<f64>) -> Option<Str
 
 /// Of the front, what is printed: no layout that one before it is as good as, to within the tolerance.
 pub(super) fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
-    // Each figure, its range, and what it is a part of.
+    // A figure, its range, and what it is a part of.
+    type Axis = (f64, [f64; 2], f64);
     let axes = |point: &Point<'_>| {
         let memory = point.step.memory.tiers.map(|it| (it.used_bytes, [it.used_bytes; 2], it.capacity_bytes));
         let costs = point.costs.iter().flat_map(|costs| costs.paid().into_iter().flatten());
@@ -131,7 +132,7 @@ pub(super) fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
     let mut printed: Vec<(_, &Point<'_>)> = vec![];
     for point in front {
         let own = axes(point);
-        let is_near = |(axes, other): &(Vec<(f64, [f64; 2], f64)>, &Point<'_>)| {
+        let is_near = |(axes, other): &(Vec<Axis>, &Point<'_>)| {
             let is_alike = other.margin.is_of_one_accelerator(&point.margin);
             axes.iter().zip(&own).all(|((other, [_, most], _), (own, [least, _], whole))| {
                 let (other, own) = if is_alike { (other, own) } else { (most, least) };
