@@ -192,7 +192,9 @@ impl fmt::Display for Failure {
 fn main() -> ExitCode {
     // `polder ... | head` ends quietly.
     sigpipe::reset();
-    let parsed = command().try_get_matches_from(mpi::with_np(std::env::args_os().collect())).and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = command()
+        .try_get_matches_from(mpi::with_np(std::env::args_os().collect()))
+        .and_then(|matches| Cli::from_arg_matches(&matches));
     let ended = output::caught(|| match parsed {
         Ok(cli) => run(cli),
         // Help as well.

@@ -255,8 +255,9 @@ impl RankTrace {
             }
             ("other", []) => return Ok(()),
             (_, [comm, bytes, root]) => {
-                let kind = collective(call)
-                    .ok_or_else(|| format!("{} is no call of this version, or has other numbers", quoted(call)))?;
+                let kind = collective(call).ok_or_else(|| {
+                    format!("{} is no call of this version, or has other numbers", quoted(call))
+                })?;
                 let members =
                     self.comms.get(comm).ok_or_else(|| format!("comm {comm} was not named before"))?;
                 let place = members.iter().position(|it| *it == self.rank);
