@@ -588,8 +588,11 @@ fn what_a_terminal_takes_as_a_command_is_printed_escaped_and_no_name() {
     let config = r#"{"model_type": "\u001b[31mllama", "hidden_size": 4096, "num_hidden_layers": 32,
         "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"#;
     let model = write("config.json", config);
+    let text = refused(&format!("train --model {model} --platform {platform} --gpus 8 --tp 8"));
+    assert!(text.contains("found \"\\u001b[31mllama\"") && !text.contains('\u{1b}'), "{text}");
+    let model = write("model.toml", "extends = \"llama3-8b\"\ntitle = \"\\u001b[31mours\"\n");
     let text = said(&format!("train --model {model} --platform {platform} --gpus 8 --tp 8"));
-    assert!(text.starts_with("\\u{1b}[31mllama of ") && !text.contains('\u{1b}'), "{text}");
+    assert!(text.starts_with("\\u{1b}[31mours") && !text.contains('\u{1b}'), "{text}");
     let named = |name: &str, text: &str| {
         let path = write("named.toml", text);
         let said = refused(&format!("show {path}"));
