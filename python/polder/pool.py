@@ -188,7 +188,7 @@ class _Layout:
             _ = np.empty(0, self.dtype).data
         except ValueError as error:
             raise ArgumentError(
-                f"dtype is {self.dtype}, which has no buffers; share it as integers ({error})"
+                f"dtype is {self.dtype}, which has no buffers ({error}); share it as integers or bytes"
             ) from None
         self.shape = None if shape is None else _sides(shape)
         if self.shape is not None and any(side < 0 for side in self.shape):
@@ -207,15 +207,10 @@ class _Layout:
         """What the pool keeps of an array in an object of `nbytes`: nothing, where bytes alone were asked for."""
         if self._is_bare and self.shape is None:
             return ""
-        try:
-            descr = dtype_to_descr(self.dtype)
-            is_kept = descr_to_dtype(descr) == self.dtype
-        except ValueError:
-            is_kept, descr = False, ""
-        if not is_kept:
+        descr = dtype_to_descr(self.dtype)
+        if descr_to_dtype(descr) != self.dtype:
             raise ArgumentError(
-                f"dtype {self.dtype} has fields that overlap or are out of order, which the pool cannot keep; create "
-                "the object by its bytes alone, and view what read() gives"
+                f"dtype {self.dtype} is an array of its own, which the pool cannot keep; put its dimensions into shape"
             )
         return repr((descr, self.within(nbytes)))
 

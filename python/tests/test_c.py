@@ -80,6 +80,14 @@ def test_a_c_program_follows_the_coherence_of_the_pool_and_another_is_refused(sc
     assert "was formatted with --coherence software, and coherent is set here" in refused.stderr
 
 
+def test_a_host_id_that_the_pool_does_not_have_is_a_membership(scratch: Path) -> None:
+    program = compiled(scratch, "objects")
+    polder.Pool(scratch / "pool", size="64MiB", run=scratch).close()
+    done = run(program, 64, "sum")
+    assert done.returncode == 8
+    assert "host id 64 is not one of this pool's ids" in done.stderr
+
+
 def test_a_missing_pool_is_a_status_and_a_sentence(scratch: Path) -> None:
     done = run(compiled(scratch, "objects"), 0, "sum")
     assert done.returncode == 2
@@ -96,6 +104,7 @@ def test_a_ring_carries_messages_from_one_host_to_another(scratch: Path, environ
             stdout, stderr = receiver.communicate(timeout=60)
         assert (receiver.returncode, stderr) == (0, "")
         assert stdout.startswith("100 messages, 3333252 bytes; then: host 0 pid")
+        assert "has closed the sender of the ring /example/ring" in stdout
         assert pool.list() == []
 
 

@@ -127,6 +127,56 @@ def test_a_shape_that_the_object_cannot_hold_is_refused(pool: polder.Pool) -> No
         pool.create("/both", 10, shape=10)
 
 
+def test_the_pool_keeps_dtype_and_shape_and_others_are_refused_by_name(scratch: Path) -> None:
+    with (
+        polder.Pool(scratch / "pool", size="64MiB", host=0, coherence="software", run=scratch) as one,
+        polder.Pool(scratch / "pool", host=1, coherence="software", run=scratch) as two,
+    ):
+        point = np.dtype([("at", "<f8", (3,)), ("mass", "<f4")])
+        for name, shape, dtype in [("/whole", (2, 3), "float32"), ("/one", (), "int64"), ("/points", (4,), point)]:
+            one.create(name, shape=shape, dtype=dtype).close()
+            with two.open(name) as found:
+                assert (found.shape, found.dtype) == (shape, np.dtype(dtype))
+        for asked in ({"dtype": "int32"}, {"shape": 6}, {"shape": (3, 2), "dtype": "float32"}, {"dtype": "uint8"}):
+            with pytest.raises(polder.ArgumentError, match=r"/whole holds an array of float32 and shape \(2, 3\)"):
+                two.open("/whole", **asked)
+        two.open("/whole", shape=(2, 3), dtype="float32").close()
+        # Of bytes alone nothing is kept, as of an object of C.
+        one.create("/bytes", 16).close()
+        assert two.open("/bytes").dtype == np.uint8
+        assert two.open("/bytes", dtype="float32").shape == (4,)
+        union = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<f4"], "offsets": [0, 0]})
+        with pytest.raises(polder.ArgumentError, match=r"out-of-order fields.*share it as integers or bytes"):
+            one.create("/union", shape=2, dtype=union)
+        with pytest.raises(polder.ArgumentError, match="put its dimensions into shape"):
+            one.create("/union", shape=2, dtype=np.dtype(("<f8", (3,))))
+        assert "/union" not in [entry.name for entry in one.list()]
+
+
+def test_an_object_that_may_exist_is_opened_if_it_is_what_is_asked_for(pool: polder.Pool) -> None:
+    with pool.create("/x", shape=3, dtype="int16", exist_ok=True).write() as array:
+        array[:] = 7
+    with pool.create("/x", shape=3, dtype="int16", exist_ok=True).read() as array:
+        assert array.tolist() == [7, 7, 7]
+    with pytest.raises(polder.ArgumentError, match="/x holds an array of int16"):
+        pool.create("/x", shape=3, dtype="float32", exist_ok=True)
+    with pytest.raises(polder.ArgumentError, match="/x has 6 bytes, not 7"):
+        pool.create("/x", 7, exist_ok=True)
+    with pytest.raises(polder.NameExistsError):
+        pool.create("/x", shape=3, dtype="int16")
+
+
+def test_a_pool_of_another_size_or_a_short_file_is_named(scratch: Path) -> None:
+    path = scratch / "pool"
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    with pytest.raises(polder.ArgumentError, match=r"is a pool of 64\.0 MiB, and a size of 128\.0 MiB is asked for"):
+        polder.Pool(path, size="128MiB", run=scratch)
+    (scratch / "short").write_bytes(b"x" * 1271)
+    with pytest.raises(polder.NotAPoolError, match="short is no pool: it has 1271 bytes"):
+        polder.Pool(scratch / "short", run=scratch)
+
+
 def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch: Path, pool: polder.Pool) -> None:
     byte_sizes = "give a number of bytes, or a size such as 64KiB or 8GiB"
     for wrong, message in [
@@ -218,14 +268,14 @@ def test_a_pool_that_is_too_small_or_of_another_version_is_refused_and_left_as_i
     polder.Pool(path, size="64MiB", run=scratch).close()
     whole = path.read_bytes()
     os.truncate(path, 1 << 20)
-    with pytest.raises(polder.TooSmallError, match="needs 67108864 bytes"):
+    with pytest.raises(polder.TooSmallError, match="needs 64 MiB here, the region has 1 MiB"):
         polder.Pool(path, run=scratch)
     path.write_bytes(whole)
     words = list(struct.unpack("<7Q", whole[:56]))
-    words[1] = 3
+    words[1] = 4
     with path.open("r+b") as file:
         file.write(sealed(words))
-    with pytest.raises(polder.VersionError, match="has format 3"):
+    with pytest.raises(polder.VersionError, match="has format 4"):
         polder.Pool(path, run=scratch)
     assert path.read_bytes() == sealed(words) + whole[64:]
     with pytest.raises(polder.TooSmallError):

@@ -260,6 +260,19 @@ fn what_cannot_be_made_is_refused_by_the_name_that_the_user_gave() {
 }
 
 #[test]
+fn a_size_for_a_pool_that_is_there_says_so_and_how_to_remove_it() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    let line = desk.refusal("pool format --size 16MiB");
+    assert!(line.contains("this region holds pool") && line.contains("polder pool destroy --yes"), "{line}");
+    desk.say("pool destroy --yes");
+    std::fs::write(desk.pool(), [0; 8192]).unwrap();
+    assert!(
+        desk.refusal("pool format --size 16MiB").contains("has a size already, 8.0 KiB; leave --size out")
+    );
+}
+
+#[test]
 fn a_pool_is_not_destroyed_through_a_link_and_the_refusal_names_the_pool() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB");
