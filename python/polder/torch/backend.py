@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 )
 
 from polder import _core, address
-from polder.errors import ArgumentError, PeerTimeoutError, PolderError
+from polder.errors import ArgumentError, PeerError, PeerTimeoutError, PolderError
 from polder.torch import gpu
 from polder.torch.meeting import (
     Attachment,
@@ -57,6 +57,7 @@ _UNTOLD_SECONDS = 1.0
 
 
 _UNFINISHED = 16
+_RENAMED = " of this group is rank "
 """So many works may wait for their copies before the next call looks which are over."""
 
 DEVICES = ("cpu", "cuda")
@@ -129,11 +130,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
         name: str,
         store: Store,
         timeout: timedelta,
+        global_ranks: list[int],
     ) -> None:
         super().__init__(rank, size)
         self._attachment = attachment
         self._core, self._channel = joined
         self._rank, self._group_size = rank, size
+        # Of each rank, its number in the job.
+        self._global_ranks = global_ranks or list(range(size))
         self._names = [name, ""]
         self._store = store
         self._seconds = timeout.total_seconds()
@@ -218,6 +222,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             len(new_ranks),
             timeout or timedelta(seconds=self._seconds),
             name,
+            [self._global_ranks[rank] for rank in new_ranks],
         )
         made = _create(asked)
         made.setGroupName(name)
@@ -563,15 +568,31 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 time.sleep(0.01)
         return None
 
-    def _explain(self, error: PeerTimeoutError) -> None:
-        """Adds to an error what the rank that did not come has called instead, as far as that is known here."""
-        if error.rank is None:
+    def _explain(self, error: PolderError, asks: bool = True) -> None:
+        """Adds to an error which rank of the job is meant, and what it has called instead if it did not come.
+
+        Without `asks` that is left out, because it takes time to find.
+        """
+        rank = error.rank if isinstance(error, PeerError) else None
+        if rank is None:
             return
-        with contextlib.suppress(PolderError):
-            called = self._core.called_ahead(error.rank) or self._channel.unreceived(error.rank)
-            called = called or self._receiving(error.rank)
-            if called is not None:
-                error.args = (f"{error}; rank {error.rank} has called {called}, which this rank has not matched",)
+        if asks and isinstance(error, PeerTimeoutError):
+            with contextlib.suppress(PolderError):
+                called = self._core.called_ahead(rank) or self._channel.unreceived(rank) or self._receiving(rank)
+                if called is not None:
+                    error.args = (f"{error}; rank {rank} has called {called}, which this rank has not matched",)
+        self._rename(error)
+
+    def _rename(self, error: BaseException) -> None:
+        """Gives an error of this group, and its cause, the rank of the job. Once: a second time changes nothing."""
+        if not isinstance(error, PeerError) or error.rank is None or _RENAMED in str(error):
+            return
+        rank = self._global_ranks[error.rank]
+        if rank != error.rank:
+            error.args = (f"{error}; rank {error.rank}{_RENAMED}{rank} of the job",)
+            error.rank = rank
+        if error.__cause__ is not None:
+            self._rename(error.__cause__)
 
     def _ends(
         self,
@@ -684,7 +705,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
         try:
             ticket = self._start(what, source, target, opts, op, root, writes)
-        except PeerTimeoutError as error:
+        except PolderError as error:
             self._explain(error)
             raise
         return self._over(ticket, tensors, back)
@@ -752,7 +773,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 (flats, outputs),
                 _leaving(is_async),
             )
-        except PeerTimeoutError as error:
+        except PolderError as error:
             self._explain(error)
             raise
         if self._trace is not None:
@@ -841,7 +862,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             if is_begun:
                 # The others wait for the pieces that do not come.
                 self._core.give_up()
-            if isinstance(error, PeerTimeoutError):
+            if isinstance(error, PolderError):
                 self._explain(error)
             raise
 
@@ -1077,6 +1098,7 @@ class _Asked:
     group_size: int
     timeout: timedelta
     group_id: str
+    global_ranks_in_group: list[int]
 
 
 def create(options: Any, _backend_options: object) -> "ProcessGroupPolder | _PartOfMixed":
@@ -1131,7 +1153,9 @@ def _create(options: Any) -> ProcessGroupPolder:
         if attachment is not None:
             attachment.close_unused()
         raise
-    made = ProcessGroupPolder(attachment, joined, rank, size, str(options.group_id), options.store, timeout)
+    global_ranks: list[int] = options.global_ranks_in_group
+    name = str(options.group_id)
+    made = ProcessGroupPolder(attachment, joined, rank, size, name, options.store, timeout, global_ranks)
     # A launcher's store keeps the keys of earlier attempts.
     made.agreements = PrefixStore(f"polder/{board.round}", options.store)
     attachment.groups.append(made)

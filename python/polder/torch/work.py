@@ -77,7 +77,7 @@ class Pending(Work):
     settle : callable, optional
         Runs before a caller learns that it is over: finishes what was called before, which nobody may wait for.
     explain : callable, optional
-        Adds to the error of a rank that did not come what it called instead.
+        Adds to the error of a rank that did not come what it called instead, and names ranks as the job does.
     tells : (float, callable), optional
         Seconds of a wait after which it tells the other ranks that this one waits: with True, and with False once it
         does not any more.
@@ -89,7 +89,7 @@ class Pending(Work):
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
         settle: Callable[[], None] | None = None,
-        explain: Callable[[PeerTimeoutError], None] | None = None,
+        explain: Callable[[PolderError, bool], None] | None = None,
         tells: tuple[float, Callable[[bool], None]] | None = None,
     ) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ class Pending(Work):
             try:
                 is_done = self._wait_for(ticket, max(end - time.monotonic(), 0.0) if seconds > 0 else None)
             except PolderError as error:
-                if self._explain is not None and isinstance(error, PeerTimeoutError):
-                    self._explain(error)
+                if self._explain is not None:
+                    self._explain(error, True)
                 self._set_future()
                 raise
             if not is_done:
@@ -183,6 +183,8 @@ class Pending(Work):
     def exception(self) -> BaseException | None:
         error = self._error() or self._failure
         if error is not None:
+            if self._explain is not None and isinstance(error, PolderError):
+                self._explain(error, False)
             self._set_future()
         return error
 
