@@ -311,9 +311,13 @@ impl<M: Memory> Client<M> {
         self.parts.clients_are_there()?;
         let Some((shard, proxy)) = self.missing()? else {
             let (_, proxy) = self.first_missing();
-            // A client that died since it was looked at may have taken the proxy with it.
-            let client = self.parts.dead_client()?;
-            return Err(client.unwrap_or(Failure::Dead(self.parts.number_of(proxy))));
+            let number = self.parts.number_of(proxy);
+            // A client that died since it was looked at may have taken the proxy with it, or the proxy has said so and ended.
+            return Err(match (self.parts.dead_client()?, self.parts.gave_up(number)?) {
+                (Some(client), _) => client,
+                (None, Some(mark)) => Failure::Told(number, mark),
+                (None, None) => Failure::Dead(number),
+            });
         };
         let number = self.parts.number_of(proxy);
         if let Some(mark) = self.parts.gave_up(number)? {
