@@ -9,6 +9,8 @@ pub(crate) enum Deviation {
     CheckThenSet,
     /// Extents are used again without a look at who holds them open.
     IgnoreAnnouncements,
+    /// An extent is free before what its host stored there has reached memory.
+    FreeUnwritten,
     /// A look-up waits until a half-written line is whole, also when its writer is dead.
     WaitForHalfWritten,
     /// Another boot takes the id of a host that gives no sign of life, and may only stand still.

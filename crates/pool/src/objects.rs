@@ -70,8 +70,8 @@ impl<M: Memory> Pool<M> {
         self.directory().open(&Name::parse(name)?)
     }
 
-    /// Lets go of an object. What this process stored to it must have been written back, as [`Object::write_at`] does: its
-    /// bytes may be another object's soon.
+    /// Lets go of an object. What this process stored to another host's must have been written back, as [`Object::write_at`] does:
+    /// its bytes may be another object's soon. What the owner's host stored is written back when the object is freed.
     pub fn close(&self, object: Object) {
         self.directory().close(&object);
     }

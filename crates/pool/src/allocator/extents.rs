@@ -95,6 +95,12 @@ impl<'a, M: Memory> Extents<'a, M> {
         self.0.layout.chunk_area() + extent.start * self.0.words().unit_bytes()
     }
 
+    /// Writes back what this host's caches hold of an extent.
+    #[track_caller]
+    pub(crate) fn write_back(&self, extent: Extent) {
+        self.0.memory.write_back(self.offset(extent), extent.units * self.0.words().unit_bytes());
+    }
+
     /// The extent of `bytes` at `at`, or `None` when no extent could lie there.
     pub(crate) fn at(&self, at: Offset, bytes: u64) -> Option<Extent> {
         let words = self.0.words();

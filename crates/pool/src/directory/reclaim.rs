@@ -138,6 +138,14 @@ impl<M: Memory> Directory<'_, M> {
 
     /// Frees a slot and the extent that the directory lock's intent holds.
     fn finish_free(&self, stripe: u32, slot: u32, marks: Marks) -> Result<(), PoolError> {
+        if let Some(extent) = Extents(self.site).intended(stripe)
+            && !Deviation::FreeUnwritten.is_on()
+        {
+            // What this host stored there, and need not have written back for itself, reaches memory before the entry is free, and
+            // another host can have the chunk. Processes of other hosts have written back what they stored before they closed it.
+            Extents(self.site).write_back(extent);
+            self.site.memory.sfence();
+        }
         line::release(self.site.memory, self.entry(slot), &Entry::Free.encode());
         self.unmark(marks, slot);
         if let Some(extent) = Extents(self.site).free(stripe)? {
@@ -161,7 +169,7 @@ impl<M: Memory> Directory<'_, M> {
             (Intent::Create(_), Some(Entry::Object(State::Live | State::Condemned, _))) => {
                 Extents(self.site).release_intent(stripe);
             }
-            (Intent::Create(_), _) => return self.undo(stripe, slot),
+            (Intent::Create(_), _) => return self.finish_free(stripe, slot, Marks::Condemned),
             (Intent::Condemn(_), None) => self.finish_condemned(slot)?,
             (Intent::Reclaim(_), _) => return self.finish_reclaim(stripe, slot),
             (Intent::Bury(_), Some(Entry::Tombstone(_))) | (Intent::Condemn(_), _) => {}
@@ -173,17 +181,6 @@ impl<M: Memory> Directory<'_, M> {
         memory.write_back(self.entry(slot), LINE);
         self.clear_intent(stripe);
         Ok(())
-    }
-
-    fn undo(&self, stripe: u32, slot: u32) -> Result<(), PoolError> {
-        let memory = self.site.memory;
-        if let Some(extent) = Extents(self.site).intended(stripe) {
-            // What was stored there reaches memory before the entry is free, and another host can have the chunk.
-            let bytes = extent.units * self.site.words().unit_bytes();
-            memory.write_back(Extents(self.site).offset(extent), bytes);
-            memory.sfence();
-        }
-        self.finish_free(stripe, slot, Marks::Condemned)
     }
 
     /// Condemns for good an entry whose line was left between live and condemned.

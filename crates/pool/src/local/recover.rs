@@ -224,8 +224,7 @@ impl<M: Memory> Directory<'_, M> {
             && (Sight { host, slot, record }).announcement() == object
             && let Some(extent) = self.extent_of(&record)
         {
-            let bytes = extent.units * site.words().unit_bytes();
-            site.memory.write_back(Extents(site).offset(extent), bytes);
+            Extents(site).write_back(extent);
         }
         Ok(())
     }

@@ -58,6 +58,11 @@ pub(super) fn canaries() -> Vec<Suite> {
             |seed| Deviation::IgnoreAnnouncements.during(|| scenes::reuse(seed)),
         ),
         Suite::new(
+            "directory-frees-unwritten",
+            "an extent is free before what its host stored there is in memory",
+            |seed| Deviation::FreeUnwritten.during(|| scenes::leave_unwritten(seed)),
+        ),
+        Suite::new(
             "directory-waits-for-the-dead",
             "a look-up waits for a line that a dead writer has left",
             |seed| Deviation::WaitForHalfWritten.during(|| scenes::unattended(seed)),

@@ -33,6 +33,8 @@ pub(super) fn other(seed: u64) -> Outcome {
         undo,
         undo,
         undo,
+        |seed, _| leave_unwritten(seed),
+        |seed, _| leave_unwritten(seed),
         repair,
         fence,
         |seed, _| unattended(seed),
@@ -448,6 +450,51 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
             if let Ok(object) = create(&process) {
                 process.directory().close(&object);
                 return is_placed.set(true);
+            }
+        }
+    });
+    expect_new_at_the_end(&mut stage, 1, placed);
+    stage.world.run()
+}
+
+/// Processes of a host store to an object of theirs and write nothing back, because they see it all the same. Once it is
+/// destroyed, nothing of it reaches what another host puts in the same place.
+pub(super) fn leave_unwritten(seed: u64) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 1);
+    let cue = Cue::default();
+    for slot in 0..2 {
+        let cue = cue.clone();
+        play(&mut stage, 0, slot, move |process| {
+            let object = match slot {
+                0 => create(&process).expect("room"),
+                _ => {
+                    cue.await_(&process.memory, 1);
+                    process.directory().open(&name()).expect("it was created")
+                }
+            };
+            cue.give(1);
+            process.memory.store(object.at().lines(u64::from(slot)), 7);
+            process.directory().close(&object);
+            cue.give(u64::from(slot) * 2);
+            if slot == 0 {
+                cue.await_(&process.memory, 2);
+                process.directory().destroy(&name()).expect("it is there");
+                process.directory().maintain().expect("nobody keeps a lock");
+            }
+        });
+    }
+    let placed = Rc::new(Cell::new(false));
+    let is_placed = Rc::clone(&placed);
+    play(&mut stage, 1, 0, move |process| {
+        cue.await_(&process.memory, 2);
+        loop {
+            match create(&process) {
+                Ok(object) => {
+                    process.directory().close(&object);
+                    return is_placed.set(true);
+                }
+                Err(PoolError::Exists { .. } | PoolError::Full { .. }) => process.memory.pause(),
+                Err(error) => panic!("{error}"),
             }
         }
     });
