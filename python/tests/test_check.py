@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Rank
 
 torch = pytest.importorskip("torch")
 
@@ -33,10 +34,21 @@ for step in range(1000):
 """
 
 
+#: Runs the module as `python -m` does.
+CHECK = """
+import os, runpy, sys, warnings
+warnings.resetwarnings()
+os.chdir({!r})
+os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+runpy.run_module("polder.offload.check", run_name="__main__", alter_sys=True)
+"""
+
+
 def checked(tmp_path: Path, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "polder.offload.check", *map(str, arguments)]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    with Rank(CHECK.format(str(tmp_path)), *arguments) as rank:
+        output = rank.communicate()[0]
+        return subprocess.CompletedProcess([], rank.wait(), output, (tmp_path / "said").read_text())
 
 
 def test_a_check_runs_no_module_of_the_folder_in_which_it_starts(tmp_path: Path) -> None:
@@ -116,7 +128,11 @@ def test_the_command_passes_everything_after_the_script_to_it(tmp_path: Path) ->
 
 def found_in(tmp_path: Path, script: str, *arguments: object) -> tuple[check.Found, str]:
     """What a check finds, and what it tells people."""
-    ended = checked(tmp_path, script, "--json", "train.py", *arguments)
+    return read(checked(tmp_path, script, "--json", "train.py", *arguments))
+
+
+def read(ended: subprocess.CompletedProcess[str]) -> tuple[check.Found, str]:
+    """What `found_in` gives, of a check that has ended."""
     assert ended.returncode == 0, ended.stderr
     given = json.loads(ended.stdout)
     fields = {it.name: given[it.name] for it in dataclasses.fields(check.Found)}
@@ -259,7 +275,10 @@ print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 
 def test_the_predicted_context_is_that_of_which_a_run_needs_the_memory(tmp_path: Path) -> None:
     # Half of what grows here is saved for no backward pass: it is made of what was saved, for a while.
-    found, _ = found_in(tmp_path, LONG, 512)
+    (tmp_path / "train.py").write_text(LONG)
+    # Not forked, because the memory of a whole process counts.
+    command = [sys.executable, "-m", "polder.offload.check", "--json", "train.py", "512"]
+    found, _ = read(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
     command = [sys.executable, "train.py", "2048"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     predicted = check.first_too_long(found, int(ended.stdout) << 10)
