@@ -5,6 +5,7 @@
  * generations but the first, then what became of each service, then a hash of where the pages lie.
  */
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ static uint32_t fast_pages, slow_pages, min_free, low_free, high_free, scan, hot
 static uint32_t services, fast_free, slow_free, promotions_left, generation;
 static struct page *page;
 static struct service *service;
+static uint64_t *owed; /* of each service, bytes less than a page */
 
 static uint32_t age(const struct page *it) {
   uint32_t age = generation - it->since;
@@ -150,21 +152,46 @@ static void reclaim(void) {
     if (given[at] > 0) demote(&service[at], given[at]);
 }
 
-/* Fair share: what lies on the fast tier beyond `high` of a service goes down. */
+/* Fair share: what lies on the fast tier beyond `high` of a service goes down. The step is divided in proportion to that; bytes less than
+   a page are owed to the service in the next round. */
 static void control(double high, uint32_t step) {
-  uint64_t left = (uint64_t)(step < slow_free ? step : slow_free) * PAGE_BYTES;
-  uint64_t down[services];
+  uint64_t left = (uint64_t)(step < slow_free ? step : slow_free) * PAGE_BYTES, unspent = left;
+  uint64_t wants[services], most[services], part[services];
+  unsigned __int128 wanted = 0;
   for (uint32_t at = 0; at < services; at++) {
     uint64_t fast = (uint64_t)service[at].fast * PAGE_BYTES, slow = (uint64_t)service[at].slow * PAGE_BYTES;
     double over = (double)fast - high * (double)(fast + slow);
-    uint64_t bytes = over > 0 ? (uint64_t)round(over) : 0;
-    if (bytes > fast) bytes = fast;
-    if (bytes > left) bytes = left;
-    left -= bytes;
-    down[at] = bytes / PAGE_BYTES;
+    wants[at] = over > 0 && slow_free > 0 ? (uint64_t)round(over) : 0;
+    if (wants[at] > fast) wants[at] = fast;
+    most[at] = wants[at] < (uint64_t)step * PAGE_BYTES ? wants[at] : (uint64_t)step * PAGE_BYTES;
+    part[at] = 0;
+    wanted += wants[at];
+    if (wants[at] == 0) owed[at] = 0;
+  }
+  bool done[services];
+  for (uint32_t at = 0; at < services; at++) done[at] = wants[at] == 0;
+  for (;;) {
+    /* Those that can take the smallest part of what they want come first. */
+    uint32_t next = services;
+    for (uint32_t at = 0; at < services; at++) {
+      if (done[at]) continue;
+      if (next == services || (unsigned __int128)most[at] * wants[next] < (unsigned __int128)most[next] * wants[at]) next = at;
+    }
+    if (next == services) break;
+    done[next] = true;
+    uint64_t exact = (uint64_t)((unsigned __int128)left * wants[next] / wanted);
+    if (exact < 1) exact = 1;
+    if (exact > most[next]) exact = most[next];
+    wanted -= wants[next];
+    left -= exact < left ? exact : left;
+    uint64_t due = exact + owed[next];
+    part[next] = due >= most[next] ? most[next] : due / PAGE_BYTES * PAGE_BYTES;
+    if (part[next] > unspent) part[next] = unspent;
+    unspent -= part[next];
+    owed[next] = part[next] < most[next] && due > part[next] ? due - part[next] : 0;
   }
   for (uint32_t at = 0; at < services; at++)
-    if (down[at] > 0) demote(&service[at], down[at]);
+    if (part[at] >= PAGE_BYTES) demote(&service[at], part[at] / PAGE_BYTES);
 }
 
 static void end_generation(double high, uint32_t step) {
@@ -192,6 +219,7 @@ int main(int count, char **words) {
   services = number(from);
   fast_free = fast_pages, slow_free = slow_pages, promotions_left = promotions;
   service = calloc(services, sizeof *service);
+  owed = calloc(services, sizeof *owed);
   uint32_t pages = 0;
   for (uint32_t at = 0; at < services; at++) {
     service[at].first = number(from), service[at].pages = number(from);
