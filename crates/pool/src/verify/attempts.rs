@@ -20,7 +20,8 @@ use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "ranks publish the same numbers, die and start again beside a reader: nobody sees two attempts at once, or goes back";
-    vec![Suite::new("attempts", about, attempts)]
+    // `storage` judges what a store publishes and reads.
+    vec![Suite::new("attempts", about, attempts).mutates(&["storage/attempt.rs"])]
 }
 
 /// Protocols that are known to be wrong. The suite is their control.
