@@ -190,7 +190,9 @@ unsafe extern "C" fn straddr(
         // SAFETY: the program passes an address, and in `bytes` how much `text` holds.
         unsafe {
             let words = match Address::decode(address.cast::<[u8; ADDRESS_BYTES]>().read()) {
-                Some(Address { host, port, generation }) => format!("polder://{host}/{port}/{generation}"),
+                Some(Address { host, port, generation, .. }) => {
+                    format!("polder://{host}/{port}/{generation}")
+                }
                 None => "polder://none".to_owned(),
             };
             let room = bytes.read();

@@ -213,7 +213,7 @@ unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_voi
             ENABLE if port.transmit.queue.is_none() && port.receive.queue.is_none() => Err(Errno::NOCQ),
             ENABLE => {
                 port.enable();
-                let Address { host, port, generation } = port.link.address();
+                let Address { host, port, generation, .. } = port.link.address();
                 tracing::info!(host, port, generation, "an endpoint is enabled");
                 Ok(())
             }

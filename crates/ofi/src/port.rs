@@ -638,7 +638,10 @@ pub(crate) fn errno_of(error: &PoolError) -> Errno {
 fn errno(error: &PoolError) -> Errno {
     match error {
         PoolError::PeerDead { .. } | PoolError::Evicted { .. } => Errno::HOSTDOWN,
-        PoolError::GaveUp { .. } | PoolError::Broken { .. } | PoolError::NotFound { .. } => Errno::NOTCONN,
+        PoolError::GaveUp { .. }
+        | PoolError::Broken { .. }
+        | PoolError::NotFound { .. }
+        | PoolError::OtherJob { .. } => Errno::NOTCONN,
         PoolError::Timeout { .. } => Errno::TIMEDOUT,
         PoolError::Full { .. } | PoolError::Quota { .. } | PoolError::DirectoryFull { .. } => Errno::NOSPC,
         PoolError::TooManyOpen { .. } | PoolError::NoSlot { .. } => Errno::NOMEM,

@@ -30,7 +30,7 @@ use slab::Slab;
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
 pub(crate) use self::place::{create_ring, find_ring};
-use self::place::{endpoint_bytes, endpoint_name};
+use self::place::{endpoint_bytes, endpoint_name, realm_of};
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, offer_of, words_of};
@@ -56,13 +56,15 @@ pub struct Address {
     pub port: u16,
     /// The generation of its object.
     pub generation: u64,
+    /// A hash of its pool and its job: no other job can reach it.
+    pub realm: u32,
 }
 
 impl Address {
-    /// The address as bytes, little-endian: host, port, four zeros, generation.
+    /// The address as bytes, little-endian: host, port, realm, generation.
     #[must_use]
     pub fn encode(self) -> [u8; 16] {
-        let place = u64::from(self.host) | u64::from(self.port) << 16;
+        let place = u64::from(self.host) | u64::from(self.port) << 16 | u64::from(self.realm) << 32;
         let word = u128::from(place) | u128::from(self.generation) << 64;
         word.to_le_bytes()
     }
@@ -72,8 +74,8 @@ impl Address {
     pub fn decode(bytes: [u8; 16]) -> Option<Self> {
         let word = u128::from_le_bytes(bytes);
         let (place, generation) = (word as u64, (word >> 64) as u64);
-        let address = Self { host: place as u16, port: (place >> 16) as u16, generation };
-        (place >> 32 == 0 && generation != 0).then_some(address)
+        let (host, port, realm) = (place as u16, (place >> 16) as u16, (place >> 32) as u32);
+        (generation != 0).then_some(Self { host, port, generation, realm })
     }
 }
 
@@ -330,7 +332,8 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; those of [`Pool::create`].
     pub fn open(pool: Arc<Pool<M>>, options: EndpointOptions) -> Result<Self, PoolError> {
         let (own, port) = take_port(&pool)?;
-        let address = Address { host: pool.member().host, port, generation: own.generation() };
+        let address =
+            Address { host: pool.member().host, port, generation: own.generation(), realm: realm_of(&pool) };
         let inlets = Inlets::new(&pool, own.at(), address, &options);
         let now = pool.memory().now();
         Ok(Self {
@@ -862,9 +865,11 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// Whether a later endpoint at the place of this one is known.
     fn is_followed(&self, number: u32) -> bool {
-        let Address { host, port, generation } = self.peers[number as usize].address;
-        let later =
-            Address { host, port, generation: generation + 1 }..=Address { host, port, generation: u64::MAX };
+        let address = self.peers[number as usize].address;
+        let later = Address { generation: address.generation + 1, ..address }..=Address {
+            generation: u64::MAX,
+            ..address
+        };
         self.known.range(later).next().is_some()
     }
 

@@ -379,6 +379,14 @@ pub enum PoolError {
         /// The limit.
         limit: u32,
     },
+    /// An address of another job, or of another pool.
+    #[error(
+        "this address is of another job or in another pool than job {job} here, and messages go within one job; start both programs with one --pool and one POLDER_JOB"
+    )]
+    OtherJob {
+        /// The job of this process.
+        job: u64,
+    },
     /// A peer died or stopped while this process waited for it.
     #[error(
         "{peer} died or stopped: its sign of life ended while this process waited for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part"

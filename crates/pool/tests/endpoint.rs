@@ -31,16 +31,20 @@ fn geometry(bytes: u64) -> Geometry {
 }
 
 fn pools_of(bytes: u64) -> Vec<Arc<Pool<Heap>>> {
+    pools_in(bytes, Uuid(1), |host| Member::new(host, 1))
+}
+
+fn pools_in(bytes: u64, uuid: Uuid, member: impl Fn(u16) -> Member) -> Vec<Arc<Pool<Heap>>> {
     let geometry = geometry(bytes);
     let layout = Layout::new(&geometry, bytes).unwrap();
     let local_words = LocalLayout::new(&layout).words();
     let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    format(&heap, &geometry, uuid, Overwrite::Refuse).unwrap();
     let places = [(0, 0), (1, 0), (0, 1), (1, 1)];
     let attach = |(host, slot)| {
         let memory =
             if (host, slot) == (0, 0) { heap.clone() } else { heap.process(host, ProcessSlot(slot)) };
-        Arc::new(Pool::attach(memory, Member::new(host, 1)).unwrap())
+        Arc::new(Pool::attach(memory, member(host)).unwrap())
     };
     places.map(attach).into()
 }
@@ -237,6 +241,35 @@ fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
     };
     let is_told = matches!(done, Completion::Failed { context: 10, error: PoolError::PeerDead { .. }, .. });
     assert!(is_told, "{done:?}");
+}
+
+#[test]
+fn an_address_of_another_job_or_pool_is_refused_by_that_word() {
+    let here = pools();
+    let others = [
+        pools_in(BYTES, Uuid(1), |host| Member { job: 7, ..Member::new(host, 1) }),
+        // Its uuid is another.
+        pools_in(BYTES, Uuid(2), |host| Member::new(host, 1)),
+    ];
+    let mut first = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&here[0]), options()).unwrap();
+    let ours = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&here[1]), options()).unwrap().address();
+    for other in others {
+        let address =
+            Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&other[1]), options()).unwrap().address();
+        assert_eq!(Address::decode(address.encode()), Some(address));
+        assert_ne!(address, ours);
+        let peer = first.connect(address);
+        first.send(peer, label(1), bytes(8, 0), 1).unwrap();
+        let done = loop {
+            first.progress().unwrap();
+            if let Some(done) = first.completion() {
+                break done;
+            }
+        };
+        let Completion::Failed { context: 1, error, .. } = done else { panic!("{done:?}") };
+        assert_eq!(error, PoolError::OtherJob { job: 0 });
+        assert!(error.to_string().contains("is of another job or in another pool than job 0"), "{error}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use polder_mem::{Bell, LINE, Memory, Offset};
 
-use super::place::{endpoint_name, find_ring, news_base, news_word, ring_name, split_news_word};
+use super::place::{endpoint_name, find_ring, news_base, news_word, realm_of, ring_name, split_news_word};
 use super::{Address, EndpointOptions};
 use crate::object::Object;
 use crate::owned::{Identity, Kind};
@@ -221,7 +221,7 @@ impl<M: Memory> Inlets<M> {
     fn open(&mut self, pool: &Pool<M>, (host, port): (u16, u16), word: Offset) -> Result<(), PoolError> {
         let job = pool.member().job;
         let endpoint = pool.open(&endpoint_name(job, host, port))?;
-        let sender = Address { host, port, generation: endpoint.generation() };
+        let sender = Address { host, port, generation: endpoint.generation(), realm: realm_of(pool) };
         // One that cannot be read rings for nobody: its sender looks for room by itself.
         let said = if self.rings_bells { Identity::read(pool, &endpoint, Kind::Endpoint).ok() } else { None };
         let wakes = said.map(|said| pool.layout().bell(host, said.process.slot));

@@ -6,7 +6,7 @@ use polder_mem::{Bell, Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, endpoint_name, news_base, news_word, ring_name};
+use super::place::{create_ring, endpoint_name, news_base, news_word, realm_of, ring_name};
 use super::wire::{Note, bytes_of, offered};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
@@ -309,7 +309,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     }
 
     fn expect_alive(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
-        let Address { host, port, generation } = self.address;
+        let Address { host, port, generation, .. } = self.address;
         let Some(process) = self.process else {
             let (endpoint, process) = find(pool, self.address)?;
             pool.close(endpoint);
@@ -329,7 +329,10 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
 
     /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.
     pub(super) fn may_begin_later(&self, error: &PoolError) -> bool {
-        let is_over = matches!(error, PoolError::PeerDead { .. } | PoolError::Corrupt { .. });
+        let is_over = matches!(
+            error,
+            PoolError::PeerDead { .. } | PoolError::Corrupt { .. } | PoolError::OtherJob { .. }
+        );
         self.outlet.is_none() && self.broken.is_none() && self.control.is_empty() && !is_over
     }
 
@@ -392,6 +395,9 @@ impl<M: Memory> Outlet<M> {
 
 /// The endpoint with this address, held open, and its process.
 fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process), PoolError> {
+    if address.realm != realm_of(pool) {
+        return Err(PoolError::OtherJob { job: pool.member().job });
+    }
     let found = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
         Err(PoolError::NotFound { .. }) => None,
         found => Some(found?),

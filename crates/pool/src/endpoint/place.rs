@@ -30,6 +30,7 @@
 //! | 6 | spare, 0 |
 
 use polder_mem::{Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::Address;
 use crate::format::Geometry;
@@ -51,6 +52,12 @@ const GENERATION: u32 = 1;
 /// Bits of a word of the news that count.
 const COUNT_BITS: u32 = 40;
 
+/// What tells the endpoints of this process's job in this pool from those of other pools and jobs.
+pub(super) fn realm_of<M: Memory>(pool: &Pool<M>) -> u32 {
+    let (uuid, job) = (pool.superblock().uuid.0.to_le_bytes(), pool.member().job.to_le_bytes());
+    xxh3_64(&[&uuid[..], &job[..]].concat()) as u32
+}
+
 /// The name of the endpoint at `port` of `host`.
 pub(super) fn endpoint_name(job: u64, host: u16, port: u16) -> String {
     format!("/endpoint/{job}/{host}.{port}")
@@ -59,7 +66,7 @@ pub(super) fn endpoint_name(job: u64, host: u16, port: u16) -> String {
 /// The name of the ring from `sender` to `receiver`.
 pub(super) fn ring_name(job: u64, sender: Address, receiver: Address) -> String {
     let receiver_name = endpoint_name(job, receiver.host, receiver.port);
-    let Address { host, port, generation } = sender;
+    let Address { host, port, generation, .. } = sender;
     format!("{receiver_name}.{}/from/{host}.{port}.{generation}", receiver.generation)
 }
 
@@ -92,7 +99,7 @@ pub(super) const fn split_news_word(word: u64) -> (u64, u64) {
 
 /// Chunks that one host holds for `endpoints` endpoints of a job and `rings` rings of this shape to others, at most.
 pub(super) fn chunks(geometry: &Geometry, shape: RingShape, endpoints: u64, rings: u64) -> u64 {
-    let furthest = Address { host: u16::MAX, port: u16::MAX, generation: u64::MAX };
+    let furthest = Address { host: u16::MAX, port: u16::MAX, generation: u64::MAX, realm: 0 };
     let name = ring_name(u64::MAX, furthest, furthest);
     let header =
         Offset(0).lines(Name::parse(&name).map_or(MAX_HEADER_LINES, |name| header_lines(&name)).into());
