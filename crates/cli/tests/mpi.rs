@@ -207,7 +207,7 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         ("-n 3 --windows", "has room for 2 ranks on a host, not 3"),
         (
             "-n 8 --emulate 2",
-            "of 16.0 MiB is too small for the 56 rings between 8 ranks; format one with --size 64MiB, or take fewer",
+            "of 16.0 MiB is too small for the 56 rings between 8 ranks; format one with --size 32MiB, or take fewer",
         ),
         ("-n 2 --hosts a,a", "a is named twice"),
         ("-n 2 --host 1", "--host does not apply here"),

@@ -924,7 +924,10 @@ pub(super) fn clean(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
     let pool = actor.pool;
     let mut names: Vec<_> = ["small", "large", "lines", "credits"].map(|what| own(round, what)).into();
     match round.scene.what {
-        What::AllReduce => names.push(own(round, &format!("group/{}", ranks(round) - 1))),
+        What::AllReduce => {
+            let victim = ranks(round) - 1;
+            names.extend(["group", "group/staging"].map(|of| own(round, &format!("{of}/{victim}"))));
+        }
         What::Client | What::Proxy => {
             let victim = Cast::of(round).victim;
             names.extend(["service", "service/1"].map(|of| own(round, &format!("{of}/{victim}"))));
