@@ -23,9 +23,10 @@ const MET: u64 = 3;
 /// Ranks meet with this part of all the staging.
 const FIRST_PART: u64 = 64;
 
-/// The staging with which so many ranks meet: enough for a word of each rank in either half.
+/// The staging with which so many ranks meet. Either half has room for two rounds of blocks of a line, and no rank has more than two
+/// blocks for each rank, so that every operation can go on with it.
 pub(super) fn first_bytes(options: &GroupOptions, ranks: usize) -> u64 {
-    let least = (options.staging_bytes / FIRST_PART).max(16 * ranks as u64);
+    let least = (options.staging_bytes / FIRST_PART).max(8 * LINE * ranks as u64);
     least.next_multiple_of(2 * LINE).min(options.staging_bytes)
 }
 

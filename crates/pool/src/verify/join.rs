@@ -42,8 +42,8 @@ const NAME: &str = "/ranks";
 const HOSTS: u16 = 2;
 /// Processes of a host: two ranks or a rank and its rival, and whoever comes in the place of either.
 const PROCESSES: u16 = 4;
-/// Enough for what all ranks hold, held before, and left when they died.
-const CHUNKS: u32 = 24;
+/// Enough for what all ranks hold, held before, and left when they died; too few for a host to keep an empty one.
+const CHUNKS: u32 = 15;
 /// Meetings in which every rank takes part from the beginning to the end.
 const MEETINGS: usize = 2;
 /// Longer than anyone stops: a call of the pool that waits so long is blocked for ever.
@@ -57,7 +57,10 @@ const RIVAL: u32 = 300;
 const HELPER: u32 = 400;
 /// Bits of a word in which one rank's number and its index stand.
 const FIELD: u32 = 20;
-const INDICES: u64 = 64;
+const INDICES: u64 = 256;
+/// An object that takes more than half of all chunks, so that the first are among them.
+const SUCCESSOR: &str = "/successor";
+const SUCCESSOR_BYTES: u64 = 16 << 10;
 
 /// The pool, with no byte to spare.
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
@@ -66,7 +69,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         processes: PROCESSES,
         names: 13,
         levels: 4,
-        chunk_bytes: 512,
+        chunk_bytes: 2048,
         // Too few for three ranks with all the staging.
         opens: 5,
         keepers: 1,
@@ -76,7 +79,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
 
 fn options() -> GroupOptions {
     let patience = Patience { spins: 1, yields: 1, nap: TIMEOUT / 8 };
-    GroupOptions { direct_bytes: 64, timeout: TIMEOUT, patience, ..tiny(512) }
+    GroupOptions { direct_bytes: 64, segment_bytes: 512, timeout: TIMEOUT, patience, ..tiny(2048) }
 }
 
 /// One schedule.
@@ -112,6 +115,8 @@ struct Witness {
     known: Cell<u64>,
     /// Whether a rank was told that somebody is gone.
     told: Cell<bool>,
+    /// Whether another host has put an object where both ranks staged.
+    placed: Cell<bool>,
     /// How often a rank died or gave up.
     losses: Cell<u64>,
 }
@@ -226,6 +231,9 @@ fn join(seed: u64) -> Outcome {
     if let Some((rank, host)) = scene.witness.rival {
         scene.compete(rank, host);
     }
+    if scene.witness.hosts == [0, 0] && scene.witness.crash.is_none() {
+        scene.succeed();
+    }
     scene.judge();
     let outcome = scene.world.run();
     let died = scene.victim.is_some_and(|victim| scene.world.crashed(victim));
@@ -251,7 +259,7 @@ impl Scene {
         let shape = shape_of(layout, kernels, coherence);
         let witness = Witness {
             hosts,
-            count: [1, 3, 8, 16][dice.roll(4) as usize],
+            count: [1, 3, 8, 128][dice.roll(4) as usize],
             crash,
             victim: dice.roll(hosts.len() as u64) as usize,
             rival: (hosts == [0, 1] && dice.roll(3) == 0)
@@ -318,6 +326,27 @@ impl Scene {
         self.world.spawn(host, 1, move |_| meet(&pool, rank, &witness));
     }
 
+    /// The host without ranks puts an object in the place of both ranks, once they have left.
+    fn succeed(&mut self) {
+        let (kernels, witness) = (self.kernels, Rc::clone(&self.witness));
+        let pool = self.world.setup_as(1, 0, |memory| attach(memory, kernels, 1, HELPER, &witness));
+        self.world.spawn(1, 0, move |_| {
+            while !witness.is_over() {
+                pool.memory().pause();
+            }
+            for _ in 0..20 {
+                match pool.create(SUCCESSOR, SUCCESSOR_BYTES) {
+                    Ok(object) => {
+                        pool.close(object);
+                        return witness.placed.set(true);
+                    }
+                    Err(PoolError::Full { .. }) => nap(&pool),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+
     /// At the end whoever comes can have any rank, nothing is left, and all chunks are free.
     fn judge(&mut self) {
         let (kernels, witness) = (self.kernels, Rc::clone(&self.witness));
@@ -325,6 +354,16 @@ impl Scene {
         self.world.check(0, move |_| {
             let attach = |(host, memory)| attach(memory, kernels, host, HELPER, &witness);
             let pools: Vec<_> = (0..).zip(memories).map(attach).collect();
+            if witness.placed.get() {
+                let object = pools[1].open(SUCCESSOR).expect("its header is whole");
+                let mut bytes = vec![0; SUCCESSOR_BYTES as usize];
+                object.read_at(pools[1].memory(), 0, &mut bytes).expect("inside");
+                assert!(
+                    bytes.iter().all(|&byte| byte == 0),
+                    "what a rank staged reached another host's object"
+                );
+                pools[1].discard(object).expect("it is there");
+            }
             for rank in 0..witness.hosts.len() {
                 let pool = Arc::clone(&pools[rank % 2]);
                 let options = GroupOptions { timeout: Duration::ZERO, ..options() };
