@@ -34,7 +34,6 @@ pub(super) fn other(seed: u64) -> Outcome {
         undo,
         undo,
         |seed, _| leave_unwritten(seed),
-        |seed, _| leave_unwritten(seed),
         repair,
         fence,
         |seed, _| unattended(seed),
@@ -57,6 +56,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         short_together,
         free_together,
         free_together,
+        tell,
         tell,
         list_together,
     ];
