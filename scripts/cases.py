@@ -36,8 +36,16 @@ def ranks(count: int) -> str:
     return f"torchrun --standalone --nproc-per-node {count} {{}}"
 
 
+#: MPICH, which `make mpi` installs.
+MPICH = HOME / ".cache/mpich/bin"
+LARGE = (
+    f"{MPICH}/mpicc {{}} -o large && for how in 0 1 2 3; do polder mpi run -np 2 --emulate 2 --mpiexec {MPICH}/mpiexec"
+)
+
 #: Every program, by its name in the folder.
 TABLE = {
+    "mpi_large.c": Start(f"sh -c '{LARGE} ./large $how || exit 1; done'"),
+    "plan_pages.sh": Start("sh {}", seconds=1800),
     "torch_compiled.py": Start(ranks(2)),
     "torch_overlap.py": Start(ranks(3), BOTH),
 }

@@ -404,7 +404,9 @@ impl Fitted {
     fn check(&self) -> Result<(), (&'static str, String)> {
         for (name, value) in Self::NAMES.into_iter().zip(self.values()) {
             let (expected, fits) = match name {
-                "depth" | "launch" => ("number from 0 on", value.is_finite() && value >= 0.0),
+                // No matrix product has a longer inner dimension, and no kernel takes longer to start.
+                "depth" => ("number from 0 to 1000000", (0.0..=1e6).contains(&value)),
+                "launch" => ("time from 0 to 1 s", (0.0..=1.0).contains(&value)),
                 "straggle" => ("part from 0 to 1", (0.0..=1.0).contains(&value)),
                 _ => ("part from 0 to 1", value > 0.0 && value <= 1.0),
             };

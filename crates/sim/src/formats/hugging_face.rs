@@ -75,7 +75,7 @@ const ALIKE: [(&str, &[&str], &str); 4] = [
 ];
 
 /// How many tokens a token looks at.
-const WINDOWS: [&str; 2] = ["sliding_window", "keep_window_size"];
+const WINDOWS: [&str; 3] = ["sliding_window", "sliding_window_size", "keep_window_size"];
 
 /// Objects that say nothing of what is computed.
 const ASIDE: [&str; 10] = [
@@ -384,6 +384,7 @@ impl Config<'_> {
             .any(|known| known.contains(&key));
         is_size
             && !is_known
+            && !self.is_meant(key)
             && !is_in(NO_SIZES, last)
             && !is_in(NO_SIZE, key)
             && said(&self.keys, key).is_some()
@@ -397,7 +398,7 @@ impl Config<'_> {
         let sequence = self.sequence()?.map_or(u64::MAX, u64::from);
         for key in WINDOWS {
             let value = self.keys.get(key).or_else(|| self.family.keys.get(key));
-            let is_off = key == "sliding_window" && switch == Some(&Value::Bool(false));
+            let is_off = key.starts_with("sliding_window") && switch == Some(&Value::Bool(false));
             let Some(value) = value.filter(|it| !is_off && !it.is_null() && **it != false) else { continue };
             let window = u64::from(self.whole(key, value)?);
             if window < sequence && window > 0 {
@@ -411,6 +412,22 @@ impl Config<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Heads of keys and values, where they are fewer than those of queries.
+    fn kv_heads(&self) -> Result<Option<u32>, DataError> {
+        // Falcon's newer models have it written down too, where it does not count.
+        match self.flag("multi_query")? && !self.flag("new_decoder_architecture")? {
+            true => Ok(Some(1)),
+            false => self.maybe(KV_HEADS),
+        }
+    }
+
+    /// Whether a key says of the heads of keys and values what its family means without it.
+    fn is_meant(&self, key: &str) -> bool {
+        let meant = || self.kv_heads().ok()?.or_else(|| self.must(HEADS).ok());
+        KV_HEADS.contains(&key)
+            && meant().is_some_and(|meant| each(&self.keys[key]).as_u64() == Some(meant.into()))
     }
 
     /// A mixture, when there is one, with the width of an expert.
@@ -461,11 +478,7 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
         hidden,
         layers: config.must(LAYERS)?,
         heads: config.must(HEADS)?,
-        // Falcon's newer models have it written down too, where it does not count.
-        kv_heads: match config.flag("multi_query")? && !config.flag("new_decoder_architecture")? {
-            true => Some(1),
-            false => config.maybe(KV_HEADS)?,
-        },
+        kv_heads: config.kv_heads()?,
         head_width: config.maybe(&["head_dim"])?,
         feed_forward: Some(width.map_or_else(|| config.feed_forward(hidden), Ok)?),
         gated: config.family.gated,
@@ -721,6 +734,10 @@ mod tests {
             // Experts that are off, and a window as long as a sequence.
             (r#""model_type": "doge", "num_key_value_heads": 4, "is_moe": false, "num_experts": 16384, "num_experts_per_tok": 64,
                 "tie_word_embeddings": true"#.into(), 0.3358),
+            // A window under two names, longer than the sequence.
+            (r#""model_type": "gemma2", "head_dim": 256, "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
+                "num_hidden_layers": 42, "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_size": 4096,
+                "vocab_size": 256000"#.into(), 9.242),
             // What Python writes for infinity: huggingface/transformers#42959.
             (format!(r#""model_type": "llama", {llama}, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
                 "time_step_limit": [0.0, Infinity, -Infinity, NaN], "_name_or_path": "a \"NaN\" \\""#), 8.030),
@@ -771,6 +788,14 @@ mod tests {
             (
                 kind("mistral", r#""sliding_window": 64"#),
                 "sliding_window: attention within 64 of 128 tokens cannot",
+            ),
+            (
+                kind("gpt_bigcode", r#""num_key_value_heads": 4"#),
+                "num_key_value_heads: expected nothing, because no gpt_bigcode here has such a size, found 4",
+            ),
+            (
+                kind("gpt_bigcode", r#""multi_query": false, "num_key_value_heads": 1"#),
+                "num_key_value_heads: expected nothing, because no gpt_bigcode here has such a size, found 1",
             ),
             (
                 kind("gpt_oss", r#""hidden_size": 2880, "sliding_window": 127"#),
