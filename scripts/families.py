@@ -32,6 +32,8 @@ SIZES = {
 BESIDE: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": True},
     "gpt_neo": {"num_layers": 3, "attention_types": [[["global"], 3]]},
+    # Its output projection is square, so that no other width runs.
+    "helium": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 160},
     "hunyuan_v1_moe": {"head_dim": 160},
     "ministral": {"head_dim": 160},

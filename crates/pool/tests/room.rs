@@ -49,7 +49,8 @@ fn objects_of_a_mebibyte_fill_a_pool_of_a_gibibyte_and_the_next_is_refused_with_
     let before = pool.memory().operations();
     assert!(matches!(create(count), Err(PoolError::Full { .. })));
     let refused = pool.memory().operations() - before;
-    assert!(refused < 10_000, "a refused create took {refused} operations on memory");
+    // It looks at the claims of all hosts for each of the 1,024 chunks, once.
+    assert!(refused < 20 << 10, "a refused create took {refused} operations on memory");
     println!("{count} objects, {free} bytes left, {refused} operations of a refused create");
 }
 

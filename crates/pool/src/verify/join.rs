@@ -67,7 +67,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry {
         hosts: HOSTS,
         processes: PROCESSES,
-        names: 13,
+        names: 23,
         levels: 4,
         chunk_bytes: 2048,
         // Too few for three ranks with all the staging.
