@@ -104,7 +104,7 @@ fn a_pool_that_cannot_be_used_is_named_in_one_line_with_its_remedy_and_stays_as_
             |made| std::fs::write(&made.path, [7; 8192]).unwrap(),
             &["no pool", "0x0707070707070707", "check the path", "format --force"],
         ),
-        (|made| truncate(made, 64 << 10), &["needs 1048576 bytes", "has 65536", "enlarge"]),
+        (|made| truncate(made, 64 << 10), &["needs 1 MiB", "has 64 KiB", "enlarge"]),
         (|made| rewrite(made, |words| words[1] = 9), &["has format 9", "reads format 3"]),
         (|made| rewrite(made, |words| words[4] = 4096), &["corrupt superblock", "format anew with --force"]),
     ];
@@ -135,7 +135,7 @@ fn a_pool_that_would_be_too_small_is_not_made() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
         command.args(["pool", "format", "--size", size, "--pool"]).arg(&path).output().unwrap()
     };
-    expect_line(&format("64KiB"), &["needs", "has 65536", "lower --hosts"]);
+    expect_line(&format("64KiB"), &["needs 512 KiB", "has 64 KiB", "lower --hosts"]);
     expect_line(&format("100B"), &["100 bytes is no size"]);
     assert_eq!(scratch.names(), [""; 0]);
 }
