@@ -349,7 +349,7 @@ fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
     std::fs::File::create(&card).unwrap().set_len(64 << 20).unwrap();
     let card = card.to_str().unwrap();
     let written = said(&["probe", "--out", path, "--disk", disk.to_str().unwrap(), "--dax", card]);
-    assert_eq!(written, std::fs::read_to_string(&out).unwrap());
+    assert_eq!(written, "", "the file says it all");
     let tiers = Platform::load(path).unwrap().local_tiers;
     assert!(tiers["dram"].node.is_some() && tiers["dram"].device.is_none());
     assert_eq!((tiers["card"].node, tiers["card"].device.as_deref()), (None, Some(card)));

@@ -356,7 +356,7 @@ impl<M: Memory> Parts<M> {
         if self.is_far(number) {
             // What it said before.
             self.memory.invalidate(at, LINE);
-            // HARMLESS(fence_invalidations -> sfence -> drop), one look at the end of another: it is seen with the next.
+            // A load before the fence would find the line as it was.
             self.memory.fence_invalidations();
         }
         Ok(line::load(&self.memory, at)?.and_then(|[mark, ..]| Mark::parse(mark)))

@@ -67,8 +67,8 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry {
         hosts: HOSTS,
         processes: PROCESSES,
-        names: 23,
-        levels: 4,
+        names: 61,
+        levels: 6,
         chunk_bytes: 2048,
         // Too few for three ranks with all the staging.
         opens: 5,

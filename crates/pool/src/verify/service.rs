@@ -33,8 +33,6 @@ pub(super) fn canaries() -> Vec<Suite> {
 const HARMLESS: &[Harmless] = &[
     harmless("service.rs", "one look at the queues", Change::Drop),
     harmless("service.rs", "one look at the queues", Change::Weaken),
-    harmless("service.rs", "one look at the end of another", Change::Drop),
-    harmless("service.rs", "one look at the end of another", Change::Weaken),
 ];
 
 /// Bytes behind a rank's extent: any part, and a heartbeat.
