@@ -11,7 +11,7 @@
 //! 3. **Two halves.** Operation `k` stages in half `k % 2`. The half last held operation `k - 2`. A rank passes the window
 //!    before it writes its first byte of staging, so every reader of `k - 2` has returned.
 //!
-//! Ranks that met by name begin with a little staging; see [`staging`] for how it grows.
+//! Ranks that met by name begin with a little staging, which grows when an operation gains by it.
 //!
 //! After an error a group is broken for good. The rank publishes which peer it gave up on, so that the others fail at once
 //! and name the same peer. Then nothing in its extent changes any more.
