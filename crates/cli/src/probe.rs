@@ -66,10 +66,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure(format!("{} exists: --force replaces it, --out names another", out.display())));
     }
     let begin = Instant::now();
-    eprintln!("polder: measures for one to three minutes; what else runs meanwhile makes the figures worse");
     // First, because a folder that is no tier is soon found.
     let disk = disks(&arguments.disk)?;
     let devices = devices(&arguments.dax)?;
+    eprintln!("polder: measures for one to three minutes; what else runs meanwhile makes the figures worse");
     let (text, noise) = until_it_is_read(|| {
         let (platform, noise) = machine(&disk, &devices)?;
         Ok((toml::to_string(&platform)?, noise))

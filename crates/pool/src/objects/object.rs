@@ -249,6 +249,8 @@ pub(crate) fn fill<M: Memory>(
             line::store(memory, at, &words);
             memory.write_back(at, LINE);
             if matches!(fill, InitialContents::LineOnly(_)) {
+                // HARMLESS(invalidate -> write_back -> drop), bytes that nobody fills: this host has written back what it freed there, and
+                // a reader on another host invalidates what it reads.
                 memory.invalidate(at + LINE, bytes - LINE);
                 return Ok(());
             }
