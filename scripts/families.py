@@ -34,7 +34,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 3, "attention_types": [[["global"], 3]]},
     # Its output projection is square, so that no other width runs.
     "helium": {"head_dim": 128},
-    "hunyuan_v1_dense": {"head_dim": 160},
+    # Its class passes over experts; published files say that there is one.
+    "hunyuan_v1_dense": {"head_dim": 160, "num_experts": 1},
     "hunyuan_v1_moe": {"head_dim": 160},
     "ministral": {"head_dim": 160},
     "nemotron": {"num_key_value_heads": 48},
