@@ -513,7 +513,7 @@ impl<M: Memory> Group<M> {
             if came.is_some() || self.late(rank, want, latest)? {
                 return Ok(());
             }
-            deadline = latest.min(self.memory.now() + self.options.patience.nap * 8);
+            deadline = latest.min(self.memory.now() + self.recent() * 2);
         }
     }
 
@@ -663,9 +663,13 @@ impl<M: Memory> Group<M> {
         self.still_looks(rank) && self.standings[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
     }
 
-    /// Whether a peer that looks and sleeps in turn has hardly had time to do more since then.
+    /// For how long a peer that looks and sleeps in turn may not have been seen to: it may wait for a CPU, too.
+    fn recent(&self) -> Duration {
+        (self.options.timeout / 4).max(self.options.patience.nap * 4)
+    }
+
     fn is_recent(&self, moment: Nanos) -> bool {
-        moment + self.options.patience.nap * 4 > self.memory.now()
+        moment + self.recent() > self.memory.now()
     }
 
     /// Breaks the group and says so to the others.

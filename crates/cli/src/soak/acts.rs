@@ -556,12 +556,11 @@ impl Victim {
         }
     }
 
-    /// That `error` is the one that a survivor must get once the victim is dead: it names it, in time. A victim that was stopped may have
-    /// found the survivor late when it went on, and given up before it died.
+    /// That `error` is the one that a survivor must get once the victim is dead: it names it, in time.
     fn expect_dead(self, round: &Round, error: &PoolError, waited: Duration) -> Result<(), Failure> {
         let victim = Peer::new(round.scene.host(), self.pid);
         match error {
-            PoolError::PeerDead { peer, .. } | PoolError::GaveUp { peer, .. }
+            PoolError::PeerDead { peer, .. }
                 if Peer::new(peer.host, peer.pid) == victim && waited < DEADLINE =>
             {
                 Ok(())
