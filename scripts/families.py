@@ -38,6 +38,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 160, "num_experts": 1},
     "hunyuan_v1_moe": {"head_dim": 160},
     "ministral": {"head_dim": 160},
+    # transformers' class takes 4 whatever this says; the code that published models are trained by does not.
+    "mpt": {"expansion_ratio": 4},
     "nemotron": {"num_key_value_heads": 48},
 }
 #: What every class writes, and nothing is said by.
