@@ -1,5 +1,5 @@
 # `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test cases verify soak fuzz bench mpi-check torch-check
+.PHONY: setup dev reproduce dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test cases verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -11,6 +11,14 @@ MAKEFLAGS += --jobs=2
 
 setup: machine
 	@scripts/setup.sh
+# The model of the protocols and its suites, kills, benchmarks, and published figures made again; not installed.
+dev: setup
+	@PATH="$$HOME/.cargo/bin:$$PATH" cargo build --quiet --release -p polder-dev
+	@mkdir -p .cache/dev && cp -f target/release/polder-dev .cache/dev/
+# The title of a figure, as NAME=scalepool-fig6.
+NAME ?= --help
+reproduce: dev
+	@.cache/dev/polder-dev reproduce $(NAME)
 # What installs Polder, in dist: the wheel, a Debian package, and an OCI image where there are root and mmdebstrap.
 dist: machine
 	@scripts/dist.sh
@@ -90,10 +98,10 @@ recovery: setup torch .cache/torchft/.ready
 # node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then racks of 6.12 and of the newest: two kernels on
 # one memory device, and a pool between them.
 KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
-lab: setup mpi
+lab: dev mpi
 	@lab/run.sh $(KERNELS) dax_kmem cxl rack rack:newest
 
-test: setup tools torch mpi frameworks
+test: dev tools torch mpi frameworks
 	@scripts/test.sh
 
 # mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about an hour.
@@ -111,15 +119,15 @@ cases: setup torch mpi
 	@.venv/bin/python scripts/cases.py --only "$(ONLY)"
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.
-verify: setup
-	.venv/bin/polder verify -n 1000000
-	.venv/bin/polder verify --mutants -n 100000
+verify: dev
+	.cache/dev/polder-dev verify -n 1000000
+	.cache/dev/polder-dev verify --mutants -n 100000
 
 # Processes that are killed, then ones that are stopped, at any memory operation; FOR=1h for longer.
 FOR ?= 10min
-soak: setup
-	.venv/bin/polder soak --for $(FOR)
-	.venv/bin/polder soak --for $(FOR) --doom stop
+soak: dev
+	.cache/dev/polder-dev soak --for $(FOR)
+	.cache/dev/polder-dev soak --for $(FOR) --doom stop
 
 # Everything that a peer can write, each thing for so long: bytes that play hostile hosts, with libFuzzer's feedback.
 fuzz: FOR = 5min
@@ -127,7 +135,7 @@ fuzz: setup
 	@scripts/fuzz.sh $(FOR)
 
 # Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
-bench: setup torch mpi .venv/.bench
+bench: dev torch mpi .venv/.bench
 	.venv/bin/python scripts/benchmarks.py
 .venv/.bench: pyproject.toml | machine
 	@echo "setup: installing Open MPI and mpi4py" >&2

@@ -445,7 +445,7 @@ def spread(seconds: list[float]) -> str:
 
 
 def write_figures(runs: list[Run], out: Path) -> Path:
-    """What was trained and what a step took, in seconds, for `polder plan verify`."""
+    """What was trained and what a step took, in seconds, for `polder-dev held-out`."""
     model = dict(title="demo", source="examples/train.py", hidden=WIDTH, layers=LAYERS, heads=HEADS, vocabulary=256)
     figures: dict[str, object] = {
         "kind": "measured",

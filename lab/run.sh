@@ -39,7 +39,8 @@ pack() { (cd "$1" && find . | cpio -o -H newc --quiet | gzip -1); }
 mkdir -p "$root/guest/bin" out/lab
 cp target/release/polder-guest "$root/guest/init"
 cp "$polder" "$root/guest/bin/polder"
-put "$root/guest" "$root/guest/init" "$root/guest/bin/polder"
+cp .cache/dev/polder-dev "$root/guest/bin"
+put "$root/guest" "$root/guest/init" "$root/guest/bin/polder" "$root/guest/bin/polder-dev"
 pack "$root/guest" >"$root/initrd.gz"
 
 # Programs and drivers that bring up memory devices: busybox, ndctl with its libraries.

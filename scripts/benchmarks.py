@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-POLDER = ROOT / ".venv/bin/polder"
+POLDER_DEV = ROOT / ".cache/dev/polder-dev"
 BENCHES = {
     "lines": "Writing and flushing (cMPI, Figure 11), and the rows of its Table 1 that this machine has",
     "ring": "Messages between two processes of two emulated hosts, beside the line operations they need",
@@ -41,11 +41,11 @@ PREFACE = f"""\
 
 `make bench` measures these sections and writes this page. Each section is a run of its own, minutes after the one
 before. So a case that stands in two sections may differ as much as this machine does from minute to minute. Two
-benchmarks stand on pages of their own: `polder bench offload` in [offload.md](offload.md), `polder bench fabric` in
+benchmarks stand on pages of their own: `polder-dev bench offload` in [offload.md](offload.md), `polder-dev bench fabric` in
 [plan-fabric.md](plan-fabric.md). One section alone:
 
 ```sh
-polder bench ring
+polder-dev bench ring
 ```
 
 | column | meaning |
@@ -110,10 +110,10 @@ def section(name: str) -> str:
             "--plot",
             f"docs/{file}",
         ]
-    print(f"polder {' '.join(words)}", file=sys.stderr)
-    done = subprocess.run([str(POLDER), *words, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    print(f"polder-dev {' '.join(words)}", file=sys.stderr)
+    done = subprocess.run([str(POLDER_DEV), *words, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    run = f"{datetime.date.today().isoformat()}, {commit()}: `polder {' '.join(words)}`"
+    run = f"{datetime.date.today().isoformat()}, {commit()}: `polder-dev {' '.join(words)}`"
     what = f"{BENCHES[name]}. Measured on {machine()}, {run}\n"
     if not name.startswith("figure"):
         return "\n".join([what, table(rows)])
@@ -177,7 +177,7 @@ def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
         keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
         rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
         sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
-    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d), [^`]*: `polder bench (?:collectives|torch|mpi|ring)\b", page)))
+    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d), [^`]*: `polder-dev bench (?:collectives|torch|mpi|ring)\b", page)))
     return sections, " and ".join(days)
 
 

@@ -8,9 +8,8 @@ out=${1:-dist}
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 say "building the polder command and the Python module (minutes, the first time)"
-# The command apart: one build would unify features, and give the libraries the model of the protocols, which only it needs.
-cargo build --release -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-sim
-cargo build --release -p polder-cli
+# None of these has the model of the protocols, which `polder-dev` has alone. The simulator is built with them, for the Python module.
+cargo build --release -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-sim
 
 # A wheel's data goes to these folders of the environment that it is installed into.
 data=target/wheel/polder_memory.data

@@ -2,7 +2,7 @@
 # Every check, in order of how soon it fails. Stops at the first that does, and says which.
 set -eu
 cd "$(dirname "$0")/.."
-PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/tools/bin:$PATH"
+PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/dev:$PWD/.cache/tools/bin:$PATH"
 export PATH RUSTDOCFLAGS="-D warnings"
 
 step() {
@@ -20,18 +20,18 @@ limited() { timeout --verbose -k 10 40m "$@"; }
 before=$(scripts/left_in_shm.sh || true)
 nothing_new_in_shm() { new=$(scripts/left_in_shm.sh | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
-# What setup has installed for programs to load: stripped, and without the model of the protocols, which the command has.
+# What setup has installed: stripped, and without the model of the protocols, which polder-dev has.
 libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so"
 lean() {
-    grep -qa corosensei .venv/bin/polder || { echo ".venv/bin/polder has no model: is this check blind?"; return 1; }
-    for file in $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
+    grep -qa corosensei .cache/dev/polder-dev || { echo ".cache/dev/polder-dev has no model: is this check blind?"; return 1; }
+    for file in .venv/bin/polder $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
         for word in corosensei crates/mem/src/model .symtab; do
             ! grep -qaF -e "$word" "$file" || { echo "$file contains $word"; return 1; }
         done
     done
 }
 
-step "libraries" lean
+step "what is installed" lean
 step "format" cargo fmt --all --check
 step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
 step "format (Python)" ruff format --check python examples scripts
@@ -40,21 +40,21 @@ step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 # As users load them: without the model, which the lint above has in all crates.
-step "lint (libraries)" cargo clippy --quiet -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-python -- -D warnings
+step "lint (libraries)" cargo clippy --quiet -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-python -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
 # Kills, predictions and the agent by the installed command: that of `cargo test` takes several times as long.
-step "tests" limited env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace
+step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace
 if grep -q ' hugetlbfs ' /proc/mounts; then
     step "huge pages" cargo test --quiet -p polder-mem --lib -- --ignored --nocapture huge_pages
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
 step "cost of the agent" env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace --test agent_cost -- --ignored --nocapture
-step "schedules" limited polder verify -n "${POLDER_SCHEDULES:-5000}"
-# By the installed command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each
+step "schedules" limited polder-dev verify -n "${POLDER_SCHEDULES:-5000}"
+# By the optimised command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each
 # schedule, and would take most of the time: `make verify` runs as many of those as of the others.
-step "mutants" limited polder verify --mutants -n 30000 --harmless 3000
-step "canaries" limited polder verify --canaries
+step "mutants" limited polder-dev verify --mutants -n 30000 --harmless 3000
+step "canaries" limited polder-dev verify --canaries
 # What follows takes one core for most of its time, so it runs in two lanes. Tests look for what others leave in /dev/shm: each lane
 # has one of its own.
 files() { printf " $1python/tests/test_%s.py" torch sync bench snapshot mpi group recovery; }

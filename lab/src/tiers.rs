@@ -181,7 +181,7 @@ fn kernel_share(checks: &mut Checks) -> Result<(), Failed> {
 fn stress(mib: &str, checks: &mut Checks) -> Result<(), Failed> {
     let few = ["--mib", mib, "--samples", "3", "--json"];
     let bench = |words: &[&str]| -> Result<Vec<Value>, Failed> {
-        let said = polder(&[&["bench"], words].concat())?;
+        let said = said("/bin/polder-dev", &[&["bench"], words].concat())?;
         said.lines()
             .map(|line| serde_json::from_str(line).map_err(|error| format!("{line}: {error}")))
             .collect()
@@ -196,18 +196,18 @@ fn stress(mib: &str, checks: &mut Checks) -> Result<(), Failed> {
     let has_both = ["node 0 idle", "node 1 idle"].iter().all(|case| value(&memory, case, "latency").is_ok());
     checks.check(
         has_both && is_emulated(&memory),
-        "polder bench memory has rows of both nodes, called emulated",
+        "polder-dev bench memory has rows of both nodes, called emulated",
     )?;
     let knee = bench(&[&["knee", "--local", "75", "--hot", "50,75,100"], &few[..]].concat())?;
     let slow = |hot: u32| value(&knee, &format!("{hot}% hot, 75% local, node 1"), "bandwidth");
     let spills = slow(50)? == 0.0 && slow(75)? == 0.0 && slow(100)? > 0.0;
     checks.check(
         spills,
-        "polder bench knee reads the slow node only where the hot part is larger than the fast one",
+        "polder-dev bench knee reads the slow node only where the hot part is larger than the fast one",
     )?;
     let words = ["ab", "--a", "0", "--b", "1", "--rounds", "2", "--json", "--"];
     let ab = bench(
-        &[&words[..], &["/bin/polder", "bench", "memory", "--node", "1", "--mib", "4", "--samples", "1"]]
+        &[&words[..], &["/bin/polder-dev", "bench", "memory", "--node", "1", "--mib", "4", "--samples", "1"]]
             .concat(),
     );
     checks
@@ -215,11 +215,13 @@ fn stress(mib: &str, checks: &mut Checks) -> Result<(), Failed> {
     let ab = bench(&[&words[..], &["/bin/polder", "--version"]].concat())?;
     let times = ["A: memory of nodes 0", "B: memory of nodes 1"].map(|case| value(&ab, case, "time"));
     let has_times = times.iter().all(|time| time.as_ref().is_ok_and(|time| *time > 0.0));
-    checks
-        .check(has_times && is_emulated(&ab), "polder bench ab times a command on the memory of each node")?;
+    checks.check(
+        has_times && is_emulated(&ab),
+        "polder-dev bench ab times a command on the memory of each node",
+    )?;
     let left = std::fs::read_dir("/sys/fs/cgroup").map_err(|error| error.to_string())?.flatten();
     let left = left.filter(|entry| entry.file_name().to_string_lossy().starts_with("polder-")).count();
-    checks.check(left == 0, "polder bench ab leaves no cgroup")
+    checks.check(left == 0, "polder-dev bench ab leaves no cgroup")
 }
 
 /// What an operator sees first.
@@ -340,12 +342,17 @@ impl Draw {
 
 /// What a command prints, which it also shows.
 pub(crate) fn polder(arguments: &[&str]) -> Result<String, Failed> {
-    let output = Command::new("/bin/polder").args(arguments).output().map_err(|error| error.to_string())?;
+    said("/bin/polder", arguments)
+}
+
+/// What a program prints that does what it should.
+fn said(program: &str, arguments: &[&str]) -> Result<String, Failed> {
+    let output = Command::new(program).args(arguments).output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     print!("{said}{}", String::from_utf8_lossy(&output.stderr));
     match output.status.success() {
         true => Ok(said),
-        false => Err(format!("polder {} failed", arguments.join(" "))),
+        false => Err(format!("{program} {} failed", arguments.join(" "))),
     }
 }
 

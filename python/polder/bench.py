@@ -1,4 +1,4 @@
-"""Collectives through Python, beside gloo and Open MPI: what ``polder bench collectives`` starts.
+"""Collectives through Python, beside gloo and Open MPI: what ``polder-dev bench collectives`` starts.
 
 Every rank holds all libraries at once; for each size they take turns, round by round, so that noise meets all of
 them alike. A row is one JSON object a line on standard output.
@@ -59,7 +59,7 @@ class Contender:
 
 def main() -> int:
     """Runs the benchmark, or one rank of it."""
-    parser = argparse.ArgumentParser(prog="polder bench collectives", description=__doc__)
+    parser = argparse.ArgumentParser(prog="polder-dev bench collectives", description=__doc__)
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each library at each size")

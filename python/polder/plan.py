@@ -259,7 +259,7 @@ def train(
     Parameters
     ----------
     model, platform
-        Names of ``polder plan list``, or paths of files: TOML, a model as a Hugging Face ``config.json``, either as the
+        Names of ``polder plan show``, or paths of files: TOML, a model as a Hugging Face ``config.json``, either as the
         JSON of Calculon.
     accelerators
         Their number; by default that of the file ``layout``.

@@ -22,6 +22,8 @@ import pytest
 import polder
 
 RANKS = Path(__file__).parent / "ranks"
+#: What `make dev` builds.
+POLDER_DEV = Path(__file__).parents[2] / ".cache/dev/polder-dev"
 
 
 def python_of(framework: str) -> Path:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import POLDER_DEV
 
 
 def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
@@ -57,7 +58,7 @@ def test_torch_has_a_row_for_each_operation_kind_of_pool_and_peer() -> None:
 
 @pytest.mark.parametrize("arguments", [["lines"], ["ring"], ["objects", "--objects", "100000"]])
 def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
-    command = [str(Path(sys.executable).with_name("polder")), "bench", *arguments, "--json"]
+    command = [str(POLDER_DEV), "bench", *arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) >= 8
@@ -65,7 +66,7 @@ def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
 
 
 def test_the_sums_of_proxies_have_a_row_for_each_kind_of_pool_beside_their_floor() -> None:
-    command = [str(Path(sys.executable).with_name("polder")), "bench", "sync", "--json"]
+    command = [str(POLDER_DEV), "bench", "sync", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["case"].rsplit(" ", 1)[1] for row in rows] == ["coherent", "software"]
@@ -75,7 +76,7 @@ def test_the_sums_of_proxies_have_a_row_for_each_kind_of_pool_beside_their_floor
 @pytest.mark.torch
 def test_snapshots_have_rows_beside_torchs_own_checkpoints() -> None:
     pytest.importorskip("torch")
-    command = [str(Path(sys.executable).with_name("polder")), "bench", "snapshot", "--millions", "1", "--rounds", "1"]
+    command = [str(POLDER_DEV), "bench", "snapshot", "--millions", "1", "--rounds", "1"]
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     found = {(row["case"].split()[0], row["case"].split()[-1], row["metric"], row["peer"]) for row in rows}
@@ -99,7 +100,7 @@ def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
     mpiexec = Path(__file__).parents[2] / ".cache/mpich/bin/mpiexec"
     if not mpiexec.exists():
         pytest.skip("MPICH is not installed: run `make mpi`")
-    command = [Path(sys.executable).with_name("polder"), "bench", "mpi", "--rounds", "1", "--mpi", mpiexec, "--json"]
+    command = [POLDER_DEV, "bench", "mpi", "--rounds", "1", "--mpi", mpiexec, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     beside = {(row["case"], row["peer"]) for row in rows}
@@ -163,7 +164,7 @@ def test_offload_runs_all_contenders() -> None:
     made = Path(__file__).parents[2] / ".cache/deepspeed/.ready"
     extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache/torch_extensions"))
     if not made.exists() or not list(extensions.glob("*/cpu_adam/cpu_adam.so")):
-        pytest.skip("DeepSpeed's cpu_adam is not compiled, which takes minutes: `polder bench offload` compiles it")
+        pytest.skip("DeepSpeed's cpu_adam is not compiled, which takes minutes: `polder-dev bench offload` compiles it")
     command = [sys.executable, "-m", "polder.offload.bench", "--millions", "1", "--threads", "1", "--rounds", "1"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -347,7 +347,7 @@ print("read both ways")
 
 def test_state_dicts_go_to_deepspeed_and_come_back(tmp_path: Path) -> None:
     if not DEEPSPEED.exists() or not list(OPERATOR.glob("*/cpu_adam/cpu_adam.so")):
-        pytest.skip("DeepSpeed's cpu_adam is not compiled, which takes minutes: `polder bench offload` compiles it")
+        pytest.skip("DeepSpeed's cpu_adam is not compiled, which takes minutes: `polder-dev bench offload` compiles it")
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     command = [str(DEEPSPEED), "-c", IN_DEEPSPEED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)

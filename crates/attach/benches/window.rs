@@ -1,5 +1,5 @@
 //! What the calls on a window cost that wait for nobody, between two hosts whose other rank stands still:
-//! `cargo bench -p polder-pool --bench window [FILTER]`. Users run `polder bench mpi`.
+//! `cargo bench -p polder-pool --bench window [FILTER]`. Users run `polder-dev bench mpi`.
 
 use std::hint::black_box;
 use std::path::Path;

@@ -167,8 +167,10 @@ fn lock(host: &Host, path: &str, what: &str) -> Result<Lock, Failure> {
 
 /// What a signal asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub enum Asked {
+    /// To end.
     Stop,
+    /// To read the policy again.
     Reload,
 }
 
@@ -474,8 +476,11 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// A message for each signal that asks for something.
-pub(crate) fn signals() -> Result<Receiver<Asked>, Failure> {
+/// A message for each signal that asks for something: SIGINT and SIGTERM to stop, SIGHUP to reload.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub fn signals() -> Result<Receiver<Asked>, Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

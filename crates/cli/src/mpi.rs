@@ -1,10 +1,10 @@
 //! `polder mpi`: an MPI library that is installed, over a pool, through the libfabric provider.
 
 mod cleanup;
-pub(crate) mod guard;
+mod guard;
 mod job;
 mod leftovers;
-pub(crate) mod library;
+mod library;
 mod room;
 
 use std::ffi::OsString;
@@ -17,7 +17,10 @@ use polder_attach::settings::Settings;
 use polder_pool::Uuid;
 
 use crate::Failure;
-use library::{Install, Library, quoted};
+use library::quoted;
+
+pub use guard::Guard;
+pub use library::{Install, Library, Section};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -142,12 +145,15 @@ impl Choice {
 }
 
 /// The folder with the provider, beside this command or where it was said to be.
-pub(crate) fn provider(said: Option<&Path>) -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// When it is not there.
+pub fn provider(said: Option<&Path>) -> Result<PathBuf, Failure> {
     const FILE: &str = "libpolder-fi.so";
     let folder = match said {
         Some(folder) => std::path::absolute(folder)?,
         None => {
-            let command = std::env::current_exe()?;
+            let command = polder_measure::polder()?;
             command.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib/libfabric")
         }
     };
@@ -161,7 +167,10 @@ pub(crate) fn provider(said: Option<&Path>) -> Result<PathBuf, Failure> {
 }
 
 /// The window shim for a library, which lies in a folder beside the provider's.
-pub(crate) fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// When it is not there.
+pub fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
     let shim = provider.with_file_name("polder").join(match library {
         Library::Mpich | Library::Impi => "libpolder-mpich.so",
         Library::Openmpi => "libpolder-openmpi.so",

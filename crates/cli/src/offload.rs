@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use polder_measure::python;
+
 use crate::Failure;
-use crate::bench::collectives::python;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

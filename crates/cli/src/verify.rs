@@ -1,167 +1,32 @@
-//! `polder verify`: the protocols in the incoherent model.
+//! `polder-dev verify`: litmus tests of the memory that two hosts share.
 
-use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, Args};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::Args;
 use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
-use polder_mem::model::{
-    Explorer, Family, LITMUS_BYTES, Mutant, Report, Suite, Tally, Verdict, replay, run_host,
-};
-use polder_pool::verify::suites;
+use polder_mem::litmus::{Family, LITMUS_BYTES, Tally, Verdict, run_host};
 use polder_pool::{Object, Pool, PoolError};
-use serde_json::json;
 
 use crate::Failure;
 
-/// Explores the protocols in the incoherent model.
+/// Tests the memory of a pool.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Suites to run, or canaries with --canaries, by the beginning of their names [default: all].
-    #[arg(value_parser = Beginning, hide_possible_values = true)]
-    suites: Vec<String>,
-    /// List the suites, and what each one shows.
-    #[arg(long)]
-    list: bool,
-    /// Random schedules of each suite.
-    #[arg(long, short = 'n', default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    schedules: u64,
-    /// Seed of the first schedule.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Run only the schedule of --seed, and print its last operations if it fails.
-    #[arg(long, conflicts_with_all = ["mutants", "list"], requires = "suites")]
-    replay: bool,
-    /// Drop or weaken each flush and fence in turn. The suite must fail each time, unless the change is listed as harmless.
-    #[arg(long)]
-    mutants: bool,
-    /// Random schedules of each change that is listed as harmless [default: as many as of each other change].
-    #[arg(long, value_name = "SCHEDULES", requires = "mutants", value_parser = clap::value_parser!(u64).range(1..))]
-    harmless: Option<u64>,
-    /// Run protocols that are known to be wrong: each must fail. With --replay, print how one fails.
-    #[arg(long, conflicts_with = "mutants")]
-    canaries: bool,
     /// Run the litmus tests on the pool itself. One host gives role 0, another host role 1, at the same time.
-    #[arg(long, value_name = "ROLE", value_parser = clap::value_parser!(u64).range(0..2),
-          conflicts_with_all = ["suites", "list", "mutants", "canaries", "replay"])]
-    litmus: Option<u64>,
+    #[arg(long, value_name = "ROLE", required = true, value_parser = clap::value_parser!(u64).range(0..2))]
+    litmus: u64,
     /// Rounds of each litmus test.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Print a JSON object for each suite, canary or mutant.
-    #[arg(long, conflicts_with_all = ["replay", "litmus"])]
-    json: bool,
-    /// Threads.
-    #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
-    threads: usize,
-}
-
-/// The beginning of a suite's name: any word, and shells complete it to a name.
-#[derive(Clone)]
-struct Beginning;
-
-impl TypedValueParser for Beginning {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        argument: Option<&Arg>,
-        word: &OsStr,
-    ) -> clap::error::Result<String> {
-        StringValueParser::new().parse_ref(command, argument, word)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(names().into_iter().map(PossibleValue::new)))
-    }
-}
-
-impl Arguments {
-    /// Whether it works on a pool, and not in the model.
-    pub(crate) const fn opens_a_pool(&self) -> bool {
-        self.litmus.is_some()
-    }
-}
-
-/// Runs what was asked for.
-pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
-    if let Some(role) = arguments.litmus {
-        return litmus(settings, role, arguments.rounds);
-    }
-    let (all, kind) = match arguments.canaries {
-        true => (canaries().into_iter().map(|(canary, _)| canary).collect(), "canary"),
-        false => (suites(), "suite"),
-    };
-    let chosen = choose(all, kind, &arguments.suites)?;
-    if arguments.list {
-        for Suite { name, about, .. } in &chosen {
-            match arguments.json {
-                true => println!("{}", json!({ "name": name, "about": about })),
-                false => println!("{name:<28} {about}"),
-            }
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
-    let mut failed = 0;
-    for suite in &chosen {
-        let good = match arguments {
-            Arguments { replay: true, seed, canaries, .. } => replay_one(suite, *seed) != *canaries,
-            Arguments { canaries: true, .. } => is_caught(suite, arguments),
-            Arguments { mutants: true, .. } => mutate(suite, arguments),
-            _ => explore(suite, arguments),
-        };
-        failed += u32::from(!good);
-    }
-    if !arguments.json {
-        println!("{} passed, {failed} failed", chosen.len() as u32 - failed);
-    }
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Schedules within which the wrong protocols of the pool are caught.
-const WITHIN: u64 = 50_000;
-
-/// Every protocol that is known to be wrong, with the schedules within which it is caught.
-fn canaries() -> Vec<(Suite, u64)> {
-    let raw = polder_mem::model::canaries().into_iter().map(|canary| (canary.wrong, canary.within));
-    raw.chain(polder_pool::verify::canaries().into_iter().map(|canary| (canary, WITHIN))).collect()
-}
-
-/// The names of all suites and canaries.
-fn names() -> Vec<&'static str> {
-    suites().iter().map(|suite| suite.name).chain(canaries().iter().map(|(canary, _)| canary.name)).collect()
-}
-
-/// Runs a protocol that is known to be wrong until it is caught.
-fn is_caught(canary: &Suite, arguments: &Arguments) -> bool {
-    let Suite { name, about, .. } = canary;
-    let known = canaries().into_iter().find(|(other, _)| other.name == *name);
-    let within = known.map_or(WITHIN, |(_, within)| within);
-    let report = Explorer::new(name, within).first_seed(arguments.seed).run(|seed| canary.run(seed));
-    if arguments.json {
-        let caught_at = report.failures.first().map(|failure| failure.seed);
-        println!("{}", json!({ "canary": name, "schedules": report.schedules, "caught_at": caught_at }));
-        return report.failed > 0;
-    }
-    match report.failures.first() {
-        Some(failure) => {
-            println!("{name}: caught in schedule {} ({about})", report.schedules);
-            println!("  see it again: polder verify --canaries {name} --replay --seed {}", failure.seed);
-        }
-        None => println!("{name}: NOT caught in {} schedules ({about})", report.schedules),
-    }
-    report.failed > 0
 }
 
 /// Runs the litmus tests in an object that role 0 makes and role 1 opens.
-fn litmus(settings: &Settings, role: u64, rounds: u64) -> Result<ExitCode, Failure> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    let Arguments { litmus: role, rounds } = *arguments;
     const NAME: &str = "/polder/litmus";
     let begin = Instant::now();
     let session = Session::open(settings)?;
@@ -226,115 +91,4 @@ fn open_soon<M: Memory>(pool: &Pool<M>, name: &str) -> Result<Object, PoolError>
             opened => return opened,
         }
     }
-}
-
-/// Those of `all` whose names begin with one of `names`.
-fn choose(all: Vec<Suite>, kind: &str, names: &[String]) -> Result<Vec<Suite>, Failure> {
-    if names.is_empty() {
-        return Ok(all);
-    }
-    let mut chosen = Vec::new();
-    for name in names {
-        let found: Vec<_> =
-            all.iter().filter(|suite| suite.name.starts_with(name.as_str())).cloned().collect();
-        if found.is_empty() {
-            let known: Vec<_> = all.iter().map(|suite| suite.name).collect();
-            return Err(Failure(format!("no {kind} begins with {name:?}; there are {}", known.join(", "))));
-        }
-        chosen.extend(found);
-    }
-    Ok(chosen)
-}
-
-fn explore(suite: &Suite, arguments: &Arguments) -> bool {
-    let bar = bar(suite.name, arguments.schedules);
-    let progress = |done| bar.set_position(done);
-    let explorer = Explorer::new(suite.name, arguments.schedules)
-        .first_seed(arguments.seed)
-        .threads(arguments.threads)
-        .progress(&progress);
-    let report = explorer.run(|seed| suite.run(seed));
-    bar.finish_and_clear();
-    if arguments.json {
-        let seeds: Vec<_> = report.failures.iter().map(|failure| failure.seed).collect();
-        let Report { schedules, failed, elapsed, .. } = &report;
-        let line = json!({
-            "suite": suite.name, "schedules": schedules, "failed": failed, "failing_seeds": seeds, "seconds": elapsed.as_secs_f64(),
-        });
-        println!("{line}");
-        return report.failed == 0;
-    }
-    println!("{report}");
-    for failure in &report.failures {
-        println!("{failure}\nsee it again: polder verify {} --replay --seed {}", suite.name, failure.seed);
-    }
-    report.failed == 0
-}
-
-fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
-    let bar = bar(suite.name, 0);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    let explorer = Explorer::new(suite.name, arguments.schedules)
-        .listed(arguments.harmless.unwrap_or(arguments.schedules))
-        .first_seed(arguments.seed)
-        .threads(arguments.threads);
-    let judged = suite.mutants(&explorer);
-    bar.finish_and_clear();
-    match judged {
-        Ok(found) if arguments.json => {
-            for it @ Mutant { schedules, caught_at, .. } in &found {
-                println!(
-                    "{}",
-                    json!({ "suite": suite.name, "mutant": it.to_string(), "schedules": schedules, "caught_at": caught_at })
-                );
-            }
-            true
-        }
-        Err(table) if arguments.json => {
-            println!("{}", json!({ "suite": suite.name, "survived": table.to_string() }));
-            false
-        }
-        Ok(found) => {
-            let caught = found.iter().filter(|mutant| mutant.caught_at.is_some()).count();
-            println!(
-                "{}: {} mutants, {caught} caught, {} argued harmless",
-                suite.name,
-                found.len(),
-                found.len() - caught
-            );
-            for mutant in &found {
-                println!("  {mutant}");
-            }
-            true
-        }
-        Err(table) => {
-            println!("{table}");
-            false
-        }
-    }
-}
-
-fn replay_one(suite: &Suite, seed: u64) -> bool {
-    match replay(seed, |seed| suite.run(seed)) {
-        Ok(()) => {
-            println!("{}: seed {seed} does not fail", suite.name);
-            true
-        }
-        Err(failure) => {
-            println!("{}: {failure}", suite.name);
-            false
-        }
-    }
-}
-
-/// A bar on a terminal, nothing elsewhere.
-fn bar(name: &'static str, schedules: u64) -> ProgressBar {
-    let bar = ProgressBar::new(schedules);
-    if let Ok(style) =
-        ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {per_sec} {eta}")
-    {
-        bar.set_style(style);
-    }
-    bar.set_message(name);
-    bar
 }

@@ -397,30 +397,10 @@ fn the_litmus_tests_of_hosts_that_miss_flushes_show_the_controls_of_stale_reads(
 }
 
 #[test]
-fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() {
-    let desk = Desk::new();
-    for line in ["verify -n 0", "verify --litmus 0 --rounds 0"] {
-        let output = desk.command(line).output().unwrap();
-        assert!(!output.status.success());
-        assert!(String::from_utf8(output.stderr).unwrap().contains("0 is not in 1.."), "{line}");
-    }
-    let json = |arguments: &str| -> serde_json::Value { serde_json::from_str(&desk.say(arguments)).unwrap() };
-    let explored = json("verify barrier -n 50 --json");
-    assert_eq!(
-        (&explored["suite"], &explored["schedules"], &explored["failed"]),
-        (&"barrier".into(), &50.into(), &0.into())
-    );
-    assert!(json("verify --canaries ring-shared --json")["caught_at"].is_u64());
-    assert_eq!(json("verify barrier --list --json")["name"], "barrier");
-    let said = desk.say("verify --canaries ring-shared");
-    let [caught, again, sum] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
-    assert!(caught.starts_with("ring-shared-line: caught in schedule "), "{said}");
-    assert_eq!(sum, "1 passed, 0 failed");
-    let replay = again.trim().strip_prefix("see it again: polder ").unwrap();
-    let trace = desk.say(replay);
-    assert!(trace.contains("the last operations") && trace.contains("  host 1: "), "{trace}");
-    assert!(desk.refusal("verify --canaries ringlet").contains("no canary begins with \"ringlet\""));
-    assert!(desk.say("verify --canaries directory-check --list").starts_with("directory-check-then-set "));
+fn rounds_of_none_are_refused() {
+    let output = Desk::new().command("verify --litmus 0 --rounds 0").output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("0 is not in 1.."));
 }
 
 #[test]
@@ -502,7 +482,7 @@ fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line()
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");
-    let refused = desk.refusal("--host 3 bench objects");
+    let refused = desk.refusal("--host 3 probe");
     assert!(refused.contains("do not apply here: it makes pools of its own"), "{refused}");
 }
 
@@ -512,15 +492,13 @@ fn what_opens_a_pool_is_told_which_before_its_name_or_after_and_what_opens_none_
     for (before, after) in
         [("", " --pool /after"), ("--pool /before ", ""), ("--pool /before ", " -p /after")]
     {
-        for command in ["pool stat", "keeper", "verify --litmus 0 --host 0", "soak --join 127.0.0.1:1"] {
+        for command in ["pool stat", "keeper", "verify --litmus 0 --host 0"] {
             let given = if after.is_empty() { "/before" } else { "/after" };
             let line = desk.refusal(&format!("{before}{command}{after}"));
             assert!(line.starts_with(&format!("polder: {given}: no such file")), "{line}");
         }
     }
-    let refused = desk.refusal("--pool /before soak --kills 1");
-    assert!(refused.contains("unless --listen or --join names another machine"), "{refused}");
-    for command in ["plan train", "plan search", "bench objects", "probe"] {
+    for command in ["plan train", "plan search", "probe"] {
         let help = desk.say(&format!("{command} --help"));
         assert!(help.contains("--log") && !help.contains("--coherence"), "{help}");
     }
@@ -530,13 +508,11 @@ fn what_opens_a_pool_is_told_which_before_its_name_or_after_and_what_opens_none_
 }
 
 #[test]
-fn every_shell_gets_a_completion_script_that_knows_the_commands_and_where_it_can_the_suites() {
+fn every_shell_gets_a_completion_script_that_knows_the_commands() {
     let desk = Desk::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = desk.say(&format!("completion {shell}"));
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
-        let takes_words = matches!(shell, "bash" | "zsh");
-        assert_eq!(script.contains("id-race"), takes_words, "{shell}");
     }
 }
 
@@ -551,12 +527,10 @@ fn a_command_whose_output_cannot_be_written_says_so_in_one_line() {
         "pool list --help",
         "--version",
         "completion bash",
-        "plan list",
+        "plan show",
         "plan train --help",
         "keeper",
         "pool evict 1",
-        "verify --list",
-        "soak --kills 1 --what push/software/alone",
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let ended = desk.command(arguments).stdout(full).output().unwrap();
@@ -595,14 +569,10 @@ fn processes_of(word: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
-    for (arguments, signal) in [
-        ("bench ring", "TERM"),
-        ("bench objects", "KILL"),
-        ("probe --force --out /dev/null", "KILL"),
-        ("soak --doom stop --what pop", "INT"),
-        ("soak --doom stop --what pop", "KILL"),
-    ] {
+fn a_probe_that_is_told_to_end_leaves_no_process_and_no_pool() {
+    for (arguments, signal) in
+        [("probe --force --out /dev/null", "KILL"), ("probe --force --out /dev/null", "INT")]
+    {
         let desk = Desk::new();
         // A script that runs the tests in the background has them ignore this signal.
         let mut command = Command::new("env");
@@ -639,19 +609,5 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
             unseen = if processes_of(&mark).is_empty() { unseen + 1 } else { 0 };
         }
         assert!(!has_folder(), "{arguments}, {signal}: its folder stays");
-    }
-}
-
-#[test]
-fn a_benchmark_that_is_killed_leaves_nothing_in_memory() {
-    let bench = Desk::new().command("bench lines").stdout(Stdio::null()).spawn().unwrap();
-    let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
-    while !directory.join("region").exists() {
-        std::thread::yield_now();
-    }
-    drop(Running(bench));
-    // Whoever cleans up is told by the kernel.
-    while directory.exists() {
-        std::thread::yield_now();
     }
 }

@@ -24,11 +24,29 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi-openmpi", &["mpi"]),
     ("python", &["attach", "linux", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"]),
     ("lab", &["attach", "pool", "mem", "kernels", "linux"]),
-    ("cli", &["agent", "attach", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    ("front", &["platform"]),
+    ("plan", &["front", "agent", "linux", "place", "schedule", "sim", "platform"]),
+    ("measure", &["front", "attach", "linux", "pool", "mem", "kernels", "schedule", "platform"]),
+    (
+        "cli",
+        &[
+            "plan", "measure", "front", "agent", "attach", "linux", "place", "pool", "mem", "kernels",
+            "schedule", "sim", "platform",
+        ],
+    ),
+    (
+        "dev",
+        &[
+            "cli", "plan", "measure", "front", "agent", "attach", "linux", "place", "pool", "mem", "kernels",
+            "schedule", "sim", "platform",
+        ],
+    ),
 ];
 
-const WITHOUT_UNSAFE: &[&str] =
-    &["platform", "schedule", "place", "linux", "agent", "attach", "pool", "sim", "cli"];
+const WITHOUT_UNSAFE: &[&str] = &[
+    "platform", "schedule", "place", "linux", "agent", "attach", "pool", "sim", "front", "plan", "measure",
+    "cli", "dev",
+];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
@@ -107,27 +125,29 @@ fn crates_of(packages: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("cargo tree prints text")
 }
 
-/// The builds of `scripts/dist.sh`, one a line.
 #[test]
-fn the_model_is_in_the_command_and_in_no_library_that_users_load() {
+fn the_model_is_in_no_program_and_no_library_that_users_load() {
     let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
-    assert!(has_model(&["cli"]), "`polder verify` needs the model");
+    assert!(has_model(&["dev"]), "`polder-dev verify` needs the model");
     let dist = include_str!("../../../scripts/dist.sh");
     // The simulator is built with them, for the Python module.
-    let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi", "sim"];
-    let together = libraries.map(|library| format!("-p polder-{library}")).join(" ");
-    assert!(
-        dist.contains(&format!("cargo build --release {together}\n")),
-        "dist.sh builds other libraries together"
-    );
-    assert!(!has_model(&libraries), "{libraries:?}");
+    let installed = ["cli", "ofi", "capi", "mpi-mpich", "mpi-openmpi", "sim"];
+    let together = installed.map(|package| format!("-p polder-{package}")).join(" ");
+    assert!(dist.contains(&format!("cargo build --release {together}\n")), "dist.sh builds others together");
+    assert!(!has_model(&installed), "{installed:?}");
     assert!(!has_model(&["python"]), "polder._core");
+}
+
+#[test]
+fn the_plan_front_needs_no_memory_that_hosts_share() {
+    let crates = crates_of(&["plan"]);
+    assert!(crates.contains("polder-sim") && !crates.contains("polder-mem"), "{crates}");
 }
 
 #[test]
 fn rooms_without_unsafe_code_forbid_it() {
     for room in WITHOUT_UNSAFE {
-        let root = if *room == "cli" { "main.rs" } else { "lib.rs" };
+        let root = if *room == "dev" { "main.rs" } else { "lib.rs" };
         let path = format!("{}/../{room}/src/{root}", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(source.contains("#![forbid(unsafe_code)]"), "{path} does not forbid unsafe code");

@@ -22,12 +22,14 @@ mod heap;
 mod host;
 mod kernel;
 pub mod lines;
+pub mod litmus;
 mod mapped;
 mod memory;
 #[cfg(feature = "model")]
 pub mod model;
 mod numa;
 mod offset;
+mod random;
 mod range;
 mod region;
 mod serial;

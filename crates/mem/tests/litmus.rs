@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use polder_mem::model::{LITMUS_BYTES, Tally, run_host};
+use polder_mem::litmus::{LITMUS_BYTES, Tally, run_host};
 use polder_mem::testing::Scratch;
 use polder_mem::{
     Coherent, Heap, HeapShape, HostPlan, Memory, Offset, ProcessSlot, Region, Software, Wrapped,

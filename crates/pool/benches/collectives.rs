@@ -1,6 +1,6 @@
 //! Times collectives between processes on one region in /dev/shm, without Python and without a directory:
 //! `cargo bench -p polder-pool --bench collectives -- all-reduce software 2 4096 16777216`. For tuning: the rows that are
-//! published are those of `polder bench collectives`.
+//! published are those of `polder-dev bench collectives`.
 //!
 //! Arguments: the operation (`all-reduce`, `in-pool`, `broadcast`, `barrier`), the memory (`coherent`, `software`), the
 //! number of processes, each on a host of its own, and message sizes in bytes. The environment may set `STAGING`,

@@ -1,5 +1,5 @@
 //! What a ring costs between two processes, beside the least line operations that must be done, for whoever changes it:
-//! `cargo bench -p polder-pool --bench ring [FILTER]`. Users run `polder bench ring`.
+//! `cargo bench -p polder-pool --bench ring [FILTER]`. Users run `polder-dev bench ring`.
 //!
 //! Turns of 500 ns lock into step with each other: where the other's store meets a look, both go to memory. A change of
 //! 20 ns can cost 200, in the bare operations as well, so compare several runs, on cores that nothing else uses.

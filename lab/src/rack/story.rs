@@ -227,14 +227,14 @@ fn recover(rack: &Rack, hosts: &mut Pair, wrap: Option<&str>, checks: &mut Check
 }
 
 /// Processes of host 1, or its kernel, are killed at memory operations. The survivors on host 0 must find an exact prefix of what
-/// the dead did, and nothing is lost (`polder soak`).
+/// the dead did, and nothing is lost (`polder-dev soak`).
 fn soak(rack: &Rack, hosts: &mut Pair, what: &str, checks: &mut Checks) -> Result<(), Failed> {
     const ADDRESS: &str = "10.0.0.1:7000";
     // Few chunks for its hosts, so that none keeps an empty one.
     let shape = "--hosts 64 --processes 4 --names 61 --levels 3 --chunk 128KiB --opens 16 --keepers 4";
     hosts[0].run(&format!("/bin/polder pool format {shape} --force"), &[POOL])?.good()?;
-    let plays = hosts[0].start(&format!("/bin/polder soak --listen {ADDRESS} {what}"), &[POOL])?;
-    let join = format!("/bin/polder soak --join {ADDRESS}");
+    let plays = hosts[0].start(&format!("/bin/polder-dev soak --listen {ADDRESS} {what}"), &[POOL])?;
+    let join = format!("/bin/polder-dev soak --join {ADDRESS}");
     let mut joined = hosts[1].start(&join, &[POOL])?;
     let mut boots = 0;
     // It says nothing while it runs victims. The soak that it joined ends by itself when one of its processes hangs.
@@ -252,5 +252,5 @@ fn soak(rack: &Rack, hosts: &mut Pair, what: &str, checks: &mut Checks) -> Resul
     if !end.is_good() {
         println!("{}", end.said);
     }
-    checks.check(end.is_good(), &format!("polder soak {what}, {boots} boots of host 1"))
+    checks.check(end.is_good(), &format!("polder-dev soak {what}, {boots} boots of host 1"))
 }

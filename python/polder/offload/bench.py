@@ -1,4 +1,4 @@
-"""Steps of optimizers beside their peers: what ``polder bench offload`` starts.
+"""Steps of optimizers beside their peers: what ``polder-dev bench offload`` starts.
 
 - The bf16 step beside DeepSpeed's sequence. Both cast, take the norm, unscale, clip, step and copy.
 - The fp32 step beside the floor of its traffic, torch's fused AdamW, and DeepSpeedCPUAdam alone.
@@ -39,14 +39,14 @@ _LR, _BETAS, _DECAY = 1e-3, (0.9, 0.95), 0.1
 _SCALE, _MAX_NORM = 1024.0, 1.0
 _HUGE = 2 << 20
 MISSING = (
-    "polder bench offload: its peer DeepSpeed is missing; get it with `make deepspeed`, "
+    "polder-dev bench offload: its peer DeepSpeed is missing; get it with `make deepspeed`, "
     "or `pip install deepspeed ninja` beside polder (it needs g++)"
 )
 
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="polder bench offload", description=__doc__)
+    parser = argparse.ArgumentParser(prog="polder-dev bench offload", description=__doc__)
     parser.add_argument("--millions", type=int, nargs="+", default=[50, 200], help="elements")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,4 +1,4 @@
-"""Every collective and message of c10d, beside gloo and Open MPI: what ``polder bench torch`` starts.
+"""Every collective and message of c10d, beside gloo and Open MPI: what ``polder-dev bench torch`` starts.
 
 Every rank holds all libraries at once. For each operation and size they take turns, round by round, so that noise
 meets all of them alike. All work on the same tensors, and each result is checked. A size is that of the largest buffer,
@@ -67,7 +67,7 @@ class Buffers:
 
 def main() -> int:
     """Runs the benchmark, or one rank of it."""
-    parser = argparse.ArgumentParser(prog="polder bench torch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="polder-dev bench torch", description=__doc__)
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)

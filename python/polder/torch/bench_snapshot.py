@@ -1,4 +1,4 @@
-"""What a snapshot costs, beside torch's own checkpoints: what ``polder bench snapshot`` starts.
+"""What a snapshot costs, beside torch's own checkpoints: what ``polder-dev bench snapshot`` starts.
 
 One process trains a transformer with AdamW, and takes snapshots between its steps. For each round Polder and its peers
 take turns: a floor that only copies the tensors, DCP's ``DefaultStager``, and ``async_save`` to a folder in /dev/shm.
@@ -48,7 +48,7 @@ WARM_TURNS = 3
 
 def main() -> int:
     """Runs the benchmark, or one restart of it."""
-    parser = argparse.ArgumentParser(prog="polder bench snapshot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="polder-dev bench snapshot", description=__doc__)
     parser.add_argument("--millions", type=int, default=RESTART_MILLIONS, help="of parameters")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each library")
     parser.add_argument("--restart", help=argparse.SUPPRESS)

@@ -16,11 +16,15 @@ use crate::Failure;
 const OVER: &[u8] = b"over";
 
 /// The guard, as its maker holds it.
-pub(crate) struct Guard(Child);
+#[derive(Debug)]
+pub struct Guard(Child);
 
 impl Guard {
     /// Marks the processes of a job without a pool that `command` is to start for `maker`, and starts its guard.
-    pub(crate) fn over_job(command: &mut Command, maker: &str) -> Result<Self, Failure> {
+    ///
+    /// # Errors
+    /// When the guard cannot be started.
+    pub fn over_job(command: &mut Command, maker: &str) -> Result<Self, Failure> {
         let cleanup = Cleanup::new(0, maker.to_owned());
         command.env(MARK, &cleanup.mark);
         Self::over(&cleanup, &[])
@@ -28,7 +32,7 @@ impl Guard {
 
     /// Starts the guard of a job.
     pub(super) fn over(cleanup: &Cleanup, variables: &[(String, String)]) -> Result<Self, Failure> {
-        let mut guard = Command::new(std::env::current_exe()?);
+        let mut guard = Command::new(polder_measure::polder()?);
         guard.args(["mpi", "guard"]).arg(serde_json::to_string(cleanup)?).envs(variables.iter().cloned());
         // The shim is for the ranks.
         guard.env_remove("LD_PRELOAD").stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);

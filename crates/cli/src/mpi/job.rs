@@ -266,7 +266,7 @@ impl Run {
             // Each host knows which of its processes are gone.
             let sections: Vec<_> =
                 self.sections().into_iter().map(|section| Section { ranks: 1, ..section }).collect();
-            let polder = std::env::current_exe()?.display().to_string();
+            let polder = polder_measure::polder()?.display().to_string();
             let sweep = [&*polder, "pool", "sweep", "--job", &cleanup.job.to_string()].map(str::to_owned);
             let words = install.library.arguments(&sections, variables, &sweep);
             let mut command = Command::new(&install.mpiexec);

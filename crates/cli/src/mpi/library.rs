@@ -11,7 +11,7 @@ use crate::Failure;
 
 /// An MPI library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Library {
+pub enum Library {
     /// MPICH 4.2 or later, built for libfabric.
     Mpich,
     /// Open MPI 4.1 or later.
@@ -32,17 +32,18 @@ impl fmt::Display for Library {
 
 /// Ranks that run on one host.
 #[derive(Debug)]
-pub(crate) struct Section {
-    pub(crate) ranks: u16,
+pub struct Section {
+    /// How many.
+    pub ranks: u16,
     /// The host id, where it is said to the ranks.
-    pub(crate) host: Option<u16>,
+    pub host: Option<u16>,
     /// The machine, where it is not this one.
-    pub(crate) machine: Option<String>,
+    pub machine: Option<String>,
 }
 
 impl Section {
     /// So many ranks on each of so many hosts, the first ones with one more where they do not come out even.
-    pub(crate) fn deal(ranks: u16, hosts: u16) -> impl Iterator<Item = Self> {
+    pub fn deal(ranks: u16, hosts: u16) -> impl Iterator<Item = Self> {
         (0..hosts).map(move |host| Self {
             ranks: ranks / hosts + u16::from(host < ranks % hosts),
             host: Some(host),
@@ -53,7 +54,8 @@ impl Section {
 
 impl Library {
     /// As a command names it.
-    pub(crate) const fn word(self) -> &'static str {
+    #[must_use]
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Mpich => "mpich",
             Self::Openmpi => "openmpi",
@@ -72,7 +74,8 @@ impl Library {
 
     /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
     /// knows one way for all messages: cm has no other. Its windows over UCX would go past the pool, and complain.
-    pub(crate) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
+    #[must_use]
+    pub const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
         match (self, through_pool) {
             (Self::Mpich, false) => &[("MPIR_CVAR_CH4_NETMOD", "ofi")],
             (Self::Mpich, true) => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
@@ -85,7 +88,8 @@ impl Library {
     }
 
     /// What may be the matter when its mpiexec fails, where that can be told.
-    pub(crate) fn hint(self) -> Option<&'static str> {
+    #[must_use]
+    pub fn hint(self) -> Option<&'static str> {
         let is_set = |name| std::env::var_os(name).is_some();
         let allowed = is_set("OMPI_ALLOW_RUN_AS_ROOT") && is_set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
         (self == Self::Openmpi && rustix::process::getuid().is_root() && !allowed).then_some(
@@ -95,7 +99,8 @@ impl Library {
     }
 
     /// Where libfabric looks for providers: ours, then what was said, then the library's own, which stay in reach.
-    pub(crate) fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
+    #[must_use]
+    pub fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
         let mut folders = vec![ours.display().to_string()];
         let said = std::env::var("FI_PROVIDER_PATH").unwrap_or_default();
         let theirs = mpiexec.filter(|_| self == Self::Impi).into_iter().flat_map(intel_folders);
@@ -108,7 +113,8 @@ impl Library {
     }
 
     /// What stands behind `mpiexec` to start `program` in these sections.
-    pub(crate) fn arguments(
+    #[must_use]
+    pub fn arguments(
         self,
         sections: &[Section],
         variables: &[(String, String)],
@@ -182,14 +188,19 @@ fn intel_folders(mpiexec: &Path) -> Vec<String> {
 
 /// An MPI library that is installed.
 #[derive(Debug)]
-pub(crate) struct Install {
-    pub(crate) library: Library,
-    pub(crate) mpiexec: PathBuf,
+pub struct Install {
+    /// Which.
+    pub library: Library,
+    /// Its launcher.
+    pub mpiexec: PathBuf,
 }
 
 impl Install {
     /// The one at `mpiexec`, or the one in PATH, of the `wanted` library if one is.
-    pub(crate) fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
+    ///
+    /// # Errors
+    /// When there is none, or it is another.
+    pub fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
         if let Some(mpiexec) = mpiexec {
             let found = Self::at(mpiexec)?;
             return match wanted {

@@ -1,4 +1,4 @@
-//! What line operations cost on this machine: the figures behind `polder bench lines`.
+//! What line operations cost on this machine: the figures behind `polder-dev bench lines`.
 //!
 //! The cases are those of the cMPI paper: Figure 11 (memset and flush by size and instruction) and the rows of its
 //! Table 1 that one machine can measure.

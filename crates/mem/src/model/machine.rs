@@ -3,7 +3,7 @@
 //! Nothing here chooses: whoever drives the machine (a random schedule, or the exhaustive walk of the litmus tests)
 //! picks which eligible step happens next.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// Words in a line.
 pub(super) const WORDS: usize = 8;

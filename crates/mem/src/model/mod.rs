@@ -46,7 +46,7 @@
 //!   schedule has been judged, and find memory operations that do nothing.
 //! - **Mutants** ([`Suite::mutants`]): each flush and fence is dropped or weakened in turn, and the suite must fail.
 //! - **Canaries** ([`canaries()`]) are protocols that are known to be wrong: they must fail, or the model cannot be believed.
-//! - **Litmus tests** ([`litmus`]) are walked through every state, and run on real memory by [`run_host`].
+//! - **Litmus tests** ([`litmus`](crate::litmus)) are walked through every state.
 //! - A handle belongs to a process, (host, slot): it may be made in [`World::setup_as`] and used by any thread of that
 //!   process. Results may leave a thread through an `Rc<RefCell<..>>`: all threads of a world run on one OS thread.
 //!
@@ -55,14 +55,12 @@
 
 mod canaries;
 mod explore;
-pub mod litmus;
 mod machine;
 mod memory;
 mod mutants;
-mod onhost;
-mod random;
 mod state;
 mod suite;
+mod table;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -73,8 +71,8 @@ pub use canaries::{Canary, canaries};
 pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};
-pub use onhost::{Family, LITMUS_BYTES, LitmusError, Tally, Verdict, run_host};
 pub use state::{Crash, Kernels, Shape};
 pub use suite::Suite;
+pub use table::{Row, table};
 pub use walk::{Walked, walk};
 pub use world::{ThreadId, World};

@@ -7,9 +7,9 @@ use self::scheduler::LEAP_NS;
 use super::explore;
 use super::machine::{Machine, WORDS};
 use super::mutants::{Change, SiteKind};
-use super::random::Random;
 use super::trace::Trace;
 use crate::Coherence;
+use crate::random::Random;
 
 mod adversary;
 mod faults;

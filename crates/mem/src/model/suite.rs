@@ -1,4 +1,4 @@
-//! A protocol's suite, as `cargo test` and `polder verify` run it.
+//! A protocol's suite, as `cargo test` and `polder-dev verify` run it.
 
 use std::fmt;
 use std::sync::Arc;

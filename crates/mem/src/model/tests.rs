@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::litmus::{Litmus, TESTS};
 use super::onhost::execute;
-use super::random::Random;
 use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
+use crate::litmus::{Litmus, TESTS};
+use crate::random::Random;
 use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
 
 const X: Offset = Offset(0);

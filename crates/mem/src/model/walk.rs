@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::litmus::{Litmus, Step};
 use super::machine::{Entry, Kind, Machine, WORDS};
 use crate::Coherence;
+use crate::litmus::{Litmus, Step};
 
 /// Lines of a litmus machine.
 const LINES: usize = 3;

@@ -1,5 +1,5 @@
 //! The protocols of the pool, each as a suite that the incoherent model explores: `cargo test` runs some thousands of
-//! schedules of each and every mutant, `polder verify` as many as one likes.
+//! schedules of each and every mutant, `polder-dev verify` as many as one likes.
 
 mod attempts;
 mod barrier;

@@ -112,7 +112,7 @@ pub enum FigureUnit {
     Bytes,
 }
 
-/// A figure of a step. Tables, CSV, Parquet, Python and pictures take their columns from [`Step::FIGURES`], and a test holds JSON
+/// A figure of a step. Tables, CSV, Python and pictures take their columns from [`Step::FIGURES`], and a test holds JSON
 /// against it.
 #[derive(Clone, Copy, Debug)]
 pub struct StepFigure {

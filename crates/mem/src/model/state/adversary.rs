@@ -1,8 +1,8 @@
 //! What happens between two operations: commits, deliveries, evictions, fills, at rates that the seed draws.
 
 use super::super::machine::{Entry, Kind};
-use super::super::random::Random;
 use super::{RECENT, State};
+use crate::random::Random;
 
 /// How wild the adversary is; chances out of 65,536.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,213 @@
+//! The `polder` command: makes and mends pools, runs programs over them, keeps services on their tiers, and plans.
+//!
+//! A library, because `polder-dev` measures what some of its commands do.
+#![forbid(unsafe_code)]
+
+#[macro_use(println, print, eprintln)]
+extern crate polder_front;
+
+mod agent;
+mod doctor;
+mod keeper;
+mod mpi;
+mod offload;
+mod pool;
+mod probe;
+mod top;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, is_colour_wanted};
+use polder_front::{Failure, start_logging};
+use polder_measure::ring;
+
+pub use agent::{Asked, signals};
+pub use mpi::{Guard, Install, Library, Section, provider, shim};
+pub use top::state_of;
+
+#[derive(Parser)]
+#[command(
+    name = "polder",
+    version,
+    about = "One pool of shared memory for many hosts",
+    after_help = "A setting is taken from the argument, else from the environment (POLDER_POOL, POLDER_COHERENCE, \
+                  POLDER_HOST, POLDER_TIMEOUT, POLDER_LOG, ...), else from a config file ($POLDER_CONFIG, ./polder.toml, \
+                  ~/.config/polder/config.toml, /etc/polder/config.toml)."
+)]
+struct Cli {
+    #[command(flatten)]
+    pool: PoolOptions,
+    /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command that opens a pool takes, before its name or after it.
+#[derive(clap::Args, Clone, Default)]
+pub struct PoolOptions {
+    /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
+    #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    pub pool: Option<std::path::PathBuf>,
+    /// How caches are kept coherent: by Polder (software), as every device needs that two hosts share; by the one kernel that runs all hosts
+    /// (coherent); or as the pool was formatted (auto).
+    #[arg(long, global = true, value_name = "MODE")]
+    pub coherence: Option<CoherenceChoice>,
+    /// This host's id in the pool.
+    #[arg(long, global = true, value_name = "ID")]
+    pub host: Option<u16>,
+    /// How long to wait for another process at most, such as 30s.
+    #[arg(long, global = true, value_name = "TIME")]
+    pub timeout: Option<TimeSpan>,
+}
+
+/// Commands that open a pool, with what they take for that.
+#[derive(clap::Args)]
+struct Pooled<C: Subcommand> {
+    #[command(flatten)]
+    pool: PoolOptions,
+    #[command(subcommand)]
+    command: C,
+}
+
+/// A command that opens a pool, with what it takes for that.
+#[derive(clap::Args)]
+struct PooledOne<A: clap::Args> {
+    #[command(flatten)]
+    pool: PoolOptions,
+    #[command(flatten)]
+    arguments: A,
+}
+
+impl PoolOptions {
+    /// What is given here, and where nothing is, there.
+    fn or(self, other: Self) -> Self {
+        Self {
+            pool: self.pool.or(other.pool),
+            coherence: self.coherence.or(other.coherence),
+            host: self.host.or(other.host),
+            timeout: self.timeout.or(other.timeout),
+        }
+    }
+
+    /// Refuses what would be passed over in silence by a command that opens no pool of the user's.
+    fn expect_used(&self, command: &Command) -> Result<(), Failure> {
+        if matches!(command, Command::Mpi(_)) && self.host.is_some() {
+            let instead = "give hosts to ranks with --emulate, --hosts, or POLDER_HOST on each host";
+            return Err(Failure(format!("--host does not apply here: {instead}")));
+        }
+        let idle = match command {
+            Command::Probe(_) => "it makes pools of its own in /dev/shm",
+            Command::Plan(_) | Command::Agent(_) | Command::Doctor(_) | Command::Offload(_) => {
+                "it opens no pool"
+            }
+            Command::Top(top) if !top.arguments.opens_a_pool() => "only `polder top sync` opens one",
+            _ => return Ok(()),
+        };
+        match self.pool.is_some() || self.coherence.is_some() || self.host.is_some() || self.timeout.is_some()
+        {
+            true => {
+                Err(Failure(format!("--pool, --coherence, --host and --timeout do not apply here: {idle}")))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make, inspect, clean up and remove pools.
+    Pool(Pooled<pool::Command>),
+    /// Run MPI programs over a pool.
+    Mpi(Pooled<mpi::Command>),
+    /// Predict the time of a training step on a machine that a file describes.
+    Plan(Box<polder_plan::Arguments>),
+    /// Measure this machine, and write the file that `polder-dev held-out` needs.
+    Probe(probe::Arguments),
+    /// Keep the services of this host on the memory tiers that a policy file gives them.
+    #[command(subcommand)]
+    Agent(agent::Command),
+    /// See what a training script keeps in memory, and what would place it.
+    #[command(subcommand)]
+    Offload(offload::Command),
+    /// Show the bytes of each service on each memory tier.
+    Top(PooledOne<top::Arguments>),
+    /// Say what this kernel offers to memory tiers, and what is set up wrongly.
+    Doctor(doctor::Arguments),
+    /// Hand out host ids and evict hosts, until stopped.
+    Keeper(PooledOne<keeper::Arguments>),
+    /// Test whether memory that two hosts share keeps Polder's rules, by litmus tests between them.
+    Verify(PooledOne<verify::Arguments>),
+    /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
+    Completion {
+        /// The shell to complete for.
+        shell: clap_complete::Shell,
+    },
+    /// The other process of a measurement.
+    #[command(subcommand, hide = true)]
+    Second(Second),
+}
+
+/// The other process of a measurement.
+#[derive(Subcommand)]
+enum Second {
+    Ring(ring::Second),
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    polder_front::main(command(), mpi::with_np(std::env::args_os().collect()), run)
+}
+
+/// The command line: what a pool takes is propagated below the commands that open one, and not below all.
+fn command() -> clap::Command {
+    Cli::command().mut_args(|argument| {
+        let is_global = argument.get_id() == "log";
+        argument.global(is_global)
+    })
+}
+
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let Cli { pool: before, log, command } = cli;
+    let after = match &command {
+        Command::Pool(it) => it.pool.clone(),
+        Command::Mpi(it) => it.pool.clone(),
+        Command::Keeper(it) => it.pool.clone(),
+        Command::Verify(it) => it.pool.clone(),
+        Command::Top(it) => it.pool.clone(),
+        _ => PoolOptions::default(),
+    };
+    let options = after.or(before);
+    options.expect_used(&command)?;
+    let PoolOptions { pool, coherence, host, timeout } = options;
+    let logged = log.is_some();
+    let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
+    let source = if logged { "--log" } else { "POLDER_LOG, or log in the config file" };
+    start_logging(settings.log.as_deref().unwrap_or("warn"), source, is_colour_wanted())?;
+    match command {
+        Command::Pool(it) => pool::run(it.command, &settings),
+        Command::Agent(command) => agent::run(&command),
+        Command::Top(it) => top::run(&it.arguments, &settings),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Offload(command) => offload::run(&command),
+        Command::Keeper(it) => keeper::run(&it.arguments, &settings),
+        Command::Mpi(it) => mpi::run(it.command, &settings),
+        Command::Plan(arguments) => polder_plan::run(&arguments),
+        Command::Probe(arguments) => {
+            probe::run(&arguments)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Verify(it) => verify::run(&it.arguments, &settings),
+        Command::Completion { shell } => {
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut self::command(), "polder", &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Second(Second::Ring(second)) => ring::second(&second).map(|()| ExitCode::SUCCESS),
+    }
+}

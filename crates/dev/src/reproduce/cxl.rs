@@ -1,0 +1,195 @@
+//! The figures of Liaw and Chen: what their text gives beside what follows from the platforms.
+
+use std::collections::BTreeSet;
+
+use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlPoint, CxlRange, CxlReport, CxlRow, cxl_throughput};
+use polder_sim::cxl_text::{AdamFigure, AdamPoint, AdamUse, ClaimBeside, CxlText};
+use polder_sim::grouped;
+use serde_json::json;
+
+use crate::Failure;
+use polder_plan::table;
+
+/// Sentences of the text.
+pub(super) fn text(name: &str, json: bool) -> Result<(), Failure> {
+    let figure = CxlText::load(name)?;
+    let report = figure.beside()?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = ["", "published", "simulated", "off", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(report.claims.iter().map(claim));
+    table::print(&rows);
+    figure.notes.iter().for_each(|line| println!("note: {line}"));
+    println!("simulated from the platform {}; nothing is fitted to this figure", figure.platform);
+    Ok(())
+}
+
+fn claim(it: &ClaimBeside) -> Vec<String> {
+    let holds = |value: f64| if value == 1.0 { "yes" } else { "no" }.to_owned();
+    let number = |value: f64| match value.abs() >= 100.0 {
+        true => format!("{value:.0}"),
+        false => format!("{value:.2}"),
+    };
+    let is_sentence = it.unit == "holds";
+    let shown = |value: f64| if is_sentence { holds(value) } else { number(value) };
+    let published = match it.published {
+        Some([least, most]) if least == most => shown(least),
+        Some([least, most]) => format!("{} to {}", shown(least), shown(most)),
+        None => "none".into(),
+    };
+    let off = match it.off() {
+        Some(0.0) if it.published.is_some_and(|[least, most]| least < most) => "inside".into(),
+        Some(_) if is_sentence => String::new(),
+        Some(off) if off.is_finite() => format!("{:+.0}%", off * 100.0),
+        _ => String::new(),
+    };
+    let unit = if is_sentence { String::new() } else { it.unit.clone() };
+    vec![format!("  {}", it.says), published, shown(it.simulated), off, unit]
+}
+
+/// Figure 9 or 10, both printed.
+pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
+    let report = cxl_throughput()?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    let [nine, ten] = [CxlFigure::load("cxl-fig9")?, CxlFigure::load("cxl-fig10")?];
+    let asked = if name == "cxl-fig9" { &nine } else { &ten };
+    println!("{}\n  {}\n", asked.title, asked.source);
+    println!(
+        "percent of the throughput with everything in {} of DRAM; lowest and highest over the assumed grid",
+        asked.baseline
+    );
+    table::print(&ranges(&report));
+    println!("  (points: contexts and batches that fit; off: lowest, highest, in points)");
+    print_order(&report);
+    print_rms(&report);
+    let constants = report.constants;
+    println!(
+        "fitted to Figure 9 alone: GPUs reach {:.2} GB/s of each other; {:.0}% of the shorter of computation and copies runs beside the",
+        constants.peers_bytes_per_s / 1e9,
+        constants.overlap * 100.0
+    );
+    println!(
+        "  longer; the CPUs take at least {:.0} ps an element. All other rates are measured, see `polder plan show {}`",
+        constants.element_s * 1e12,
+        asked.row[0].platform
+    );
+    nine.assumed.iter().chain(&ten.assumed).for_each(|line| println!("assumed: {line}"));
+    Ok(())
+}
+
+/// Which policy is ahead at each point, and by how many points.
+fn print_order(report: &CxlReport) {
+    println!("\nthe policy that is ahead at each point of the grid, by how many points, simulated");
+    let batches: BTreeSet<_> = report.points.iter().map(|it| it.batch).collect();
+    let mut lines: Vec<_> = report.points.iter().map(|it| (&it.panel, &it.model, it.context)).collect();
+    lines.dedup();
+    let mut rows = vec![vec!["context and batch".to_owned(), String::new()]];
+    rows[0].extend(batches.iter().map(u32::to_string));
+    for (panel, model, context) in lines {
+        let at = |batch: &u32| {
+            let is_it = |it: &&CxlPoint| {
+                (&it.panel, &it.model, it.context, it.batch) == (panel, model, context, *batch)
+            };
+            let policies = &report.points.iter().find(is_it)?.policies;
+            let [(first, reached), (_, next)] = &policies[..] else { return None };
+            Some(format!("{first} {:.1}", reached - next))
+        };
+        let mut row = vec![format!("  {panel} {model}"), grouped(context.into())];
+        row.extend(batches.iter().map(|batch| at(batch).unwrap_or_default()));
+        rows.push(row);
+    }
+    table::print(&rows);
+    let first = report.points.iter().filter(|it| it.policies.len() > 1).map(|it| it.policies[0].0.as_str());
+    let all = first.clone().count();
+    let ahead = first.filter(|policy| *policy == "paper").count();
+    println!(
+        "  (empty: does not fit under both) the paper's allocation is ahead at {ahead} of {all} points; its text has it ahead in each panel\n"
+    );
+}
+
+fn print_rms(report: &CxlReport) {
+    let verdict = |rms: f64| if rms <= CXL_POINTS { "within" } else { "short of" };
+    for (ranges, rms, what) in [
+        (&report.fitted, report.fitted_rms, "Figure 9, which are fitted"),
+        (&report.judged, report.judged_rms, "Figure 10, which are judged"),
+    ] {
+        println!(
+            "root mean square error: {rms:.2} points of the {} end-points of {what}: {} {CXL_POINTS} points",
+            2 * ranges.len(),
+            verdict(rms)
+        );
+    }
+}
+
+fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
+    let head = ["", "", "GPUs", "policy", "published", "simulated", "off", "points"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let row = |it: &CxlRange, counts: &str| {
+        let CxlRow { panel, models, gpus, policy, published, .. } = &it.row;
+        let [low, high] = [0, 1].map(|end| it.simulated[end] - published[end]);
+        vec![
+            format!("  {panel} {}", models.join(", ")),
+            counts.into(),
+            gpus.to_string(),
+            policy.clone(),
+            format!("{:.0} to {:.0}", published[0], published[1]),
+            format!("{:.1} to {:.1}", it.simulated[0], it.simulated[1]),
+            format!("{low:+.1}, {high:+.1}"),
+            it.points.to_string(),
+        ]
+    };
+    rows.extend(report.fitted.iter().map(|it| row(it, "fitted")));
+    rows.extend(report.judged.iter().map(|it| row(it, "judged")));
+    rows
+}
+
+/// Steps that were measured.
+pub(super) fn adam(json: bool) -> Result<(), Failure> {
+    let figure = AdamFigure::load()?;
+    let points = figure.beside()?;
+    let judged: Vec<_> = points.iter().filter(|it| it.counts == AdamUse::Judged).collect();
+    let errors = judged.iter().map(|it| it.error().abs());
+    let (sum, worst) = errors.fold((0.0, 0.0_f64), |(sum, worst), it| (sum + it, worst.max(it)));
+    let mean = sum / judged.len() as f64;
+    if json {
+        let report = json!({ "points": points, "judged_mean": mean, "judged_worst": worst });
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = ["elements", "on the card", "measured ms", "simulated ms", "off", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(points.iter().map(step));
+    table::print(&rows);
+    println!(
+        "{} judged steps: {:.1}% off on average, {:.1}% at worst",
+        judged.len(),
+        mean * 100.0,
+        worst * 100.0
+    );
+    figure.notes.iter().for_each(|line| println!("note: {line}"));
+    Ok(())
+}
+
+fn step(it: &AdamPoint) -> Vec<String> {
+    let counts = match it.counts {
+        AdamUse::Fitted => "fitted",
+        AdamUse::Judged => "judged",
+        AdamUse::Reported => "reported",
+    };
+    vec![
+        grouped(it.elements as u64),
+        format!("{:.0}%", it.on_card * 100.0),
+        format!("{:.2}", it.measured_ms),
+        format!("{:.2}", it.simulated_ms),
+        format!("{:+.1}%", it.error() * 100.0),
+        counts.into(),
+    ]
+}

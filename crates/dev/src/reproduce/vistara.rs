@@ -1,0 +1,376 @@
+//! Tables of the Vistara paper, made again.
+
+use polder_sim::grouped;
+use polder_sim::vistara::{
+    KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, KneeReport, errors,
+};
+use polder_sim::vistara_fair::{FAIR_POINTS, FairFigure, FairReport};
+use polder_sim::vistara_ratio::{RatioBeside, RatioFigure};
+use polder_sim::vistara_services::{GainBeside, GainOf, RATIO, ServicesFigure, TelemetryBeside};
+use serde_json::json;
+
+use crate::Failure;
+use polder_plan::table;
+
+/// Table X.
+pub(super) fn knee(json: bool) -> Result<(), Failure> {
+    let figure = KneeFigure::load()?;
+    let report = figure.beside()?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = ["hot", "", "latency ns", "simulated", "off", "local GB/s", "simulated", "off"];
+    let head = head.into_iter().chain(["CXL GB/s", "simulated", "off", "by capacity", "off"]);
+    let mut rows = vec![head.map(String::from).collect()];
+    rows.extend(report.rows.iter().map(knee_row));
+    table::print(&rows);
+    println!(
+        "  (by capacity: the baseline, hot pages that spill as far as {} GB are too few for them, and no migration)",
+        figure.fast_gb
+    );
+    print_knee_verdict(&figure, &report);
+    figure.assumed.iter().for_each(|line| println!("assumed: {line}"));
+    Ok(())
+}
+
+fn knee_row(it: &KneeBeside) -> Vec<String> {
+    let KneeBeside { row, simulated, by_capacity } = it;
+    let off = |error: f64| format!("{:+.1}%", error * 100.0);
+    let (ours, baseline) = (errors(row, simulated), errors(row, by_capacity));
+    let gb = |bytes: f64| format!("{:.1}", bytes / 1e9);
+    vec![
+        format!("{:.0}%", row.hot * 100.0),
+        if row.fitted { "fitted" } else { "judged" }.into(),
+        format!("{:.0}", row.latency.value() * 1e9),
+        format!("{:.0}", simulated.latency_s * 1e9),
+        off(ours[0]),
+        gb(row.local.value()),
+        gb(simulated.local_bytes_per_s),
+        off(ours[1]),
+        gb(row.cxl.value()),
+        gb(simulated.cxl_bytes_per_s),
+        off(ours[2]),
+        gb(by_capacity.cxl_bytes_per_s),
+        off(baseline[2]),
+    ]
+}
+
+fn print_knee_verdict(figure: &KneeFigure, report: &KneeReport) {
+    let worst = |at: usize, of: fn(&KneeBeside) -> &KneePoint| {
+        let judged = report.rows.iter().filter(|it| !it.row.fitted);
+        judged.map(|it| errors(&it.row, of(it))[at].abs()).fold(0.0, f64::max)
+    };
+    for (what, at, limit) in [("latency", 0, KNEE_LATENCY), ("CXL bandwidth", 2, KNEE_BANDWIDTH)] {
+        let [ours, baseline] = [worst(at, |it| &it.simulated), worst(at, |it| &it.by_capacity)];
+        let verdict = if ours <= limit { "within" } else { "short of" };
+        println!(
+            "{what} of the judged rows: {:.1}% off at worst, {verdict} {:.0}%; by capacity {:.1}%",
+            ours * 100.0,
+            limit * 100.0,
+            baseline * 100.0
+        );
+    }
+    println!(
+        "fitted to the first row: programs keep {:.1} kB under way, and each GB that is not hot draws {:.4}% of what is drawn. The",
+        report.under_way_bytes / 1e3,
+        report.cold_part_a_gb * 100.0
+    );
+    println!(
+        "  rest follows from hot parts, from {} and {} GB, and from the platform {}; nothing is fitted to the rows that are judged",
+        figure.fast_gb, figure.slow_gb, figure.platform
+    );
+}
+
+/// Table VII, and the contradictions of the paper.
+pub(super) fn gains(json: bool) -> Result<(), Failure> {
+    let figure = ServicesFigure::load()?;
+    let gains = figure.gains();
+    if json {
+        println!("{}", json!({ "gains": gains, "contradictions": figure.contradictions }));
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = ["", "gain", "local GB", "CXL GB", "published", "by capacity", "off, points", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(gains.iter().map(gain_row));
+    table::print(&rows);
+    println!(
+        "  (by capacity: what local and CXL memory hold over what local memory holds; at most: something else binds, and capacity is a"
+    );
+    println!("  bound. Off: from the nearer end of what was published, to the nearer end of ours)");
+    println!("nothing is fitted. The paper says two things of:");
+    figure.contradictions.iter().for_each(|line| println!("  {line}"));
+    Ok(())
+}
+
+fn range([least, most]: [f64; 2], unit: &str, digits: usize) -> String {
+    match least == most {
+        true => format!("{least:.digits$}{unit}"),
+        false => format!("{least:.digits$} to {most:.digits$}{unit}"),
+    }
+}
+
+fn gain_row(it: &GainBeside) -> Vec<String> {
+    let GainBeside { gain, simulated } = it;
+    let at_most = if gain.of == GainOf::Bound { "at most " } else { "" };
+    let off = it.off_points();
+    vec![
+        gain.service.clone(),
+        gain.what.clone(),
+        format!("{}", gain.fast_gb),
+        range(gain.slow_gb, "", 0),
+        range(gain.published, "%", 1),
+        format!("{at_most}{}", range(*simulated, "%", 1)),
+        if off == 0.0 { "inside".into() } else { format!("{off:+.1}") },
+        if off.abs() > 5.0 { "short" } else { "" }.into(),
+    ]
+}
+
+/// Table VIII.
+pub(super) fn telemetry(json: bool) -> Result<(), Failure> {
+    let figure = ServicesFigure::load()?;
+    let rows = figure.telemetry();
+    if json {
+        println!("{}", json!({ "rows": rows }));
+        return Ok(());
+    }
+    println!("CXL bandwidth, hint faults and promotions of services\n  Vistara, Tables I, VII and VIII\n");
+    let head = ["", "CXL GB/s", "predicted", "faults/min", "predicted", "promotions/min", "predicted"];
+    let head = head.into_iter().chain(["no more than faults", "local over CXL", "10 to 100"]);
+    let mut lines = vec![head.map(String::from).collect::<Vec<_>>()];
+    lines.extend(rows.iter().map(telemetry_row));
+    table::print(&lines);
+    println!(
+        "predicted from idle times (Table I, Cache) and capacities (Table VII) alone; the other rows are checked for consistency only"
+    );
+    rows.iter().for_each(print_cache);
+    println!(
+        "missing in the paper: how long CacheB's objects stay, and the size of a page and how many processes are scanned, by which hint faults go"
+    );
+    Ok(())
+}
+
+/// A cache of Table VIII by Table I, and by how long its objects stay.
+fn print_cache(row: &TelemetryBeside) {
+    let Some(simulated) = row.simulated else { return };
+    println!(
+        "{}: CXL bandwidth short by Table I: {:.2} GB/s published, {:.3} predicted at most. What was published reads each byte of CXL memory every {:.0} s; by Table I the coldest {:.0} GB lie idle for {} s or more",
+        row.row.service,
+        row.row.cxl.value() / 1e9,
+        simulated.cxl_bytes_per_s / 1e9,
+        simulated.published_turn_s,
+        row.row.slow_gb,
+        grouped(simulated.least_idle_s as u64)
+    );
+    if let (Some(stays_s), Some(hits), Some([least, most])) = (row.row.stays_s, row.row.hits, row.by_turnover)
+    {
+        println!(
+            "  by what stays: {:.1} to {:.1} GB/s; {}. Objects stay for {:.0} to {:.0} s, {:.0}% to {:.0}% of requests find theirs, and all are read alike",
+            least / 1e9,
+            most / 1e9,
+            if row.is_within_turnover() == Some(true) { "what was published is inside" } else { "short" },
+            stays_s[0],
+            stays_s[1],
+            hits[0] * 100.0,
+            hits[1] * 100.0
+        );
+        println!(
+            "  (section V-B): CXL memory draws what it holds over time of stay and part of misses. Nothing is fitted. So this cache is not that of"
+        );
+        println!(
+            "  Table I, half of which lies idle for {} s or more: each page is written anew before",
+            grouped(simulated.half_idle_s as u64)
+        );
+    }
+    println!(
+        "  hint faults short: {:.0} a minute were published. The slowest scan of Linux marks {} pages a minute, and {} of them are accessed before the next turn",
+        row.row.faults_a_minute,
+        grouped((256.0 * 1048576.0 / 4096.0) as u64),
+        grouped(simulated.faults_a_minute as u64)
+    );
+}
+
+fn telemetry_row(it: &TelemetryBeside) -> Vec<String> {
+    let predicted = |of: fn(&polder_sim::vistara_services::Simulated) -> String| {
+        it.simulated.as_ref().map_or_else(String::new, of)
+    };
+    let yes = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
+    vec![
+        it.row.service.clone(),
+        format!("{:.3}", it.row.cxl.value() / 1e9),
+        predicted(|it| format!("{:.3}", it.cxl_bytes_per_s / 1e9)),
+        grouped(it.row.faults_a_minute as u64),
+        predicted(|it| grouped(it.faults_a_minute as u64)),
+        grouped(it.row.promotions_a_minute as u64),
+        predicted(|it| grouped(it.promotions_a_minute as u64)),
+        yes(it.promotions_fault),
+        format!("{:.1}", it.ratio),
+        yes((RATIO[0]..=RATIO[1]).contains(&it.ratio)),
+    ]
+}
+
+/// Table IX.
+pub(super) fn fair(json: bool) -> Result<(), Failure> {
+    let figure = FairFigure::load()?;
+    let report = figure.beside()?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = ["part that is local", "published", "simulated", "off, points", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let sides = [
+        ("without bounds", figure.published_baseline, report.baseline.local, ["fitted", "follows from A"]),
+        ("Fair Share", figure.published_fair, report.fair.local, ["set by its bound"; 2]),
+    ];
+    for (side, published, simulated, counts) in sides {
+        for (at, name) in ["A", "B"].into_iter().enumerate() {
+            let off = (simulated[at] - published[at]) * 100.0;
+            let short = if off.abs() > FAIR_POINTS { ", short" } else { "" };
+            let per_cent = |part: f64| format!("{:.1}%", part * 100.0);
+            rows.push(vec![
+                format!("{name}, {side}"),
+                per_cent(published[at]),
+                per_cent(simulated[at]),
+                format!("{off:+.1}"),
+                format!("{}{short}", counts[at]),
+            ]);
+        }
+    }
+    table::print(&rows);
+    println!(
+        "  (both bounds are {:.1}%, by capacities, and Fair Share keeps a service at its bound: these two rows have their answer set, and judge\n   nothing but that it is kept)\n",
+        report.bound * 100.0
+    );
+    print_signs(&report);
+    figure.mechanism.iter().for_each(|line| println!("{line}"));
+    let [without, fair] = figure.unused_gb();
+    println!(
+        "short: OOM. A shortage of memory has the wrong sign: without bounds the paper's table leaves {without:.0} GB unused, with Fair Share {fair:.0} GB."
+    );
+    println!(
+        "  Missing in the paper: the limit of a container, what a waiting request holds, how large and how long the spike is, and what killed A"
+    );
+    figure.assumed.iter().for_each(|line| println!("assumed: {line}"));
+    Ok(())
+}
+
+fn print_signs(report: &FairReport) {
+    let FairReport { baseline, fair, .. } = report;
+    let yes = |holds: bool| if holds { "holds" } else { "short" }.to_owned();
+    let per_cent = |part: f64| format!("{:.1}%", part * 100.0);
+    let points = |[before, after]: [f64; 2]| format!("{:+.3} points", (after - before) * 100.0);
+    let head = ["sign", "without bounds", "Fair Share", "published", ""];
+    let rows = [
+        [
+            "local memory in use, GB".to_owned(),
+            format!("{:.0}", baseline.local_gb),
+            format!("{:.0}", fair.local_gb),
+            "722, 673".into(),
+            yes(fair.local_gb < baseline.local_gb),
+        ],
+        [
+            "least local part of A in B's spike".into(),
+            per_cent(baseline.least_local),
+            per_cent(fair.least_local),
+            "lower without (QPS dips 65%, 12%)".into(),
+            yes(report.dip_is_smaller()),
+        ],
+        [
+            "A's accesses to CXL memory in the spike, over before".into(),
+            points(baseline.slow_accesses),
+            points(fair.slow_accesses),
+            "more without".into(),
+            yes(report.spike_costs_less()),
+        ],
+        [
+            "pages without room in local memory in the spike, GB".into(),
+            format!("{:.1}", baseline.no_room_gb),
+            format!("{:.1}", fair.no_room_gb),
+            "P99 283, 327 us; 176, 185 us".into(),
+            yes(report.has_more_room()),
+        ],
+        [
+            "memory that was not there (OOM)".into(),
+            grouped(baseline.failures),
+            grouped(fair.failures),
+            "A is killed without".into(),
+            yes(baseline.failures > 0 && fair.failures == 0),
+        ],
+    ];
+    let mut lines = vec![head.map(String::from).to_vec()];
+    lines.extend(rows.into_iter().map(|row| row.to_vec()));
+    table::print(&lines);
+}
+
+/// Section V-G.
+pub(super) fn ratio(json: bool) -> Result<(), Failure> {
+    let figure = RatioFigure::load()?;
+    let report = figure.beside()?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let head = [
+        "",
+        "local:CXL",
+        "spill",
+        "CXL GB/s at P90",
+        "simulated",
+        "load ns",
+        "lost",
+        "simulated",
+        "off, points",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(report.rows.iter().map(ratio_row));
+    table::print(&rows);
+    let yes = |holds: bool| if holds { "holds" } else { "does not hold: short" };
+    println!("under 1% at 3:1 and 2:1, more at 1:1: {}", yes(report.below_until_1_1));
+    println!("DPP loses more than Web at 1:1: {}", yes(report.preprocessing_is_worse));
+    for it in report.rows.iter().filter(|it| it.off != 0.0) {
+        println!(
+            "short: {} at {}:1, {:.2}% lost where {} were published",
+            it.row.service,
+            it.row.ratio,
+            it.loss() * 100.0,
+            range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1)
+        );
+    }
+    println!(
+        "20 + 76 GB beside 96 GB: {:.3} GB/s of CXL memory, {:.3}% lost; the paper says the same throughput: {}",
+        report.steered_bytes_per_s / 1e9,
+        report.steered_loss * 100.0,
+        yes(report.steered_loss < 0.01)
+    );
+    println!(
+        "fitted: the power of the spill, {:.2}, to two bandwidths of the paper; and that {:.0} loads wait in vain for each second lost, to Web's IPC at 1:1",
+        report.power, report.hidden
+    );
+    figure.assumed.iter().for_each(|line| println!("assumed: {line}"));
+    Ok(())
+}
+
+fn ratio_row(it: &RatioBeside) -> Vec<String> {
+    let gb = |bytes: f64| bytes / 1e9;
+    let published = it.row.published_cxl.map(|both| both.map(|one| gb(one.value())));
+    vec![
+        it.row.service.clone(),
+        format!("{}:1", it.row.ratio),
+        format!("{:.0}%", it.row.spill * 100.0),
+        published.map_or_else(String::new, |both| range(both, "", 1)),
+        format!("{:.1}", gb(it.cxl_bytes_per_s)),
+        format!("{:.0}", it.cxl_s * 1e9),
+        range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1),
+        format!("{:.2}%", it.loss() * 100.0),
+        match (it.is_fitted, it.off) {
+            (true, _) => "fitted".into(),
+            (_, 0.0) => "inside".into(),
+            (_, off) => format!("{:+.1}, short", off * 100.0),
+        },
+    ]
+}

@@ -1,0 +1,158 @@
+//! The commands of `polder-dev`: what they refuse, and that they leave nothing when they are ended.
+
+mod command;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use command::polder_dev;
+
+fn command(arguments: &str) -> Command {
+    let mut command = polder_dev();
+    for key in
+        ["POLDER_POOL", "POLDER_HOST", "POLDER_COHERENCE", "POLDER_TIMEOUT", "POLDER_LOG", "POLDER_WRAP"]
+    {
+        command.env_remove(key);
+    }
+    // A file that is not there by accident.
+    command.env("POLDER_CONFIG", "/dev/null").args(arguments.split(' '));
+    command
+}
+
+fn say(arguments: &str) -> String {
+    let output = command(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refusal(arguments: &str) -> String {
+    let output = command(arguments).output().unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    line
+}
+
+#[test]
+fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() {
+    for line in ["verify -n 0", "verify ring -n 0"] {
+        let output = command(line).output().unwrap();
+        assert!(!output.status.success());
+        assert!(String::from_utf8(output.stderr).unwrap().contains("0 is not in 1.."), "{line}");
+    }
+    let json = |arguments: &str| -> serde_json::Value { serde_json::from_str(&say(arguments)).unwrap() };
+    let explored = json("verify barrier -n 50 --json");
+    assert_eq!(
+        (&explored["suite"], &explored["schedules"], &explored["failed"]),
+        (&"barrier".into(), &50.into(), &0.into())
+    );
+    assert!(json("verify --canaries ring-shared --json")["caught_at"].is_u64());
+    assert_eq!(json("verify barrier --list --json")["name"], "barrier");
+    let said = say("verify --canaries ring-shared");
+    let [caught, again, sum] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert!(caught.starts_with("ring-shared-line: caught in schedule "), "{said}");
+    assert_eq!(sum, "1 passed, 0 failed");
+    let replay = again.trim().strip_prefix("see it again: polder-dev ").unwrap();
+    let trace = say(replay);
+    assert!(trace.contains("the last operations") && trace.contains("  host 1: "), "{trace}");
+    assert!(refusal("verify --canaries ringlet").contains("no canary begins with \"ringlet\""));
+    assert!(say("verify --canaries directory-check --list").starts_with("directory-check-then-set "));
+}
+
+#[test]
+fn a_soak_opens_a_pool_only_where_it_plays_with_another_machine() {
+    let line = refusal("soak --join 127.0.0.1:1 --pool /before");
+    assert!(line.starts_with("polder: /before: no such file"), "{line}");
+    let refused = refusal("soak --pool /before --kills 1");
+    assert!(refused.contains("unless --listen or --join names another machine"), "{refused}");
+    let help = say("bench objects --help");
+    assert!(help.contains("--log") && !help.contains("--coherence"), "{help}");
+}
+
+#[test]
+fn a_command_whose_output_cannot_be_written_says_so_in_one_line() {
+    for arguments in ["verify --list", "soak --kills 1 --what push/software/alone"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ended = command(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(
+            said, "polder: cannot write to stdout: No space left on device (os error 28)\n",
+            "{arguments}"
+        );
+        assert_eq!(ended.status.code(), Some(1), "{arguments}");
+    }
+}
+
+/// The processes that have `word` in their environment or among their arguments, as /proc shows them.
+fn processes_of(word: &str) -> Vec<String> {
+    let of = |file: &str, pid: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
+    let has = |bytes: &[u8]| bytes.windows(word.len()).any(|part| part == word.as_bytes());
+    pids.filter(|pid| {
+        pid.parse() != Ok(std::process::id()) && (has(&of("environ", pid)) || has(&of("cmdline", pid)))
+    })
+    .collect()
+}
+
+#[test]
+fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
+    for (arguments, signal) in [
+        ("bench ring", "TERM"),
+        ("bench objects", "KILL"),
+        ("soak --doom stop --what pop", "INT"),
+        ("soak --doom stop --what pop", "KILL"),
+    ] {
+        // A script that runs the tests in the background has them ignore this signal.
+        let polder = command(arguments);
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").arg(polder.get_program()).args(polder.get_args());
+        for (key, value) in polder.get_envs() {
+            match value {
+                Some(value) => command.env(key, value),
+                None => command.env_remove(key),
+            };
+        }
+        // Every process of it has this in its environment.
+        let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
+        command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
+        let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let own = format!("polder-test-{}-", bench.id());
+        let has_folder = || {
+            let mut folders = std::fs::read_dir("/dev/shm").unwrap().flatten();
+            folders.any(|folder| folder.file_name().to_string_lossy().starts_with(&own))
+        };
+        // It, its guards, and another that works.
+        let works = |pid: &String| {
+            std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"polder-dev\n")
+        };
+        while processes_of(&mark).iter().filter(|pid| works(pid)).count() < 2 {
+            assert!(bench.try_wait().unwrap().is_none(), "{arguments} ended");
+            std::thread::yield_now();
+        }
+        let told = Command::new("kill").args(["-s", signal, &bench.id().to_string()]).status().unwrap();
+        assert!(told.success());
+        bench.wait().unwrap();
+        // The kernel tells those that clean up. A process that becomes another program is not seen for a moment.
+        let mut unseen = 0;
+        while unseen < 20 {
+            unseen = if processes_of(&mark).is_empty() { unseen + 1 } else { 0 };
+        }
+        assert!(!has_folder(), "{arguments}, {signal}: its folder stays");
+    }
+}
+
+#[test]
+fn a_benchmark_that_is_killed_leaves_nothing_in_memory() {
+    let mut bench = command("bench lines").stdout(Stdio::null()).spawn().unwrap();
+    let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
+    while !directory.join("region").exists() {
+        std::thread::yield_now();
+    }
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    // Whoever cleans up is told by the kernel.
+    while directory.exists() {
+        std::thread::yield_now();
+    }
+}

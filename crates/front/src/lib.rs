@@ -1,0 +1,97 @@
+//! What every command of Polder has: one line for a failure, output that may be closed, and logs.
+//!
+//! A front begins with `#[macro_use(println, print, eprintln)] extern crate polder_front;`, so that nothing that it prints panics.
+#![forbid(unsafe_code)]
+
+/// As the standard macro, which panics where stdout cannot be written to.
+#[macro_export]
+macro_rules! println {
+    () => { $crate::print(format_args!("\n")) };
+    ($($words:tt)*) => { $crate::print(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+/// As [`println`], without the end of the line.
+#[macro_export]
+macro_rules! print {
+    ($($words:tt)*) => { $crate::print(format_args!($($words)*)) };
+}
+
+/// As the standard macro, which panics where stderr cannot be written to.
+#[macro_export]
+macro_rules! eprintln {
+    ($($words:tt)*) => { $crate::complain(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+mod output;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::FromArgMatches;
+use tracing_subscriber::EnvFilter;
+
+pub use output::{complain, print};
+
+/// Why a command failed: one line, for people.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names of files may hold what a terminal takes as a command.
+        for (index, line) in self.0.split('\n').enumerate() {
+            let end = if index > 0 { "\n" } else { "" };
+            write!(f, "{end}{}", polder_platform::printable(line))?;
+        }
+        Ok(())
+    }
+}
+
+/// Parses the words of a command line and runs what they ask for. A failure is one line on stderr, behind `polder: `.
+pub fn main<A: FromArgMatches>(
+    command: clap::Command,
+    words: impl IntoIterator<Item = OsString>,
+    run: impl FnOnce(A) -> Result<ExitCode, Failure>,
+) -> ExitCode {
+    // `polder ... | head` ends quietly.
+    sigpipe::reset();
+    let parsed = command.try_get_matches_from(words).and_then(|matches| A::from_arg_matches(&matches));
+    let ended = output::caught(|| match parsed {
+        Ok(asked) => run(asked),
+        // Help as well.
+        Err(error) => {
+            let code = if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+            match error.print() {
+                Err(failed) if !error.use_stderr() => Err(output::unwritten(&failed)),
+                _ => Ok(code),
+            }
+        }
+    });
+    ended.unwrap_or_else(|failure| {
+        eprintln!("polder: {failure}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Logs to stderr what `filter` asks for; `source` is the setting that it came from.
+///
+/// # Errors
+/// When it is no filter.
+pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Result<(), Failure> {
+    let parsed = EnvFilter::try_new(filter).map_err(|error| {
+        let filter = polder_platform::quoted(filter);
+        Failure(format!(
+            "{source}: \"{filter}\" is no log filter ({error}); write a level, or filters such as polder_pool=debug"
+        ))
+    })?;
+    let logs = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    logs.with_ansi(is_colour_wanted).init();
+    Ok(())
+}

@@ -1,0 +1,283 @@
+//! `polder plan fabric`: when the messages of a pattern of traffic end that share the links of a fabric.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use polder_platform::Bytes;
+use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
+use polder_sim::{Fidelity, StepFlits, accelerators, counted, grouped};
+use serde_json::{Value, json};
+
+use super::fidelity::Closeness;
+use super::memory::{size, time};
+use super::option::quantity;
+use super::page::filled;
+use super::table;
+use super::train::{accelerator_count, failed_links};
+use super::written::{harmless, write};
+use crate::Failure;
+
+/// Links that are listed.
+const LISTED: usize = 8;
+
+/// Predicts messages that share links.
+#[derive(Args)]
+#[command(mut_arg("fidelity", |it| it.default_value("L1")))]
+pub(crate) struct Arguments {
+    /// The machine: a name (`polder plan show`), or the path of a file. A cluster of SimGrid (`.xml`) is one rack whose hosts send.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: String,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
+    /// Number of accelerators: one rack's use its own fabric, more use the one between racks.
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    gpus: String,
+    /// Which accelerators send to which.
+    #[arg(long, value_name = "PATTERN", value_parser = patterns(), default_value = "permutation")]
+    pattern: TrafficPattern,
+    /// Bytes of each message, such as "1 MiB"; of an all-reduce, what each accelerator has.
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
+    message: String,
+    /// Which of the shortest ways a message takes: the one that its destination selects, or the one with the fewest messages so far.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "minimal")]
+    routing: RoutingKind,
+    /// Links between two switches that have failed, such as "3-520,4-520". `--json` lists the links by their switches.
+    #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
+    failed: Vec<String>,
+    /// What a permutation is drawn from, and damage to flits.
+    #[arg(long, value_name = "NUMBER", default_value_t = FabricQuestion::SEED)]
+    seed: u64,
+    #[command(flatten)]
+    closeness: Closeness,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Write when each message ends as CSV.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write a page that draws messages and links.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    /// Write the messages for Perfetto and chrome://tracing.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    trace: Option<PathBuf>,
+}
+
+/// The patterns as clap reads them.
+fn patterns() -> impl TypedValueParser<Value = TrafficPattern> {
+    let pattern = |name: String| {
+        TrafficPattern::ALL.into_iter().find(|it| it.name() == name).expect("a pattern that was listed")
+    };
+    let listed = TrafficPattern::ALL.map(|it| PossibleValue::new(it.name()).help(it.about()));
+    PossibleValuesParser::new(listed).map(pattern)
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum RoutingKind {
+    Minimal,
+    Adaptive,
+}
+
+impl Arguments {
+    fn question(&self) -> Result<FabricQuestion, Failure> {
+        let message: Bytes = quantity("--message", &self.message)?;
+        Ok(FabricQuestion {
+            platform: self.platform.clone(),
+            rack: self.rack.clone(),
+            accelerators: accelerator_count(&self.gpus)?,
+            pattern: self.pattern,
+            message_bytes: message.value(),
+            routing: match self.routing {
+                RoutingKind::Minimal => Routing::Minimal,
+                RoutingKind::Adaptive => Routing::Adaptive,
+            },
+            failed: failed_links(&self.failed)?,
+            seed: self.seed,
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
+        })
+    }
+}
+
+/// Prints when messages end.
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let found = answer(&arguments.question()?)?;
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&found)?),
+        false => print(&found),
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&found)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &page(&found)?)?;
+    }
+    if let Some(path) = &arguments.trace {
+        write(path, &trace(&found))?;
+    }
+    Ok(())
+}
+
+fn title(found: &FabricAnswer) -> String {
+    let FabricQuestion { accelerators: count, pattern, message_bytes, .. } = &found.question;
+    let (pattern, message, count) = (pattern.name(), size(*message_bytes), accelerators(*count));
+    format!("{pattern} of {message} on {}, {count}", found.platform)
+}
+
+fn print(found: &FabricAnswer) {
+    println!("{}, fabric {} racks, simulated {}", title(found), found.fabric, looked(found));
+    println!("ends after {}", time(found.total_s));
+    if found.steps > 1 {
+        println!(
+            "{} steps of {} each, of which these are the messages:",
+            found.steps,
+            size(found.step_bytes)
+        );
+    }
+    let of = &found.seconds;
+    let row = |cells: [&str; 5]| cells.map(String::from).to_vec();
+    let cells = [of.p50_s, of.p90_s, of.p99_s, of.max_s].map(time);
+    table::print(&[
+        row(["messages end after", "p50", "p90", "p99", "last"]),
+        row([&counted(found.messages.len() as u64, "message"), &cells[0], &cells[1], &cells[2], &cells[3]]),
+    ]);
+    if let Some(slowest) = found.messages.iter().max_by(|one, other| one.slowdown.total_cmp(&other.slowdown))
+    {
+        println!(
+            "slowest for its way: {} to {}, {:.2} times what it takes alone",
+            slowest.from, slowest.to, slowest.slowdown
+        );
+    }
+    if let Some(rate) = found.bytes_per_s {
+        println!(
+            "each accelerator that receives gets {}/s on average until the last message has ended, {:.0}% of its links' {}/s",
+            size(rate),
+            100.0 * rate / found.payload_bytes_per_s,
+            size(found.payload_bytes_per_s)
+        );
+        print_links(found);
+    }
+    println!("{}", assumed(found));
+}
+
+/// The links that carry most of what they could.
+fn print_links(found: &FabricAnswer) {
+    println!();
+    let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
+    for it in found.links.iter().take(LISTED) {
+        let LinkUse { from, to, flows, used } = it;
+        let used = used.map_or_else(String::new, |it| format!("{:.0}%", 100.0 * it));
+        rows.push(vec![format!("{from} to {to}"), flows.to_string(), used]);
+    }
+    table::print(&rows);
+    if let Some(mean) = found.mean_used_between_switches {
+        println!(
+            "links between switches that are used carry {:.1}% of what they could, on average",
+            100.0 * mean
+        );
+    }
+}
+
+/// How closely messages were looked at.
+const fn looked(found: &FabricAnswer) -> &'static str {
+    match found.question.fidelity {
+        Fidelity::L0 => "in closed form, each message alone (--fidelity L0)",
+        Fidelity::L1 => "by flows (--fidelity L1)",
+        Fidelity::L2 => "flit by flit (--fidelity L2)",
+    }
+}
+
+/// What the figures rest on.
+fn assumed(found: &FabricAnswer) -> String {
+    let routing = match found.question.routing {
+        Routing::Minimal => "minimal routes by destination",
+        Routing::Adaptive => "minimal routes by load",
+    };
+    let failed = match found.question.failed.len() {
+        0 => String::new(),
+        count => format!(", {}", counted(count as u64, "failed link")),
+    };
+    let shared = match (found.question.fidelity, &found.flits) {
+        (_, Some(it)) => {
+            let window = match it.window_bytes < found.step_bytes {
+                true => format!(
+                    " of the first {} of each message{}, the rest at the rate of their second half",
+                    size(it.window_bytes),
+                    unsteady(it.window_bytes, it.steady_window_bytes)
+                ),
+                false => String::new(),
+            };
+            format!(
+                "{} steps of flits{window}, {} sent again; {} of {} (--virtual-channels, --buffer)",
+                grouped(it.flit_hops),
+                grouped(it.replays),
+                counted(it.channels.into(), "virtual channel"),
+                counted(it.buffer.into(), "flit")
+            )
+        }
+        (Fidelity::L0, _) => "nothing shares a link".into(),
+        _ => "links are shared max-min fairly".into(),
+    };
+    format!("{routing} (--routing){failed}; {shared}; all messages begin together")
+}
+
+/// What of messages was followed flit by flit.
+pub(super) fn followed(it: StepFlits) -> String {
+    let StepFlits { window_bytes, flit_hops, replays, steady_window_bytes } = it;
+    let window = window_bytes.map_or_else(String::new, |it| {
+        format!(" of the first {} of each message{}", size(it), unsteady(it, steady_window_bytes))
+    });
+    let [hops, again] = [flit_hops, replays].map(grouped);
+    format!("{hops} flit-hops{window}, {again} sent again")
+}
+
+/// What has to be said of a window that is shorter than the longest way.
+fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
+    match window_bytes < steady_window_bytes {
+        true => format!(
+            " (too short for the longest way: rates are steady from --window {}KiB on)",
+            (steady_window_bytes / 1024.0).ceil()
+        ),
+        false => String::new(),
+    }
+}
+
+fn csv(found: &FabricAnswer) -> Result<String, Failure> {
+    let mut writer = ::csv::Writer::from_writer(vec![]);
+    for message in &found.messages {
+        writer.serialize(message)?;
+    }
+    harmless(writer)
+}
+
+/// One page that needs nothing else.
+fn page(found: &FabricAnswer) -> Result<String, Failure> {
+    // In closed form no use of a link is known, and none is drawn.
+    let links: Vec<Value> = found
+        .links
+        .iter()
+        .filter_map(|it| it.used.map(|used| json!([it.from, it.to, it.flows, used])))
+        .collect();
+    let data = json!({
+        "about": format!("{}. Simulated {}: {}.", title(found), looked(found), assumed(found)),
+        "ends": found.messages.iter().map(|it| it.end_s).collect::<Vec<_>>(),
+        "links": links,
+    });
+    filled(include_str!("fabric.html"), &title(found), &data)
+}
+
+/// A Chrome trace: a track for each sender, a slice for each message.
+fn trace(found: &FabricAnswer) -> String {
+    let events = found.messages.iter().map(|it| {
+        json!({
+            "name": format!("to {}", it.to), "cat": "message", "ph": "X", "pid": 0, "tid": it.from, "ts": 0.0,
+            "dur": it.end_s * 1e6, "args": {"slowdown": it.slowdown},
+        })
+        .to_string()
+    });
+    let events = events.collect::<Vec<_>>().join(",");
+    let title = json!(title(found));
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"title\":{title}}},\"traceEvents\":[{events}]}}")
+}

@@ -1,0 +1,96 @@
+//! `polder plan`: predicts training steps and accesses to memory on machines that are described in files, and shows how far off it is.
+//!
+//! The `polder` command links this library; `polder-plan` is the same commands alone, on any CPU.
+#![forbid(unsafe_code)]
+
+#[macro_use(println, print)]
+extern crate polder_front;
+
+mod chakra;
+mod coherence;
+mod fabric;
+mod fidelity;
+mod inference;
+pub mod memory;
+mod mixed;
+mod mpi;
+mod offload;
+mod option;
+mod page;
+mod search;
+mod show;
+mod sync;
+pub mod table;
+mod tier;
+mod trace;
+mod train;
+mod validate;
+mod written;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use polder_front::Failure;
+
+/// Predicts what a step takes before anything is bought or run.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Predict a training step, with the layout that you give or the fastest that fits by --fidelity L0.
+    Train(train::Arguments),
+    /// Predict a training step on racks of two kinds, such as NVLink and UALink, which CXL joins.
+    Mixed(mixed::Arguments),
+    /// Predict every layout, and print those that no other beats in time, memory and money.
+    Search(search::Arguments),
+    /// Predict the time of a memory access, by the size of the working set.
+    Memory(memory::Arguments),
+    /// Predict hits, snoop-filter misses and back-invalidations of a region that a rack keeps coherent.
+    Coherence(coherence::Arguments),
+    /// Predict steps of inference whose KV cache, tables or index outgrow an accelerator.
+    Inference(inference::Arguments),
+    /// Predict when the messages of a pattern end that share the links of a fabric.
+    Fabric(fabric::Arguments),
+    /// Predict a traced step of PyTorch (MLCommons Chakra) by its operators, beside what it took.
+    Chakra(chakra::Arguments),
+    /// Predict a traced MPI program over another network, beside what it took.
+    Mpi(mpi::Arguments),
+    /// Predict a step whose tensors lie in host memory: bytes by object and tier, and seconds by phase.
+    Offload(offload::Arguments),
+    /// Predict a data-parallel step with all-reduces and with a parameter service.
+    Sync(sync::Arguments),
+    /// Predict what a server holds with slow memory beside its own, and by how much services are slower.
+    Tier(tier::Arguments),
+    /// Predict published steps, fabrics and memory, and print the errors.
+    Validate(validate::Arguments),
+    /// Print a platform as a file for `--platform`, with the source of each number, or list the platforms, models and prices that there are.
+    Show(show::Arguments),
+}
+
+/// Runs a command of the plan front.
+///
+/// # Errors
+/// What was wrong with its input, or that an output could not be written.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    match &arguments.command {
+        Command::Train(arguments) => train::train(arguments)?,
+        Command::Mixed(arguments) => mixed::run(arguments)?,
+        Command::Search(arguments) => search::search(arguments)?,
+        Command::Memory(arguments) => memory::run(arguments)?,
+        Command::Chakra(arguments) => chakra::run(arguments)?,
+        Command::Coherence(arguments) => coherence::run(arguments)?,
+        Command::Inference(arguments) => inference::run(arguments)?,
+        Command::Fabric(arguments) => fabric::run(arguments)?,
+        Command::Mpi(arguments) => mpi::run(arguments)?,
+        Command::Offload(arguments) => offload::run(arguments)?,
+        Command::Sync(arguments) => sync::run(arguments)?,
+        Command::Tier(arguments) => tier::run(arguments)?,
+        Command::Validate(arguments) => validate::run(arguments)?,
+        Command::Show(arguments) => show::show(arguments)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,386 @@
+//! `polder plan memory`: access time by working set, with the memories of a cluster that it takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use polder_platform::{Bytes, Platform};
+use polder_sim::accelerators;
+use polder_sim::memory::{
+    Configuration, Curves, How, Inside, NodeLatency, Nodes, PAYS, Pays, Point, Question, Tier, Ways, curves,
+    landmarks,
+};
+use serde_json::json;
+
+use super::fidelity::ClosedForm;
+use super::option::quantity;
+use super::page::filled;
+use super::table;
+use super::train::accelerator_count;
+use super::written::{harmless, write};
+use crate::Failure;
+
+/// Predicts access times.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    machines: MachineArguments,
+    /// Sizes of an access, such as "64 B,4 KiB".
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_delimiter = ',',
+        default_value = "64 B",
+        allow_negative_numbers = true
+    )]
+    access: Vec<String>,
+    /// Working sets, such as "200 GB,20 TB" [default: some around the ends of memories].
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', allow_negative_numbers = true)]
+    working_set: Vec<String>,
+    #[command(flatten)]
+    ways: WayArguments,
+    #[command(flatten)]
+    fidelity: ClosedForm,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Write the access times as CSV.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write a page that draws them.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+}
+
+/// Machines that are compared.
+#[derive(Args)]
+pub(super) struct MachineArguments {
+    /// The machine: a name (`polder plan show`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    pub(super) platform: String,
+    /// Another machine. Its accelerators alone are the baseline: software manages what they do not hold.
+    #[arg(long, value_name = "PLATFORM")]
+    pub(super) against: Option<String>,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
+    /// Number of accelerators of the machine [default: those of 16 racks].
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    gpus: Option<String>,
+}
+
+impl MachineArguments {
+    pub(super) fn question(&self, ways: &WayArguments) -> Result<Question, Failure> {
+        Ok(Question {
+            platform: self.platform.clone(),
+            against: self.against.clone(),
+            rack: self.rack.clone(),
+            accelerators: self.gpus.as_deref().map(accelerator_count).transpose()?,
+            ways: ways.ways(),
+        })
+    }
+}
+
+/// What a platform leaves open.
+#[derive(Args)]
+pub(super) struct WayArguments {
+    /// Where memory nodes are: on the accelerator's own switch, or as far as ports of the fabric are from each other.
+    #[arg(long, value_name = "WHERE", value_enum, default_value = "far")]
+    nodes: NodesKind,
+    /// How accelerators of a rack reach each other's memory if it is not coherent: software copies it, or they load it.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "copy")]
+    inside: InsideKind,
+    /// Time of a load of a memory node before switches: as the platform gives it, or what that adds to a CPU's own memory, added
+    /// to an accelerator's own.
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "given")]
+    node_latency: LatencyKind,
+    /// Data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
+    #[arg(long)]
+    bulk: bool,
+    /// The CPU's memory too: loaded where CPUs attach by c2c or ucie, copied by software where they attach by PCIe.
+    #[arg(long)]
+    host: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LatencyKind {
+    Given,
+    Added,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum NodesKind {
+    Near,
+    Far,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum InsideKind {
+    Copy,
+    Load,
+}
+
+impl WayArguments {
+    pub(super) const fn ways(&self) -> Ways {
+        let nodes = match self.nodes {
+            NodesKind::Near => Nodes::Near,
+            NodesKind::Far => Nodes::Far,
+        };
+        let inside = match self.inside {
+            InsideKind::Copy => Inside::Copy,
+            InsideKind::Load => Inside::Load,
+        };
+        let node_latency = match self.node_latency {
+            LatencyKind::Given => NodeLatency::Given,
+            LatencyKind::Added => NodeLatency::Added,
+        };
+        Ways { nodes, inside, node_latency, bulk: self.bulk, host: self.host }
+    }
+}
+
+/// The sizes of an option.
+fn sizes(option: &str, texts: &[String]) -> Result<Vec<f64>, Failure> {
+    texts.iter().map(|text| quantity(option, text).map(Bytes::value)).collect()
+}
+
+/// Prints access times.
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments
+        .fidelity
+        .check("memory", "an access is taken alone; plan fabric has what messages that share links take")?;
+    let question = arguments.machines.question(&arguments.ways)?;
+    let access = sizes("--access", &arguments.access)?;
+    let sets = sizes("--working-set", &arguments.working_set)?;
+    let found = curves(&question, &access, &sets)?;
+    expect_held(&found)?;
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&found)?),
+        false => print(&found, &access, &sets)?,
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&found)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &page(&found)?)?;
+    }
+    Ok(())
+}
+
+/// Whether some configuration holds each working set.
+fn expect_held(found: &Curves) -> Result<(), Failure> {
+    let none = |point: &&Point| point.seconds.iter().all(Option::is_none);
+    let most = found.configurations.iter().map(Configuration::capacity).fold(0.0, f64::max);
+    match found.points.iter().find(none) {
+        Some(Point { working_set_bytes, .. }) => {
+            let [set, most] = [*working_set_bytes, most].map(size);
+            let count = accelerators(found.accelerators);
+            let problem = format!("{count} and their memory nodes hold {most} at most, found {set}");
+            Err(Failure(format!("--working-set: {problem}; give a smaller one, or more --gpus")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn print(found: &Curves, access: &[f64], sets: &[f64]) -> Result<(), Failure> {
+    println!("access time by working set, {}, simulated", accelerators(found.accelerators));
+    for it in &found.configurations {
+        println!("  {}: {}", titled(it), Platform::load(&it.platform)?.title);
+    }
+    let rows = if sets.is_empty() { landmarks(&found.configurations) } else { sets.to_vec() };
+    for bytes in access {
+        println!("\naccess of {}: its parts, there and back, in each memory", access_size(*bytes));
+        table::print(&parts(&found.configurations, *bytes));
+        println!();
+        table::print(&times(&found.configurations, *bytes, &rows));
+        println!(
+            "  (a working set takes the nearest memory first, and each byte of it is as likely; empty: more than it holds)"
+        );
+        for pays in found.pays.iter().filter(|it| it.access_bytes == *bytes) {
+            println!("{}", pays_line(pays, &found.configurations));
+        }
+        out_of_order(&found.configurations, *bytes).iter().for_each(|line| println!("{line}"));
+    }
+    println!("\n{}", ways_line(found.ways));
+    println!(
+        "reads, one at a time, while all accelerators do the same; no other accelerator writes what is read"
+    );
+    println!(
+        "no run over CXL validates this; `polder-dev reproduce scalepool-fig7` puts published ratios beside it"
+    );
+    Ok(())
+}
+
+/// What was taken of what platforms leave open.
+pub fn ways_line(ways: Ways) -> String {
+    let nodes = match ways.nodes {
+        Nodes::Near => "one switch away",
+        Nodes::Far => "as far as ports of the fabric are",
+    };
+    let inside = match ways.inside {
+        Inside::Copy => "copied by software",
+        Inside::Load => "loaded",
+    };
+    let latency = match ways.node_latency {
+        NodeLatency::Given => "as the platform gives it",
+        NodeLatency::Added => "added to an accelerator's own memory",
+    };
+    let bulk = if ways.bulk { "; data of coherent loads in a rack over its own fabric (--bulk)" } else { "" };
+    let host = if ways.host { "; the CPU's memory too (--host)" } else { "" };
+    format!(
+        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}{host}"
+    )
+}
+
+/// A configuration with the machine that it is of.
+fn titled(it: &Configuration) -> String {
+    let how = match it.name {
+        "baseline" | "clusters" => "accelerators alone",
+        _ => "with what it has of coherent racks and memory nodes",
+    };
+    format!("{}: {}, {how}", it.name, it.platform)
+}
+
+/// How a memory is reached.
+fn how(how: How) -> &'static str {
+    match how {
+        How::Own => "own",
+        How::Load => "load",
+        How::Copy => "copy",
+    }
+}
+
+/// The parts of an access in each memory.
+fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
+    let head =
+        ["", "by", "holds", "access", "software", "controllers", "switches", "wires", "memory", "data"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for it in configurations {
+        for Tier { name, capacity_bytes, access, .. } in &it.tiers {
+            let data = access.seconds(bytes) - access.idle();
+            let mut row = vec![format!("{}, {name}", it.name), how(access.how).into(), size(*capacity_bytes)];
+            let parts = [
+                access.seconds(bytes),
+                access.software_s,
+                access.controllers_s,
+                access.switches_s,
+                access.wires_s,
+                access.memory_s,
+                data,
+            ];
+            row.extend(parts.map(time));
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+/// The access times of each configuration, and how many times faster the last is.
+fn times(configurations: &[Configuration], bytes: f64, sets: &[f64]) -> Vec<Vec<String>> {
+    let Some((last, others)) = configurations.split_last() else { return vec![] };
+    let mut head = vec!["working set".to_owned()];
+    head.extend(configurations.iter().map(|it| it.name.to_owned()));
+    head.extend(others.iter().map(|it| format!("over {}", it.name)));
+    let mut rows = vec![head];
+    for set in sets {
+        let mut row = vec![size(*set)];
+        row.extend(configurations.iter().map(|it| it.seconds(bytes, *set).map_or_else(String::new, time)));
+        let ratio = |other| polder_sim::memory::ratio(last, other, bytes, *set);
+        row.extend(others.iter().map(|it| ratio(it).map_or_else(String::new, |times| format!("{times:.2}"))));
+        rows.push(row);
+    }
+    rows
+}
+
+fn pays_line(pays: &Pays, configurations: &[Configuration]) -> String {
+    let Pays { tier, over, from_bytes, .. } = pays;
+    let last = configurations.last().map_or("", |it| it.name);
+    let percent = (PAYS - 1.0) * 100.0;
+    match from_bytes {
+        Some(bytes) => format!(
+            "{last}, {tier}: pays from {} on: there an access is {percent:.0}% faster than with what {over} has for the same bytes",
+            size(*bytes)
+        ),
+        None => format!(
+            "{last}, {tier}: never pays: no access is {percent:.0}% faster than with what {over} has for the same bytes"
+        ),
+    }
+}
+
+/// Memories that are taken after slower ones.
+fn out_of_order(configurations: &[Configuration], bytes: f64) -> Vec<String> {
+    let faster = |it: &Configuration| {
+        let pairs = it.tiers.windows(2).map(|pair| [&pair[0], &pair[1]]);
+        let out = pairs.filter(|[before, after]| after.access.seconds(bytes) < before.access.seconds(bytes));
+        out.map(|[before, after]| {
+            format!(
+                "{}: {} is faster than {}, which a working set takes first: what lies there would be read sooner here",
+                it.name, after.name, before.name
+            )
+        })
+        .collect::<Vec<_>>()
+    };
+    configurations.iter().flat_map(faster).collect()
+}
+
+/// A size of an access, most of which are powers of two.
+pub fn access_size(bytes: f64) -> String {
+    let units = [("MiB", 1048576.0), ("KiB", 1024.0)];
+    match units.into_iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0.0) {
+        Some((unit, scale)) => format!("{} {unit}", bytes / scale),
+        None if bytes < 1e4 => format!("{bytes} B"),
+        None => size(bytes),
+    }
+}
+
+/// Three digits of a size.
+pub fn size(bytes: f64) -> String {
+    let units = [("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)];
+    let (unit, scale) = units.into_iter().find(|(_, scale)| bytes >= 0.9995 * scale).unwrap_or(("B", 1.0));
+    format!("{} {unit}", digits(bytes / scale))
+}
+
+/// Three digits of a time.
+pub fn time(seconds: f64) -> String {
+    match seconds * 1e9 {
+        0.0 => "0".into(),
+        ns if ns < 999.5 => format!("{} ns", digits(ns)),
+        ns if ns < 999_500.0 => format!("{} us", digits(ns / 1e3)),
+        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
+        ns => format!("{} s", digits(ns / 1e9)),
+    }
+}
+
+/// Three digits.
+pub fn digits(value: f64) -> String {
+    match value {
+        it if it >= 99.95 => format!("{it:.0}"),
+        it if it >= 9.995 => format!("{it:.1}"),
+        it => format!("{it:.2}"),
+    }
+}
+
+/// A line for each access and working set: seconds of each configuration, empty where it holds less.
+fn csv(found: &Curves) -> Result<String, Failure> {
+    let mut writer = ::csv::Writer::from_writer(vec![]);
+    let names = found.configurations.iter().map(|it| format!("{}_s", it.name));
+    writer.write_record(["access_bytes", "working_set_bytes"].map(String::from).into_iter().chain(names))?;
+    for Point { access_bytes, working_set_bytes, seconds } in &found.points {
+        let seconds = seconds.iter().map(|it| it.map_or_else(String::new, |it| it.to_string()));
+        writer
+            .write_record([access_bytes, working_set_bytes].map(f64::to_string).into_iter().chain(seconds))?;
+    }
+    harmless(writer)
+}
+
+/// One page that needs nothing else.
+fn page(found: &Curves) -> Result<String, Failure> {
+    let others: String = found.against.iter().map(|it| format!(" and {it}")).collect();
+    let count = accelerators(found.accelerators);
+    let title = format!("Access time by working set on {}{others}, {count}", found.platform);
+    let data = json!({
+        "curves": found,
+        "titles": found.configurations.iter().map(titled).collect::<Vec<_>>(),
+        "ways": ways_line(found.ways),
+        "pays": found.pays.iter().map(|it| json!([it.access_bytes, pays_line(it, &found.configurations)])).collect::<Vec<_>>(),
+    });
+    filled(include_str!("memory.html"), &title, &data)
+}
