@@ -80,6 +80,19 @@ def test_every_page_that_a_source_names_is_there() -> None:
     assert len(named) > 10, "no source names a page: are they read?"
 
 
+def test_every_name_of_the_page_of_lives_is_in_its_file() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/life.md").read_text().splitlines() if re.match(r"\| \d", line)]
+    assert len(rows) > 40
+    defines = r"(?:fn|def|class|struct|enum|trait|type|macro_rules!|impl<.*>) {}\b"
+    for _, files, names, _ in rows:
+        text = "".join((ROOT / file).read_text() for file in re.findall(r"`(.*?)`", files))
+        for name in re.findall(r"`(.*?)`", names):
+            for part in re.split(r"::|\.", name):
+                assert part == "new" or re.search(defines.format(part), text), f"{name} is not in {files}"
+    for file in re.findall(r"`((?:crates|python)/.*?)`", (ROOT / "docs/life.md").read_text()):
+        assert (ROOT / file).exists(), file
+
+
 def test_the_figures_of_the_readme_and_the_tables_of_the_status_are_those_of_the_page_of_benchmarks() -> None:
     spec = importlib.util.spec_from_file_location("benchmarks", ROOT / "scripts/benchmarks.py")
     assert spec is not None and spec.loader is not None
