@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import python_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,18 +17,38 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"```(\w*)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-BLOCKS = blocks("README.md")
+README = blocks("README.md")
 PLAN = blocks("docs/plan.md")
-# `make test` runs this, and `make demo` has a test of its own.
+# Each command, with the lines below it: a part of what it prints.
 COMMANDS = [
-    line for kind, block in BLOCKS + PLAN if kind == "sh" for line in block.splitlines() if not line.startswith("make ")
+    (command, *(line for line in answer.splitlines() if line != "..."))
+    for kind, block in README
+    if kind == "console"
+    for command, answer in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
+HAS_ONE_NODE = Path("/sys/devices/system/node/has_memory").read_text().strip() == "0"
 
 
 def test_the_first_program_prints_what_stands_below_it() -> None:
-    (_, program), (_, output) = BLOCKS[0], BLOCKS[1]
+    (_, program), (_, output) = README[0], README[1]
     assert run([sys.executable, "-c", program]) == output
     Path("/dev/shm/readme").unlink()
+
+
+@pytest.mark.parametrize("command, answer", [(command, answer) for command, *answer in COMMANDS])
+def test_a_command_of_the_readme_prints_what_stands_below_it(command: str, answer: list[str], tmp_path: Path) -> None:
+    for program in (block for kind, block in README if kind == "python" and block.startswith("# ")):
+        (tmp_path / program.split()[1]).write_text(program)
+    programs = Path(sys.executable).parent
+    if command.startswith("pip install"):
+        return  # `make mpi` has installed it.
+    if command.startswith("polder mpi"):
+        programs = python_of("mpich").parent
+    if command.startswith("torchrun"):
+        pytest.importorskip("torch")
+    said = run(command.split(), tmp_path, programs, can_fail=command == "polder doctor").splitlines()
+    if command != "polder doctor" or HAS_ONE_NODE:
+        assert set(answer) - set(said) == set()
 
 
 def test_the_program_of_the_plan_page_runs() -> None:
@@ -35,10 +56,20 @@ def test_the_program_of_the_plan_page_runs() -> None:
     assert "True" in run([sys.executable, "-c", program])
 
 
-def test_every_command_runs() -> None:
-    assert COMMANDS
-    for command in COMMANDS:
+def test_every_command_of_the_plan_page_runs() -> None:
+    commands = [line for kind, block in PLAN if kind == "sh" for line in block.splitlines()]
+    assert commands
+    for command in commands:
         run(command.split())
+
+
+def test_the_readme_has_a_command_for_each_kind_of_user_and_at_most_110_lines() -> None:
+    assert {command.split()[1] for command, *_ in COMMANDS if command.startswith("polder ")} == {
+        "mpi",
+        "doctor",
+        "plan",
+    }
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
 def test_every_page_that_a_source_names_is_there() -> None:
@@ -49,23 +80,44 @@ def test_every_page_that_a_source_names_is_there() -> None:
     assert len(named) > 10, "no source names a page: are they read?"
 
 
-def test_the_tables_of_the_readme_are_those_of_the_page_of_benchmarks() -> None:
+def test_every_name_of_the_page_of_lives_is_in_its_file() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/life.md").read_text().splitlines() if re.match(r"\| \d", line)]
+    assert len(rows) > 40
+    defines = r"(?:fn|def|class|struct|enum|trait|type|macro_rules!|impl<.*>) {}\b"
+    for _, files, names, _ in rows:
+        text = "".join((ROOT / file).read_text() for file in re.findall(r"`(.*?)`", files))
+        for name in re.findall(r"`(.*?)`", names):
+            for part in re.split(r"::|\.", name):
+                assert part == "new" or re.search(defines.format(part), text), f"{name} is not in {files}"
+    for file in re.findall(r"`((?:crates|python)/.*?)`", (ROOT / "docs/life.md").read_text()):
+        assert (ROOT / file).exists(), file
+
+
+def test_the_figures_of_the_readme_and_the_tables_of_the_status_are_those_of_the_page_of_benchmarks() -> None:
     spec = importlib.util.spec_from_file_location("benchmarks", ROOT / "scripts/benchmarks.py")
     assert spec is not None and spec.loader is not None
     benchmarks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmarks)
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/benchmarks.md").read_text()
-    assert benchmarks.with_tables(readme, page) == readme, "run scripts/benchmarks.py --readme"
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    for front in benchmarks.FRONTS:
+        text = (ROOT / front).read_text()
+        assert benchmarks.with_tables(text, page) == text, "run scripts/benchmarks.py --tables"
+        assert text.count("<!-- of ") > 3, f"{front} takes no figures"
     rows, _ = benchmarks.read(page)
     losses = [row for row in rows["collectives"] if row["peer"] == "openmpi" and benchmarks.number(row["ratio"]) < 1]
     assert losses, "no row is lost: is the page read?"
+    status = (ROOT / "docs/status.md").read_text()
     for row in losses:
-        assert "| {case} | Open MPI | {value} us | {theirs} us | {ratio} |".format(**row) in readme
+        assert "| {case} | Open MPI | {value} us | {theirs} us | {ratio} |".format(**row) in status
 
 
-def run(command: list[str]) -> str:
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.fail(f"{' '.join(command)}: {done.stderr or done.stdout}")
+def run(command: list[str], folder: Path = ROOT, programs: Path | None = None, can_fail: bool = False) -> str:
+    """What a command prints, also on stderr; by the programs of a folder, and then those beside this Python."""
+    path = ":".join([str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]).lstrip(":")
+    env = {**os.environ, "PATH": path}
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode and not can_fail:
+        pytest.fail(f"{' '.join(command)}: {done.stdout}")
     return done.stdout

@@ -1,6 +1,7 @@
 //! Holds the table of docs/architecture.md: who may import whom, and which rooms are free of unsafe code.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -12,11 +13,11 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mem", &[]),
     ("kernels", &[]),
     ("place", &["platform"]),
-    ("linux", &["platform"]),
+    ("linux", &[]),
     ("agent", &["linux", "place", "platform"]),
     ("pool", &["mem", "kernels", "schedule", "platform"]),
     ("sim", &["platform", "schedule", "place"]),
-    ("attach", &["pool", "mem", "kernels", "schedule", "linux", "platform"]),
+    ("attach", &["pool", "mem", "kernels", "schedule"]),
     ("ofi", &["attach", "pool", "mem", "kernels", "schedule"]),
     ("capi", &["attach", "pool", "mem", "kernels", "schedule"]),
     ("mpi", &["attach", "pool", "mem", "kernels", "schedule"]),
@@ -115,6 +116,17 @@ fn the_picture_of_the_rooms_is_the_table() {
     assert_eq!(drawn, arrows());
 }
 
+#[test]
+fn every_arrow_of_the_picture_is_an_import() {
+    let rooms = rooms();
+    for (from, to) in arrows() {
+        assert!(
+            rooms[from].iter().any(|import| import == to),
+            "{from} is drawn to import {to}, and does not"
+        );
+    }
+}
+
 /// The crates that a build of `packages` takes, as one invocation unifies their features.
 fn crates_of(packages: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
@@ -154,13 +166,14 @@ fn rooms_without_unsafe_code_forbid_it() {
     }
 }
 
+/// What a folder holds.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+}
+
 /// Which module of a crate imports which others, by the `crate::` paths in its files; children count as their parent.
-fn imports(sources: &std::path::Path) -> BTreeMap<String, BTreeSet<String>> {
-    let files = |folder: &std::path::Path| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten();
-        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-    };
-    let stem = |file: &std::path::Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
+fn imports(sources: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let stem = |file: &Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
     let modules: BTreeSet<_> = files(sources).iter().map(|file| stem(file)).collect();
     let mut imports: BTreeMap<_, _> = modules.iter().map(|name| (name.clone(), BTreeSet::new())).collect();
     for file in files(sources) {
@@ -189,7 +202,7 @@ fn imports(sources: &std::path::Path) -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn no_modules_of_the_provider_import_each_other_in_a_ring() {
-    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../ofi/src");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ofi/src");
     let mut imports = imports(&sources);
     assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 50);
     imports.remove("tests");
@@ -201,4 +214,39 @@ fn no_modules_of_the_provider_import_each_other_in_a_ring() {
         }
     }
     assert!(imports.is_empty(), "{imports:?}");
+}
+
+/// A fence is half of a protocol: without the other half beside it nobody can tell whether it is right, or needed.
+#[test]
+fn every_fence_of_a_protocol_has_a_comment_that_names_its_partner() {
+    let mut fences = 0;
+    for room in ["pool", "attach", "ofi", "mpi"] {
+        let mut paths = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(room).join("src")];
+        while let Some(path) = paths.pop() {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() && name != "verify" {
+                paths.extend(files(&path));
+            }
+            if path.is_dir() || ["tests.rs", "hostile.rs"].contains(&name) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<_> = text.lines().take_while(|line| *line != "mod tests {").collect();
+            let mut begin = 0;
+            for (index, line) in lines.iter().enumerate() {
+                let code = line.split("//").next().unwrap();
+                if !["mfence()", "sfence()", "fence_invalidations()"].iter().any(|call| code.contains(call)) {
+                    continue;
+                }
+                let near = lines[begin.max(index.saturating_sub(8))..index].join("\n");
+                let (at, number) = (path.display(), index + 1);
+                assert!(
+                    near.contains("SYNC:") || near.contains("HARMLESS("),
+                    "{at}:{number}: say with which line of another host the fence pairs, as `// SYNC: pairs with …`"
+                );
+                (begin, fences) = (index + 1, fences + 1);
+            }
+        }
+    }
+    assert!(fences > 70, "{fences} fences: are they read?");
 }

@@ -251,8 +251,8 @@ fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
     // Before it is opened: a FIFO would wait for a writer.
     let metadata = std::fs::metadata(path).map_err(cannot)?;
     if !metadata.is_file() {
-        let found = if metadata.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
-        return Err(DataError::new(path, "", format!("expected a regular file, found {found}")));
+        let kind = if metadata.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
+        return Err(DataError::new(path, "", format!("expected a regular file, found {kind}")));
     }
     let own = Path::new(path).canonicalize().map_err(cannot)?;
     READ.lock().unwrap_or_else(PoisonError::into_inner).insert(own);
@@ -303,15 +303,15 @@ pub fn extended(folder: Folder, name: &str) -> Result<Vec<(String, String)>, Dat
     let base = |name: &str| -> Result<Option<String>, DataError> {
         Ok(table(folder, name)?.get("extends").and_then(Value::as_str).map(str::to_owned))
     };
-    let mut found = vec![];
+    let mut bases = vec![];
     let mut next = base(name)?;
     while let Some(name) = next {
         next = base(&name)?;
         let source =
             table(folder, &name)?.get("source").and_then(Value::as_str).map(printable).map(Cow::into_owned);
-        found.push((name, source.unwrap_or_default()));
+        bases.push((name, source.unwrap_or_default()));
     }
-    Ok(found)
+    Ok(bases)
 }
 
 fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {

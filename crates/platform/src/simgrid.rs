@@ -106,8 +106,8 @@ impl<'a> Element<'a> {
                 "expected <cluster>: routes of single hosts and links have no counterpart; describe the fabric in TOML, see docs/platform.toml",
             ));
         }
-        for it in self.node.attributes() {
-            let name = it.name();
+        for attribute in self.node.attributes() {
+            let name = attribute.name();
             if !IDLE.contains(&name) && !READ.contains(&name) {
                 let why = match name {
                     "bb_bw" | "bb_lat" | "bb_sharing_policy" => {

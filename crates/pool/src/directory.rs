@@ -244,6 +244,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         let key = Key::new(&self.site, name.hash());
         if bytes > SMALL && self.find(&key)?.is_some() {
             // Before anybody is told.
+            // SYNC: pairs with `scan` of whomever the caller tells: `look` has written back what another process stored here.
             self.site.memory.sfence();
             return Err(exists(name));
         }
@@ -478,6 +479,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             memory.invalidate(entry, LINE);
             memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
             Chunks(site).invalidate(sight.host, &chunks);
+            // SYNC: pairs with the `line::announce` of the entry, which its owner made after header and chunks were there.
             memory.fence_invalidations();
         }
         if self.load_entry(sight.host, sight.slot)? != Some(Entry::Object(State::Live, *record)) {
@@ -694,6 +696,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     pub(crate) fn read_entry(&self, host: u16, slot: u32) -> Result<Option<Entry>, PoolError> {
         if host != self.site.host() {
             self.site.memory.invalidate(self.site.layout.entry(host, slot), LINE);
+            // SYNC: pairs with the `line::announce` of the entry by its owner.
             self.site.memory.fence_invalidations();
         }
         self.load_entry(host, slot)

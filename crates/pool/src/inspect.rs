@@ -288,6 +288,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
     /// Looks at `count` checked words from `at` on.
     fn read_words(&mut self, at: Offset, count: u32, what: &str) -> Result<(), PoolError> {
         self.memory.invalidate(at, u64::from(count) * 8);
+        // SYNC: pairs with what writes these words, such as `Opens::announce`; each is whole at any time.
         self.memory.fence_invalidations();
         for index in 0..u64::from(count) {
             if word::open(self.memory.load(at.word(index))?).is_none() {
@@ -301,6 +302,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
         let words = self.layout.chunk_words();
         let first = self.layout.chunk_word(host, 0);
         self.memory.invalidate(first, u64::from(words) * 8);
+        // SYNC: pairs with `Chunks::publish`.
         self.memory.fence_invalidations();
         let mut held = 0;
         for index in 0..words {
@@ -323,6 +325,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
         for first in (0..self.layout.slots()).step_by(BATCH as usize) {
             let batch = first..(first + BATCH).min(self.layout.slots());
             self.memory.invalidate(self.layout.entry(host, first), u64::from(batch.end - first) * LINE);
+            // SYNC: pairs with the `line::announce` of entries.
             self.memory.fence_invalidations();
             for slot in batch {
                 self.read_entry(host, slot)?;
@@ -396,6 +399,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
     fn header(&self, record: &Record, host: u16, slot: u32) -> Result<Option<Header>, PoolError> {
         self.memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
+        // SYNC: pairs with the `line::announce` of the entry that leads here, which came after the header.
         self.memory.fence_invalidations();
         let header = Header::load(self.memory, record.header, record.header_lines)?;
         Ok(header.filter(|header| {

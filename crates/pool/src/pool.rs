@@ -602,6 +602,7 @@ pub(crate) fn enter_shard<M: Memory>(memory: &M, layout: &Layout, host: u16) {
     let (shard, bytes) = layout.shard(host);
     memory.invalidate(shard, bytes);
     // Before anything of the shard is loaded.
+    // SYNC: pairs with `Keeper::adopt` and with the end of an earlier boot: the host line that tells of it was read before.
     memory.fence_invalidations();
 }
 

@@ -222,6 +222,7 @@ pub fn write_back_for_the_dead<M: Memory>(
 ) -> Result<u64, PoolError> {
     // The cells need nothing: a header is stored only after its cell was written back and fenced.
     memory.write_back(place.lines, shape.slots() * PAIR);
+    // SYNC: pairs with `In::glance`: what the dead had stored is in memory before anybody is told how far it came.
     memory.mfence();
     let mut newest = 0;
     for slot in 0..shape.slots() {

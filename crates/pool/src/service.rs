@@ -308,6 +308,7 @@ impl<M: Memory> Parts<M> {
             self.memory.invalidate(at, bytes);
         }
         // Before the bytes are loaded.
+        // SYNC: pairs with `publish`: the entry that stands for these bytes was taken before.
         self.memory.fence_invalidations();
     }
 

@@ -63,6 +63,7 @@ impl<'a, M: Memory> Site<'a, M> {
             for host in self.hosts(all & !known) {
                 self.memory.invalidate(self.layout.host_line(host), 8);
             }
+            // SYNC: pairs with `arrive` of a host that joins, and with what each host published before that was seen.
             self.memory.fence_invalidations();
             let mut joined = 0;
             for host in self.hosts(all & !known) {

@@ -191,6 +191,7 @@ impl<M: Memory> Store<M> {
         let mut bytes = vec![0; head.manifest_bytes as usize];
         // What this host saw of the object that lay there before.
         memory.invalidate(at, head.manifest_bytes);
+        // SYNC: pairs with `write`, as above.
         memory.fence_invalidations();
         memory.copy_out(at, &mut bytes)?;
         if xxh3_128(&bytes) != head.sum {

@@ -236,6 +236,7 @@ impl<M: Memory> Window<M> {
         let at = self.range(target, offset, into.len() as u64)?;
         let memory = self.pool.memory();
         memory.invalidate(at, into.len() as u64);
+        // SYNC: pairs with `flush` and `expose` of the rank that wrote.
         memory.fence_invalidations();
         Ok(memory.copy_out(at, into)?)
     }
@@ -289,6 +290,7 @@ impl<M: Memory> Window<M> {
         let at = self.range(target, offset, bytes)?;
         let memory = self.pool.memory();
         memory.invalidate(at, bytes);
+        // SYNC: pairs with `flush` and `expose` of the ranks that wrote.
         memory.fence_invalidations();
         Ok(())
     }
@@ -320,6 +322,7 @@ impl<M: Memory> Window<M> {
         words.resize((skip + bytes).next_multiple_of(WORD as usize), 0);
         let memory = self.pool.memory();
         memory.invalidate(start, words.len() as u64);
+        // SYNC: pairs with `release` of the rank that held the lock before.
         memory.fence_invalidations();
         memory.copy_out(start, words)?;
         change(&mut words[skip..skip + bytes]);

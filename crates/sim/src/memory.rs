@@ -185,20 +185,28 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
     let machine = Platform::load(platform)?;
     let job = job(platform, &machine, rack.as_deref())?;
     let accelerators = accelerators.unwrap_or(RACKS * job.rack().accelerators);
-    let mut found = vec![];
+    let mut configurations = vec![];
     if let Some(name) = against {
         let other = Platform::load(name)?;
         let job = self::job(name, &other, None)?;
         let site = Site::new(name, &other, &job, accelerators, *ways)?;
-        found.push(Configuration { name: "baseline", platform: name.clone(), tiers: site.clusters() });
+        configurations.push(Configuration {
+            name: "baseline",
+            platform: name.clone(),
+            tiers: site.clusters(),
+        });
     }
     let site = Site::new(platform, &machine, &job, accelerators, *ways)?;
-    found.push(Configuration { name: "clusters", platform: platform.clone(), tiers: site.clusters() });
+    configurations.push(Configuration {
+        name: "clusters",
+        platform: platform.clone(),
+        tiers: site.clusters(),
+    });
     let tiers = site.tiers();
-    if tiers != found[found.len() - 1].tiers {
-        found.push(Configuration { name: "tiered", platform: platform.clone(), tiers });
+    if tiers != configurations[configurations.len() - 1].tiers {
+        configurations.push(Configuration { name: "tiered", platform: platform.clone(), tiers });
     }
-    Ok((accelerators, found))
+    Ok((accelerators, configurations))
 }
 
 /// The kind of rack of a machine whose accelerators access memory.

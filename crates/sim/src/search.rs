@@ -301,16 +301,16 @@ impl Best {
     }
 
     fn join(&mut self, other: Self) {
-        for (cost, found) in other.costs.iter().zip(&other.front) {
+        for (cost, layout) in other.costs.iter().zip(&other.front) {
             if !self.is_covered(cost) {
-                self.enter(cost, || **found);
+                self.enter(cost, || **layout);
             }
         }
         if let Some((place, refusal)) = other.refusal {
             self.refuse(place, refusal);
         }
-        if let Some((over, place, found)) = other.nearest {
-            self.come_near(over, place, || found);
+        if let Some((over, place, layout)) = other.nearest {
+            self.come_near(over, place, || layout);
         }
         self.points += other.points;
         self.fits += other.fits;

@@ -244,6 +244,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
         let chunks = Extents(self.0).chunks(extent);
         // First, and for certain: other processes of this host use the chunks as soon as they are adopted.
         self.publish(&chunks, HELD);
+        // SYNC: pairs with `look` of the other hosts, and with `are_held` of those that open what will lie there.
         self.0.memory.mfence();
         let room = Extents(self.0).adopt(stripe, extent, account);
         if matches!(room, Ok(Room::Taken(_))) {

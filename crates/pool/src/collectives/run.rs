@@ -84,6 +84,7 @@ impl<M: Memory> Run<'_, M> {
             self.act(act, round, scratch)?;
         }
         if step.fills_far || self.stores == Stores::Streaming || !self.is_staged() {
+            // SYNC: what this step stored past the caches is in memory before `publish_step`; pairs with `invalidate` of the peers.
             group.memory().sfence();
         }
         if step.fills || self.is_staged() && self.plan.frees(self.cut.rounds, round, phase) {
@@ -124,6 +125,7 @@ impl<M: Memory> Run<'_, M> {
             }
         }
         if any {
+            // SYNC: pairs with the fence in a peer's `step`: its progress was seen, so what it staged before is in memory.
             self.group.memory().fence_invalidations();
         }
     }

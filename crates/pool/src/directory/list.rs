@@ -63,6 +63,7 @@ impl<M: Memory> Directory<'_, M> {
         for sight in valid() {
             memory.invalidate(sight.record.header, u64::from(sight.record.header_lines) * LINE);
         }
+        // SYNC: pairs with `Directory::claim`, which announces an entry after its header is written.
         memory.fence_invalidations();
         let mut headers = vec![];
         for sight in valid() {
@@ -70,6 +71,7 @@ impl<M: Memory> Directory<'_, M> {
             headers.push(header.filter(|header| sight.has(header) && header.name.starts_with(prefix)));
             memory.invalidate(layout.entry(sight.host, sight.slot), LINE);
         }
+        // SYNC: pairs with `condemn`: bytes are used again only once their entry says so, and this reads it after its header.
         memory.fence_invalidations();
         for (sight, header) in valid().zip(headers) {
             let stands =
@@ -91,6 +93,7 @@ impl<M: Memory> Directory<'_, M> {
                 let batch = first..(first + BATCH).min(layout.slots());
                 if host != self.site.host() {
                     memory.invalidate(layout.entry(host, first), u64::from(batch.end - first) * LINE);
+                    // SYNC: pairs with the `line::announce` of an entry, as in `Directory::create_in`.
                     memory.fence_invalidations();
                 }
                 for slot in batch {

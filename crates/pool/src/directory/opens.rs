@@ -89,7 +89,6 @@ impl<'a, M: Memory> Opens<'a, M> {
     }
 
     /// Lets others know that line `line` of this process's announcements is in use from now on.
-    // SYNC: pairs with `collect`, which reads marks first.
     fn raise_mark(&self, line: u32) -> Result<(), PoolError> {
         let site = self.0;
         let (memory, mark) = (site.memory, site.words().open_mark(site.me.slot));
@@ -103,6 +102,7 @@ impl<'a, M: Memory> Opens<'a, M> {
             let at = site.layout.open_mark(site.host(), site.me.slot);
             memory.store(at, word::seal(raised));
             memory.write_back(at, 8);
+            // SYNC: pairs with `collect`, which reads marks first: this is out before a word of that line announces anything.
             memory.mfence();
             site.set(mark, raised);
         }
@@ -125,6 +125,7 @@ impl<'a, M: Memory> Opens<'a, M> {
     /// before.
     pub(crate) fn release(&self, index: u32) {
         let (site, at) = (self.0, self.at(index));
+        // SYNC: pairs with `collect` of the owner, which frees the bytes only once it sees that this word is empty.
         site.memory.sfence();
         site.memory.store(at, 0);
         site.memory.write_back(at, 8);
@@ -192,6 +193,7 @@ impl<'a, M: Memory> Opens<'a, M> {
         for &(host, slot, lines) in used.iter().filter(|(host, ..)| *host != site.host()) {
             memory.invalidate(site.layout.announcement(host, slot, 0), u64::from(lines) * LINE);
         }
+        // SYNC: pairs with `announce`: this host has condemned and fenced, so who announces later reads that.
         memory.fence_invalidations();
         let mut announced = Announced::default();
         for (host, slot, lines) in used {
@@ -209,6 +211,7 @@ impl<'a, M: Memory> Opens<'a, M> {
             for slot in site.slots() {
                 let first = site.layout.announcement(host, slot, 0);
                 memory.invalidate(first, u64::from(opens) * 8);
+                // SYNC: pairs with `announce`; an announcement that comes later is not of this look.
                 memory.fence_invalidations();
                 for index in 0..u64::from(opens) {
                     if word::open(memory.load(first.word(index))?) == Some(object.0) {

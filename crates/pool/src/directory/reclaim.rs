@@ -144,6 +144,7 @@ impl<M: Memory> Directory<'_, M> {
             // What this host stored there, and need not have written back for itself, reaches memory before the entry is free, and
             // another host can have the chunk. Processes of other hosts have written back what they stored before they closed it.
             Extents(self.site).write_back(extent);
+            // SYNC: pairs with `Chunks::look` of the host that takes the chunk next.
             self.site.memory.sfence();
         }
         line::release(self.site.memory, self.entry(slot), &Entry::Free.encode());
@@ -297,6 +298,7 @@ impl<M: Memory> Directory<'_, M> {
         let at = layout.burial_count(host);
         let count = word::open(memory.load(at)?).unwrap_or(0).min(layout.burials().into());
         memory.invalidate(at.word(1), count * 8);
+        // SYNC: pairs with `set_burial` of that host. It is a hint: one that has not come yet is found by a later look.
         memory.fence_invalidations();
         let mut slots = vec![];
         for index in 0..count {

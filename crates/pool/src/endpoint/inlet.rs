@@ -199,6 +199,7 @@ impl<M: Memory> Inlets<M> {
             self.memory.invalidate(*word, LINE);
         }
         // A process that goes to sleep after this has no other search: an older word would be a sender that it never hears.
+        // SYNC: pairs with `Out::publish`, as above.
         self.memory.fence_invalidations();
         for (place, word) in words {
             let (count, base) = split_news_word(self.memory.load(word)?);

@@ -353,6 +353,7 @@ fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError
         memory.copy_in(from + done, &zeros[..piece as usize])?;
         memory.write_back(from + done, piece);
     }
+    // SYNC: the zeros are in memory before `line::announce` of the superblock; pairs with `read_superblock`.
     memory.mfence();
     Ok(())
 }

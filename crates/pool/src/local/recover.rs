@@ -178,6 +178,7 @@ impl<M: Memory> Directory<'_, M> {
             }
         }
         // Before the claim words say so.
+        // SYNC: pairs with `Chunks::look` of the host that takes such a chunk.
         site.memory.sfence();
     }
 
@@ -210,6 +211,7 @@ impl<M: Memory> Directory<'_, M> {
             self.flush(object)?;
         }
         // Before the announcements are gone.
+        // SYNC: pairs with `Opens::collect` of the owner, which frees what nobody announces.
         self.site.memory.sfence();
         Opens(self.site).clear(slot);
         Ok(())

@@ -231,6 +231,7 @@ fn read_lines<M: Memory>(
 ) -> Result<[Option<KeeperLines>; 2], Fault> {
     memory.invalidate(layout.view_line(keeper, 0), 2 * LINE);
     // Before both lines of the view.
+    // SYNC: pairs with `Keeper::publish`.
     memory.fence_invalidations();
     let mut said = [None; 2];
     for (half, said) in (0..).zip(&mut said) {
@@ -269,6 +270,7 @@ pub(crate) fn announced<M: Memory>(memory: &M, layout: &Layout) -> Result<Vec<u1
         memory.invalidate(layout.view_line(keeper, 0), LINE);
     }
     // Before the first words of all higher keepers.
+    // SYNC: pairs with the first line of a new keeper, as at `newest_above`.
     memory.fence_invalidations();
     let mut keepers = vec![];
     for place in places {
@@ -402,6 +404,7 @@ pub(crate) fn with_launched<M: Memory>(
     let mut members = 0;
     memory.invalidate(layout.host_line(0), u64::from(layout.geometry().hosts) * LINE);
     // Before all host lines.
+    // SYNC: pairs with `arrive`, and with the keeper's last line of a fenced host.
     memory.fence_invalidations();
     for host in 0..layout.geometry().hosts {
         let at = layout.host_line(host);

@@ -121,6 +121,7 @@ impl Object {
         memory.invalidate(at, bytes.min(1));
         memory.invalidate(at + bytes.saturating_sub(1), bytes.min(1));
         // Only stores depend on it.
+        // SYNC: pairs with `publish` of the host that wrote there last: what this host writes back beside its own is that.
         memory.sfence();
         memory.copy_in(at, from)?;
         self.publish(memory, offset, bytes)
@@ -133,6 +134,7 @@ impl Object {
     /// [`PoolError::Argument`] when the range ends past the object.
     pub fn publish<M: Memory>(&self, memory: &M, offset: u64, bytes: u64) -> Result<(), PoolError> {
         memory.write_back(self.range(offset, bytes)?, bytes);
+        // SYNC: pairs with `refresh`.
         memory.mfence();
         Ok(())
     }
@@ -144,6 +146,7 @@ impl Object {
     /// [`PoolError::Argument`] when the range ends past the object.
     pub fn refresh<M: Memory>(&self, memory: &M, offset: u64, bytes: u64) -> Result<(), PoolError> {
         memory.invalidate(self.range(offset, bytes)?, bytes);
+        // SYNC: pairs with `publish`.
         memory.fence_invalidations();
         Ok(())
     }

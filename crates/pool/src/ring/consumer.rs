@@ -506,6 +506,7 @@ impl In {
     #[inline(always)]
     fn glance<M: Memory>(&self, memory: &M) -> Result<Sight, RingFailure> {
         let at = self.turn.header;
+        // SYNC: pairs with `Out::publish`, as at `look`.
         memory.fence_invalidations();
         if memory.load(at)? == self.last_seen() {
             return Ok(Sight::Nothing);
@@ -573,6 +574,7 @@ impl In {
         // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are written, also
         // right after an earlier message was copied out of them.
         memory.invalidate(cell, part.bytes);
+        // SYNC: pairs with `Out::fill`: its fence came before the header that was seen.
         memory.fence_invalidations();
         memory.copy_out(cell, into)?;
         self.turn.pass_cell(self.shape, &self.place);

@@ -82,6 +82,7 @@ pub(super) fn announce<M: Memory>(memory: &M, wakes: Option<Bell>) {
         // Its fence stands for the `sfence` of rule 2.
         Some(bell) => memory.wake(bell),
         // Nothing is read after it that must be newer: `wake` would wait until the line is out.
+        // SYNC: pairs with `In::glance` at a header, and with `Out::look_for_credits`.
         None => memory.sfence(),
     }
 }

@@ -297,6 +297,7 @@ impl Out {
             memory.copy_in(cell, part)?;
             memory.write_back(cell, part.len() as u64);
         }
+        // SYNC: pairs with `In::copy_out`, once the consumer has seen the header.
         memory.sfence();
         Ok(())
     }

@@ -192,6 +192,7 @@ impl<M: Memory> Version<M> {
         let (memory, at) = (self.pool.memory(), self.held[tensor.object as usize].at() + tensor.offset);
         // What this host saw of the object that lay there before.
         memory.invalidate(at, tensor.bytes);
+        // SYNC: pairs with the writer's copy, as above.
         memory.fence_invalidations();
         let (mut hash, mut from) = (Xxh3::new(), at);
         for piece in into.chunks_mut(PIECE_BYTES) {

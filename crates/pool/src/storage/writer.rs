@@ -205,6 +205,7 @@ impl<M: Memory> Store<M> {
         let encoded = plan.manifest.encode();
         memory.copy_in_nt(object.at().lines(MANIFEST_LINE), &encoded)?;
         // All of it is in memory before the head that leads to it.
+        // SYNC: pairs with `load_manifest` and `Version::read`.
         memory.sfence();
         Head::of(&encoded, plan.attempt).publish(memory, object, number);
         Ok(())

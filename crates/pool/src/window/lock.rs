@@ -194,6 +194,7 @@ impl<M: Memory> Window<M> {
         memory.store(at, ticket.encode());
         // What is announced leaves the cache.
         memory.write_back(at, 8);
+        // SYNC: pairs with `highest` and `pass` of the others, as at `draw`.
         memory.mfence();
     }
 
@@ -202,6 +203,7 @@ impl<M: Memory> Window<M> {
         let memory = self.pool.memory();
         let words = || (0..self.segments.len() - 1).map(|index| self.lock_word(lock, self.other(index)));
         words().for_each(|at| memory.invalidate(at, 8));
+        // SYNC: pairs with `announce`.
         memory.fence_invalidations();
         words().try_fold(0, |highest, at| {
             let number = self.ticket(at, memory.load(at)?)?.map_or(0, |ticket| ticket.number);
@@ -237,6 +239,7 @@ impl<M: Memory> Window<M> {
     pub(super) fn release(&self, lock: Lock) {
         let (memory, at) = (self.pool.memory(), self.own_word(lock));
         // What was written under the lock is there first.
+        // SYNC: pairs with `pass` of the next that holds it, which then reads what was written under it.
         memory.sfence();
         memory.store(at, 0);
         memory.write_back(at, 8);
@@ -256,6 +259,7 @@ impl<M: Memory> Window<M> {
             let end = if turn.looks > 0 { turn.passed + 1 } else { count };
             let memory = self.pool.memory();
             (turn.passed..end).for_each(|index| memory.invalidate(place(self, index).1, 8));
+            // SYNC: pairs with `announce` and `release` of the others.
             memory.fence_invalidations();
             while turn.passed < end {
                 let (rank, at) = place(self, turn.passed);

@@ -425,14 +425,14 @@ impl Flits {
             }
             let Some(queue) = self.ready[output].pop_front() else { continue };
             self.turn[at] = ((channel + 1) % self.channels) as u8;
-            let it = &mut self.queues[queue as usize];
-            let hop = *it.waiting.front().expect("a queue that is ready");
-            if it.unsent > 1 {
-                it.unsent -= 1;
+            let chosen = &mut self.queues[queue as usize];
+            let hop = *chosen.waiting.front().expect("a queue that is ready");
+            if chosen.unsent > 1 {
+                chosen.unsent -= 1;
             } else {
-                it.waiting.pop_front();
+                chosen.waiting.pop_front();
             }
-            if !it.waiting.is_empty() {
+            if !chosen.waiting.is_empty() {
                 self.ready[output].push_back(queue);
             }
             self.is_busy[at] = true;

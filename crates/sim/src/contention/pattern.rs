@@ -416,11 +416,11 @@ fn chosen<'a>(
     platform: &'a Platform,
     question: &FabricQuestion,
 ) -> Result<(&'a Fabric, f64, &'static str), FabricError> {
-    let found = match &question.rack {
+    let rack = match &question.rack {
         Some(name) => platform.rack.get(name),
         None => platform.rack.values().next(),
     };
-    let Some(rack) = found else {
+    let Some(rack) = rack else {
         let known = platform.rack.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         return Err(FabricError::NoRack {
             platform: question.platform.clone(),
@@ -455,12 +455,12 @@ fn uses(network: &Network, each: u32, bytes: f64, could: Option<f64>) -> Vec<Lin
         Node::Port(port) => format!("accelerator {}", port / each),
         Node::Switch(switch) => format!("switch {switch}"),
     };
-    let mut found: Vec<_> = (0..network.len() as u32)
+    let mut loaded: Vec<_> = (0..network.len() as u32)
         .map(|link| (link, network.crossings(link)))
         .filter(|(_, flows)| *flows > 0)
         .collect();
-    found.sort_by_key(|(link, flows)| (std::cmp::Reverse(*flows), *link));
-    found
+    loaded.sort_by_key(|(link, flows)| (std::cmp::Reverse(*flows), *link));
+    loaded
         .into_iter()
         .map(|(link, flows)| {
             let (from, to) = network.ends(link);

@@ -245,11 +245,11 @@ impl Sharing {
         let mut ends = vec![0.0; flows.len()];
         let mut meetings = Vec::with_capacity(flows.len());
         let mut shared: Vec<u32> = vec![];
-        for (flow, it) in flows.iter().enumerate() {
-            assert!(!it.links.is_empty() && it.bytes > 0.0, "a flow of bytes over links");
+        for (flow, sent) in flows.iter().enumerate() {
+            assert!(!sent.links.is_empty() && sent.bytes > 0.0, "a flow of bytes over links");
             let begin = shared.len();
             let (mut bound, mut least) = (f64::INFINITY, f64::INFINITY);
-            for link in &it.links {
+            for link in &sent.links {
                 match crossings.number(*link) {
                     None => bound = least_of(bound, capacities[*link as usize]),
                     Some(number) => {
@@ -262,7 +262,7 @@ impl Sharing {
             let crossed = &shared[begin..];
             if crossed.is_empty() {
                 // It takes what it takes alone.
-                ends[flow] = it.start_s + it.bytes / bound;
+                ends[flow] = sent.start_s + sent.bytes / bound;
                 continue;
             }
             let meets_once = crossed.len() == 1 && bound >= least;
@@ -396,9 +396,9 @@ impl Sharing {
         for link in &self.touched {
             let link = &mut self.links[*link as usize];
             let mut kept = link.first;
-            for it in link.members() {
-                if self.courses[self.members[it] as usize].rate > 0.0 {
-                    self.members[kept as usize] = self.members[it];
+            for place in link.members() {
+                if self.courses[self.members[place] as usize].rate > 0.0 {
+                    self.members[kept as usize] = self.members[place];
                     kept += 1;
                 }
             }
@@ -431,8 +431,8 @@ impl Sharing {
         while link < self.touched.len() || flow < self.open.len() {
             if let Some(at) = self.touched.get(link).map(|it| *it as usize) {
                 link += 1;
-                for it in self.links[at].members() {
-                    let member = self.members[it];
+                for place in self.links[at].members() {
+                    let member = self.members[place];
                     if self.courses[member as usize].rate >= level {
                         self.open_flow(member);
                     }
@@ -463,8 +463,8 @@ impl Sharing {
             link.is_touched = false;
             let (mut taken, mut waiting) = (0.0, link.count);
             if !all {
-                for it in link.members() {
-                    let member = &self.courses[self.members[it] as usize];
+                for place in link.members() {
+                    let member = &self.courses[self.members[place] as usize];
                     if !member.is_open {
                         taken += member.rate;
                         waiting -= 1;
@@ -502,8 +502,8 @@ impl Sharing {
                 self.raised.push(Least(rate, at));
                 continue;
             }
-            for it in link.members() {
-                self.freeze(self.members[it], rate, now, &mut order);
+            for place in link.members() {
+                self.freeze(self.members[place], rate, now, &mut order);
             }
         }
         self.open.clear();

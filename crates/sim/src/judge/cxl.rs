@@ -236,20 +236,20 @@ impl Sampled<'_> {
 /// The points of some rows, each with its policies, the fastest first.
 fn points(rows: &[Sampled<'_>], constants: &CxlConstants) -> Vec<CxlPoint> {
     let mut points: Vec<CxlPoint> = vec![];
-    for (row, it) in rows.iter().flat_map(|rows| rows.samples.iter().map(|it| (rows.row, it))) {
+    for (row, sample) in rows.iter().flat_map(|rows| rows.samples.iter().map(|sample| (rows.row, sample))) {
         let is_same = |point: &&mut CxlPoint| {
             (&point.panel, &point.model, point.context, point.batch)
-                == (&row.panel, &it.model, it.context, it.batch)
+                == (&row.panel, &sample.model, sample.context, sample.batch)
         };
-        let reached = (row.policy.clone(), it.percent(constants));
+        let reached = (row.policy.clone(), sample.percent(constants));
         match points.iter_mut().find(is_same) {
             Some(point) => point.policies.push(reached),
             None => points.push(CxlPoint {
                 panel: row.panel.clone(),
-                model: it.model.clone(),
+                model: sample.model.clone(),
                 gpus: row.gpus,
-                context: it.context,
-                batch: it.batch,
+                context: sample.context,
+                batch: sample.batch,
                 policies: vec![reached],
             }),
         }

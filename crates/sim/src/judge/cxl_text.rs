@@ -342,8 +342,8 @@ impl AdamFigure {
                 let seconds = cached(&problem, &Placement { fractions: rows }, cache);
                 let is_pure = *on_card == 0.0 || *on_card == 1.0;
                 let counts = match row.elements {
-                    it if it == most && is_pure => AdamUse::Fitted,
-                    it if it >= self.least => AdamUse::Judged,
+                    elements if elements == most && is_pure => AdamUse::Fitted,
+                    elements if elements >= self.least => AdamUse::Judged,
                     _ => AdamUse::Reported,
                 };
                 let (elements, on_card, measured_ms) = (row.elements, *on_card, *measured_ms);

@@ -133,13 +133,13 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let is_fitted = |row: &Measured| sizes.contains(&row.bytes) && counts.contains(&(row.hosts.len() as u64));
     let of = |row: &Measured| Walk::new(Collective::AllReduce, &row.hosts, row.bytes, row.place);
     let walk: Vec<_> = rows.iter().filter_map(|row| Some((row, of(row)?))).collect();
-    let mut found = sharing.clone();
-    for (name, constants) in &mut found.exchange {
+    let mut refitted = sharing.clone();
+    for (name, constants) in &mut refitted.exchange {
         let seen = walk.iter().filter(|(row, _)| row.exchange == *name && is_fitted(row));
         *constants = exchange(sharing, constants, &seen.collect::<Vec<_>>());
     }
     let beside = walk.iter().filter_map(|(row, walk)| {
-        let walked_s = walk.seconds(&found, found.exchange.get(&row.exchange)?);
+        let walked_s = walk.seconds(&refitted, refitted.exchange.get(&row.exchange)?);
         let like = |other: &&Measured| {
             is_fitted(other) && other.exchange == row.exchange && other.place == row.place
         };
@@ -150,7 +150,7 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
         Some(Comparison { measured, predicted_s: walked_s, walked_s, interpolated_s, linear_s, fitted })
     });
     let rows = beside.collect();
-    let mut verified = Verified { sharing: found, rows };
+    let mut verified = Verified { sharing: refitted, rows };
     let missed = |row: &Comparison| {
         let Measured { exchange, place, hosts, bytes, .. } = &row.measured;
         verified.missed(exchange, hosts.len(), *bytes, *place)

@@ -119,15 +119,15 @@ impl CoherentRack {
             accelerators: None,
             ways: Ways { inside: Inside::Copy, ..Ways::default() },
         };
-        let (_, found) = configurations(&question)?;
-        let (Some(load), Some(copy)) = (shared(&found, "tiered"), shared(&found, "clusters")) else {
+        let (_, machines) = configurations(&question)?;
+        let (Some(load), Some(copy)) = (shared(&machines, "tiered"), shared(&machines, "clusters")) else {
             let problem = "expected a rack of two accelerators or more, which share memory";
             return Err(DataError::new(name, &format!("rack.{rack}.accelerators"), problem).into());
         };
         Ok(Self {
             rack: rack.into(),
             accelerators,
-            own_s: found[0].tiers[0].access.seconds(LINE),
+            own_s: machines[0].tiers[0].access.seconds(LINE),
             load_s: load.access.seconds(LINE),
             copy_s: copy.access.seconds(LINE),
             // A copy is taken from where it lies: a request and its answer, without memory.

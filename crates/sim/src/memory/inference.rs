@@ -182,9 +182,9 @@ impl Inference {
             work.check(self.readers.flits.window_bytes).map_err(|error| on.refused(error))?;
         }
         let mut known = vec![];
-        let found =
+        let steps =
             each().map(|(load, on)| self.step(load, on, &mut known)).collect::<Result<Vec<_>, _>>()?;
-        let mut rows = found.into_iter();
+        let mut rows = steps.into_iter();
         Ok(loads.iter().map(|_| rows.by_ref().take(self.configurations.len()).collect()).collect())
     }
 
@@ -207,11 +207,11 @@ impl Inference {
             let (rate, flits) = match known.iter().find(same) {
                 Some((.., rate)) => (*rate, None),
                 None => {
-                    let found = holders.rate(&self.readers, asked).map_err(|error| on.refused(error))?;
+                    let reached = holders.rate(&self.readers, asked).map_err(|error| on.refused(error))?;
                     if self.readers.fidelity == Fidelity::L1 {
-                        known.push((tier, messages, found.0));
+                        known.push((tier, messages, reached.0));
                     }
-                    found
+                    reached
                 }
             };
             let access = Access { bytes_per_s: rate, ..tier.access };

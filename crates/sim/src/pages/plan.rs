@@ -143,30 +143,30 @@ impl Lived {
 /// The services of a record, in the order in which they appear.
 #[must_use]
 pub fn lived(rounds: &[RecordedRound]) -> Vec<Lived> {
-    let mut found: Vec<Lived> = vec![];
+    let mut lives: Vec<Lived> = vec![];
     for RecordedRound { services, limits, .. } in rounds {
         for view in services {
             let bytes = view.seen.fast + view.seen.slow;
             if bytes == 0 {
                 continue;
             }
-            let at = found.iter().position(|it| it.name == view.name).unwrap_or_else(|| {
+            let at = lives.iter().position(|it| it.name == view.name).unwrap_or_else(|| {
                 let (name, is_opted_out) = (view.name.clone(), view.policy.rule == TierRule::OptOut);
-                found.push(Lived { name, bytes: 0, rounds: 0, share: None, suffered: None, is_opted_out });
-                found.len() - 1
+                lives.push(Lived { name, bytes: 0, rounds: 0, share: None, suffered: None, is_opted_out });
+                lives.len() - 1
             });
-            let it = &mut found[at];
-            (it.bytes, it.rounds) = (it.bytes.max(bytes), it.rounds + 1);
+            let life = &mut lives[at];
+            (life.bytes, life.rounds) = (life.bytes.max(bytes), life.rounds + 1);
             let share = view.seen.local_share();
             let suffers = view.seen.pressure > limits.pressure || view.seen.refaults > limits.refaults;
             if suffers {
-                it.suffered = Some(it.suffered.map_or(share, |other| other.max(share)));
+                life.suffered = Some(life.suffered.map_or(share, |other| other.max(share)));
             } else {
-                it.share = Some(it.share.map_or(share, |other| other.min(share)));
+                life.share = Some(life.share.map_or(share, |other| other.min(share)));
             }
         }
     }
-    found
+    lives
 }
 
 /// Accesses of services, generation by generation.

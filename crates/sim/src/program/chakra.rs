@@ -306,7 +306,7 @@ impl StepTrace {
         let parents: BTreeSet<u64> = operators.values().filter_map(|node| node.ctrl_deps).collect();
         // What a product calls is part of it. Callers have lower ids than what they call.
         let mut inside = BTreeSet::new();
-        let mut found = vec![];
+        let mut operations = vec![];
         for node in operators.values() {
             let is_inside = node.ctrl_deps.is_some_and(|caller| inside.contains(&caller));
             let is_product = node.flops(node.plain()).is_some();
@@ -315,7 +315,7 @@ impl StepTrace {
             }
             let is_leaf = !parents.contains(&node.id) && !node.name.starts_with("c10d::");
             if !is_inside && (is_product || is_leaf) {
-                found.push(node.operator());
+                operations.push(node.operator());
             }
         }
         let collectives: Vec<_> = file.nodes.iter().filter(|it| it.name == "record_param_comms").collect();
@@ -323,7 +323,7 @@ impl StepTrace {
         for call in collectives.iter().filter_map(|it| it.call()) {
             *calls.entry(call).or_default() += 1;
         }
-        Ok(Self { operators: found, collectives: collectives.len() as u64, calls })
+        Ok(Self { operators: operations, collectives: collectives.len() as u64, calls })
     }
 
     /// What the collective calls of each rank take over a fabric, each with nothing beside it. Calls that are alike are looked at once.
@@ -341,17 +341,17 @@ impl StepTrace {
 
     /// Its collective calls, each of which takes so many seconds.
     fn taking(&self, seconds: &BTreeMap<&Call, f64>) -> StepCommunication {
-        let mut found = StepCommunication::default();
+        let mut taken = StepCommunication::default();
         for (call, count) in &self.calls {
             let Some(each) = seconds.get(call) else { continue };
             let Call { name, bytes, ranks } = call.clone();
             let seconds = each * *count as f64;
-            found.total_s += seconds;
-            found.calls.push(CollectiveTime { name, bytes, ranks, count: *count, seconds });
+            taken.total_s += seconds;
+            taken.calls.push(CollectiveTime { name, bytes, ranks, count: *count, seconds });
         }
-        found.calls.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-        found.left_out = self.collectives - found.calls.iter().map(|it| it.count).sum::<u64>();
-        found
+        taken.calls.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+        taken.left_out = self.collectives - taken.calls.iter().map(|it| it.count).sum::<u64>();
+        taken
     }
 
     /// The names of its operators, with those that ran several times.
@@ -364,13 +364,13 @@ impl StepTrace {
     pub fn step(&self, rates: OperatorRates) -> TracedStep {
         let mut names: BTreeMap<&str, OperatorTime> = BTreeMap::new();
         for Operator { name, flops, bytes } in &self.operators {
-            let it = names
+            let time = names
                 .entry(name)
                 .or_insert_with(|| OperatorTime { name: name.clone(), ..OperatorTime::default() });
-            it.count += 1;
-            it.flops += flops;
-            it.bytes += bytes;
-            it.seconds += rates.launch_s + (flops / rates.flops_per_s).max(bytes / rates.bytes_per_s);
+            time.count += 1;
+            time.flops += flops;
+            time.bytes += bytes;
+            time.seconds += rates.launch_s + (flops / rates.flops_per_s).max(bytes / rates.bytes_per_s);
         }
         let mut operators: Vec<_> = names.into_values().collect();
         operators.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));

@@ -149,8 +149,8 @@ impl ProgramTrace {
             return Ok((Network { hosts, inside, between: inside, factors: vec![] }, None));
         };
         let platform = Platform::load(name)?;
-        let found = platform.server.values().find_map(|server| Some((server, server.path.get(wanted)?)));
-        let Some((server, path)) = found else {
+        let named = platform.server.values().find_map(|server| Some((server, server.path.get(wanted)?)));
+        let Some((server, path)) = named else {
             let known: Vec<_> =
                 platform.server.values().flat_map(|server| server.path.keys()).map(String::as_str).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };

@@ -389,11 +389,11 @@ impl Replay<'_> {
     fn wait_left(&mut self, rank: usize, left: Left) {
         let at = match (left, &mut self.wires) {
             (Left::OnWire(message), Some(wires)) => {
-                let it = &mut wires.messages[message];
-                if it.left.is_none() {
-                    it.waits = Some(rank);
+                let sent = &mut wires.messages[message];
+                if sent.left.is_none() {
+                    sent.waits = Some(rank);
                 }
-                it.left
+                sent.left
             }
             (Left::At(at), _) => Some(at),
             (Left::OnWire(_), None) => None,
@@ -407,9 +407,9 @@ impl Replay<'_> {
     fn hear(&mut self) {
         let Some(wires) = &mut self.wires else { return };
         let news: Vec<_> = wires.flits.news().collect();
-        for it in news {
+        for event in news {
             let Some(wires) = &mut self.wires else { return };
-            match it {
+            match event {
                 News::Left(message, at) => {
                     let message = &mut wires.messages[message as usize];
                     message.left = Some(at);

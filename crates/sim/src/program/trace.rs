@@ -58,13 +58,13 @@ pub fn read_trace(texts: &[(String, String)]) -> Result<ProgramTrace, DataError>
     let mut ranks = BTreeMap::new();
     let mut calls = BTreeMap::new();
     for (name, text) in texts {
-        let found = RankTrace::read(name, text, &mut calls)?;
-        let (rank, of) = (found.rank, found.of);
+        let trace = RankTrace::read(name, text, &mut calls)?;
+        let (rank, of) = (trace.rank, trace.of);
         if of as usize != texts.len() {
             let problem = format!("expected the files of all {of} ranks, found {}", texts.len());
             return Err(DataError::new(name, "rank", problem));
         }
-        if rank >= of || ranks.insert(rank, found).is_some() {
+        if rank >= of || ranks.insert(rank, trace).is_some() {
             return Err(DataError::new(
                 name,
                 "rank",

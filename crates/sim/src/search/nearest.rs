@@ -71,9 +71,9 @@ impl Question<'_> {
                 (self.nearest_counts(), [choices(), offload(), more])
             }
         };
-        let found: Vec<_> = counts.into_iter().chain(rest.into_iter().flatten()).collect();
-        if !found.is_empty() {
-            return found;
+        let single: Vec<_> = counts.into_iter().chain(rest.into_iter().flatten()).collect();
+        if !single.is_empty() {
+            return single;
         }
         let two = match obstacle {
             Obstacle::Evenness => self.first(self.pairs()).or_else(|| self.first(self.without_counts())),

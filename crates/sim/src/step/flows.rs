@@ -391,10 +391,10 @@ impl Followed {
         };
         let (mut times, mut count) = (1.0, None);
         if shared.is_following {
-            let found = transfers.times(&mut network, flows)?;
+            let followed = transfers.times(&mut network, flows)?;
             let alone_s = bytes / (fabric.payload().value() * reached);
-            times = 1.0 + found.delay_s() / alone_s;
-            count = found.flits;
+            times = 1.0 + followed.delay_s() / alone_s;
+            count = followed.flits;
         } else {
             shared.work.add(transfers.work(&transfers.ways(&mut network, flows)?));
         }
