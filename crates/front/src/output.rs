@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::Failure;
 
-/// Prints to stdout. That it cannot be printed unwinds to [`caught`].
+/// Prints to stdout. That it cannot be printed unwinds to the end of the command.
 pub fn print(words: fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(words) {
         resume_unwind(Box::new(unwritten(&error)));

@@ -2,7 +2,7 @@
 //!
 //! Each is data, so that the same program is walked through every state of the model and run between two real hosts ([`run_host`]).
 
-mod onhost;
+pub(crate) mod onhost;
 
 use std::fmt;
 

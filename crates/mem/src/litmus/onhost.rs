@@ -361,7 +361,7 @@ impl<M: Memory> Host<'_, M> {
 }
 
 /// Runs one thread's program on the words from `at` on, and says what its loads saw.
-pub(super) fn execute<M: Memory>(memory: &M, steps: &[Step], at: Offset) -> Result<Vec<u64>, Fault> {
+pub(crate) fn execute<M: Memory>(memory: &M, steps: &[Step], at: Offset) -> Result<Vec<u64>, Fault> {
     let line = |place: Place| place.offset(at).line();
     let mut seen = Vec::new();
     for step in steps {

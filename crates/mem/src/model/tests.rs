@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::onhost::execute;
+use crate::litmus::onhost::execute;
 use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
 use crate::litmus::{Litmus, TESTS};
 use crate::random::Random;
