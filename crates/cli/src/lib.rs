@@ -30,7 +30,6 @@ pub use top::state_of;
 #[derive(Parser)]
 #[command(
     name = "polder",
-    version,
     about = "One pool of shared memory for many hosts",
     after_help = "A setting is taken from the argument, else from the environment (POLDER_POOL, POLDER_COHERENCE, \
                   POLDER_HOST, POLDER_TIMEOUT, POLDER_LOG, ...), else from a config file ($POLDER_CONFIG, ./polder.toml, \
@@ -43,7 +42,7 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 /// What every command that opens a pool takes, before its name or after it.
@@ -163,9 +162,29 @@ pub fn main() -> ExitCode {
     polder_front::main(command(), mpi::with_np(std::env::args_os().collect()), run)
 }
 
+/// What a bare `polder` says.
+const FIRST_SCREEN: &str = "\
+Polder: one pool of shared memory for many hosts, slower memory beside a host's own, and a plan of both.
+
+share    polder mpi run -n 4 -- ./program       an MPI program over the pool, unchanged
+         polder pool format --pool /dev/shm/it  a pool; Python and C programs open it
+place    polder offload check train.py          what would place a training step over DRAM, a disk or another node
+         polder agent run --policy FILE         services of this host on the memory tiers of a policy
+plan     polder plan train --model llama3-8b --platform dgx-h100 --gpus 8
+         polder probe                           this machine, as a file for --platform
+operate  polder doctor                          what this kernel offers to memory tiers
+         polder top                             bytes of each service on each tier
+         polder keeper --pool PATH              host ids and evictions, until stopped
+         polder verify --litmus 0 --pool PATH   whether memory that two hosts share keeps the rules
+
+polder --help lists all commands; polder COMMAND --help explains one.
+";
+
 /// The command line: what a pool takes is propagated below the commands that open one, and not below all.
 fn command() -> clap::Command {
-    Cli::command().mut_args(|argument| {
+    let (version, format) = (env!("CARGO_PKG_VERSION"), polder_pool::FORMAT_VERSION);
+    let version = format!("{version} (commit {}, pool format {format})", env!("POLDER_COMMIT"));
+    Cli::command().version(&*version.leak()).mut_args(|argument| {
         let is_global = argument.get_id() == "log";
         argument.global(is_global)
     })
@@ -173,6 +192,10 @@ fn command() -> clap::Command {
 
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let Cli { pool: before, log, command } = cli;
+    let Some(command) = command else {
+        print!("{FIRST_SCREEN}");
+        return Ok(ExitCode::SUCCESS);
+    };
     let after = match &command {
         Command::Pool(it) => it.pool.clone(),
         Command::Mpi(it) => it.pool.clone(),
@@ -204,7 +227,12 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Verify(it) => verify::run(&it.arguments, &settings),
         Command::Completion { shell } => {
             let mut script = vec![];
-            clap_complete::generate(shell, &mut self::command(), "polder", &mut script);
+            clap_complete::generate(
+                shell,
+                &mut polder_plan::with_names(self::command()),
+                "polder",
+                &mut script,
+            );
             print!("{}", String::from_utf8_lossy(&script));
             Ok(ExitCode::SUCCESS)
         }

@@ -508,11 +508,13 @@ fn what_opens_a_pool_is_told_which_before_its_name_or_after_and_what_opens_none_
 }
 
 #[test]
-fn every_shell_gets_a_completion_script_that_knows_the_commands() {
+fn every_shell_gets_a_completion_script_that_knows_the_commands_and_where_it_can_platforms_and_models() {
     let desk = Desk::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = desk.say(&format!("completion {shell}"));
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
+        let takes_words = matches!(shell, "bash" | "zsh");
+        assert_eq!(script.contains("nvl72-ndr") && script.contains("llama3-405b"), takes_words, "{shell}");
     }
 }
 
@@ -610,4 +612,24 @@ fn a_probe_that_is_told_to_end_leaves_no_process_and_no_pool() {
         }
         assert!(!has_folder(), "{arguments}, {signal}: its folder stays");
     }
+}
+
+#[test]
+fn a_bare_command_says_what_one_can_want_and_a_version_names_the_commit_and_the_format() {
+    let desk = Desk::new();
+    let mut bare = Command::new(env!("CARGO_BIN_EXE_polder"));
+    let screen = said("", &bare.env("POLDER_CONFIG", "/dev/null").output().unwrap());
+    for word in ["\nshare ", "\nplace ", "\nplan ", "\noperate "] {
+        assert!(screen.contains(word), "{screen}");
+    }
+    // Each command of the screen is one.
+    for line in screen.lines().filter_map(|line| line.split_once("polder ")).map(|(_, rest)| rest) {
+        let words: Vec<_> =
+            line.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase())).collect();
+        desk.say(&format!("{} --help", words.join(" ")));
+    }
+    let version = desk.say("--version");
+    let format = format!(", pool format {})\n", polder_pool::FORMAT_VERSION);
+    assert!(version.starts_with(concat!("polder ", env!("CARGO_PKG_VERSION"), " (commit ")), "{version}");
+    assert!(version.ends_with(&format), "{version}");
 }

@@ -29,8 +29,10 @@ mod written;
 
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use polder_front::Failure;
+use polder_platform::{Folder, names};
 
 /// Predicts what a step takes before anything is bought or run.
 #[derive(Args)]
@@ -69,6 +71,22 @@ enum Command {
     Validate(validate::Arguments),
     /// Print a platform as a file for `--platform`, with the source of each number, or list the platforms, models and prices that there are.
     Show(show::Arguments),
+}
+
+/// The command with the names that Polder brings of platforms, models and prices, which shells then complete.
+#[must_use]
+pub fn with_names(command: clap::Command) -> clap::Command {
+    let named = |argument: clap::Arg| {
+        let value = argument.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
+        let folder = match value.as_deref() {
+            Some("PLATFORM") => Folder::Platforms,
+            Some("MODEL") => Folder::Models,
+            Some("PRICES") => Folder::Prices,
+            _ => return argument,
+        };
+        argument.value_parser(PossibleValuesParser::new(names(folder)))
+    };
+    command.mut_subcommands(with_names).mut_args(named)
 }
 
 /// Runs a command of the plan front.

@@ -41,6 +41,7 @@ pub use error::{Peer, PoolError};
 pub use inspect::{HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
 pub use jobs::SweepReport;
 pub use layout::contents::expect_vacant;
+pub use layout::format::VERSION as FORMAT_VERSION;
 pub use layout::format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, format_as, read_superblock};
 pub use list::ListedObject;
 pub use membership::{HeartbeatMonitor, HostLine, HostState, Process, ProcessState};

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::litmus::onhost::execute;
 use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
+use crate::litmus::onhost::execute;
 use crate::litmus::{Litmus, TESTS};
 use crate::random::Random;
 use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
