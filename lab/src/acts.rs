@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_lab::hosts::Part;
@@ -33,7 +32,8 @@ pub(crate) fn run(words: &[&str]) -> ExitCode {
 fn act(words: &[&str]) -> Result<(), Failed> {
     let settings = Settings::load(Settings::default()).map_err(text)?;
     let session = Session::open(&settings).map_err(text)?;
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         let host = pool.member().host;
         println!("attached as host {host}");
         match words {
@@ -47,7 +47,7 @@ fn act(words: &[&str]) -> Result<(), Failed> {
             ["wait"] => wait(pool).map_err(text),
             _ => Err(format!("an act is none of play, make, look and wait: {words:?}")),
         }
-    })
+    }
 }
 
 /// Makes an object that others look at.

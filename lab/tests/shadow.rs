@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_lab::hosts::{FLUSHES, Part};
 use polder_mem::testing::{Child, Ended, Scratch};
@@ -28,8 +28,8 @@ fn passes(wrap: &str, timeout: Duration, part: Part) -> bool {
             // Its last words are enough.
             std::panic::set_hook(Box::new(|_| {}));
             let session = Session::open(&settings).unwrap();
-            let AnyPool::Wrapped(pool) = session.pool() else { panic!("POLDER_WRAP wraps") };
-            part.play(pool, host);
+            assert!(session.pool().memory().instruments().is_some(), "POLDER_WRAP wraps");
+            part.play(session.pool(), host);
         })
     });
     let start = Instant::now();

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
@@ -27,16 +26,18 @@ fn main() {
         let settings = |host| environment(&path, scratch.path(), coherence, host);
         let mut other = Child::fork(|| {
             let session = Session::open(&settings(1)).expect("the pool that was just made");
-            each!(session.pool(), pool => {
+            {
+                let pool = session.pool();
                 let _window = enter(pool, 1);
                 std::thread::sleep(Duration::from_secs(60));
-            });
+            };
         });
         let session = Session::open(&settings(0)).expect("the pool that was just made");
-        each!(session.pool(), pool => {
+        {
+            let pool = session.pool();
             println!("{coherence}");
             measure(&mut enter(pool, 0), &filter);
-        });
+        };
         other.kill();
     }
 }

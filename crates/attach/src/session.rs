@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use bytesize::ByteSize;
-use polder_mem::{
-    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software, Wrapped,
-    forks,
-};
+use polder_mem::{AnyMemory, Coherence, HostError, HostPlan, Memory, Region, RegionError, RegionKind, forks};
 
 use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
 use polder_pool::local::LocalLayout;
@@ -141,117 +138,52 @@ pub enum SessionError {
     },
 }
 
-/// A pool over one of the memories that an edge meets; [`each`](crate::each) matches once an operation.
-#[derive(Clone, Debug)]
-pub enum AnyPool {
-    /// The hardware keeps it coherent.
-    Coherent(Arc<Pool<Coherent>>),
-    /// The program does.
-    Software(Arc<Pool<Software>>),
-    /// Something is wrapped around either.
-    Wrapped(Arc<Pool<Wrapped>>),
-}
+/// A pool as an edge meets it.
+pub type AnyPool = Pool<AnyMemory>;
 
-/// Evaluates an expression with a pool of any memory: `each!(any, pool => pool.stat())`.
-#[macro_export]
-macro_rules! each {
-    ($any:expr, $pool:ident => $body:expr) => {
-        match $any {
-            $crate::session::AnyPool::Coherent($pool) => $body,
-            $crate::session::AnyPool::Software($pool) => $body,
-            $crate::session::AnyPool::Wrapped($pool) => $body,
+/// Maps the pool at `path`, kept coherent as its superblock says; where that says nothing, as `choice` does.
+///
+/// # Errors
+/// [`SessionError::Coherence`] when both say something else; [`SessionError::TooShort`]; [`RegionError`].
+pub fn open_memory(path: &Path, choice: CoherenceChoice) -> Result<AnyMemory, SessionError> {
+    // Right for either: nothing is taken from a cache.
+    let memory = AnyMemory::new(pool_at(path)?);
+    // A superblock that cannot be read is the matter of the caller, who reads it too.
+    let kept = read_superblock(&memory).ok().and_then(|superblock| superblock.coherence);
+    match (kept, choice.chosen()) {
+        (Some(kept), Some(asked)) if kept != asked => {
+            Err(SessionError::Coherence { path: path.to_owned(), kept, asked })
         }
-    };
-}
-
-/// A region, before anyone attaches: for formatting, looking and checking.
-#[derive(Clone, Debug)]
-pub enum AnyMemory {
-    /// The hardware keeps it coherent.
-    Coherent(Coherent),
-    /// The program does.
-    Software(Software),
-    /// Something is wrapped around either.
-    Wrapped(Wrapped),
-}
-
-/// Evaluates an expression with a memory of any kind.
-#[macro_export]
-macro_rules! each_memory {
-    ($any:expr, $memory:ident => $body:expr) => {
-        match $any {
-            $crate::session::AnyMemory::Coherent($memory) => $body,
-            $crate::session::AnyMemory::Software($memory) => $body,
-            $crate::session::AnyMemory::Wrapped($memory) => $body,
-        }
-    };
-}
-
-impl AnyPool {
-    /// Who keeps the caches of hosts in step.
-    #[must_use]
-    pub fn coherence(&self) -> Coherence {
-        each!(self, pool => pool.memory().coherence())
+        (kept, asked) => Ok(with_coherence(memory, kept.or(asked))),
     }
 }
 
-impl AnyMemory {
-    /// Maps the pool at `path`, kept coherent as its superblock says; where that says nothing, as `choice` does.
-    ///
-    /// # Errors
-    /// [`SessionError::Coherence`] when both say something else; [`SessionError::TooShort`]; [`RegionError`].
-    pub fn open(path: &Path, choice: CoherenceChoice) -> Result<Self, SessionError> {
-        // Right for either: nothing is taken from a cache.
-        let memory = Software::new(pool_at(path)?);
-        // A superblock that cannot be read is the matter of the caller, who reads it too.
-        let kept = read_superblock(&memory).ok().and_then(|superblock| superblock.coherence);
-        match (kept, choice.chosen()) {
-            (Some(kept), Some(asked)) if kept != asked => {
-                Err(SessionError::Coherence { path: path.to_owned(), kept, asked })
-            }
-            (kept, asked) => Ok(Self::with_coherence(memory, kept.or(asked))),
-        }
-    }
+/// Maps what is at `path`, whatever it is, to be formatted.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn open_unformatted(path: &Path, choice: CoherenceChoice) -> Result<AnyMemory, RegionError> {
+    Ok(with_coherence(AnyMemory::new(Region::open(path)?), choice.chosen()))
+}
 
-    /// Maps what is at `path`, whatever it is, to be formatted.
-    ///
-    /// # Errors
-    /// [`RegionError`].
-    pub fn open_unformatted(path: &Path, choice: CoherenceChoice) -> Result<Self, RegionError> {
-        Ok(Self::with_coherence(Software::new(Region::open(path)?), choice.chosen()))
-    }
+/// Memory that is kept coherent so, or as its kind of region is.
+fn with_coherence(memory: AnyMemory, coherence: Option<Coherence>) -> AnyMemory {
+    let coherence = coherence.unwrap_or_else(|| memory.region().kind().coherence());
+    memory.with_coherence(coherence)
+}
 
-    fn with_coherence(memory: Software, coherence: Option<Coherence>) -> Self {
-        match coherence.unwrap_or_else(|| memory.region().kind().coherence()) {
-            Coherence::Coherent => Self::Coherent(memory.kept_by()),
-            Coherence::Software => Self::Software(memory),
-        }
+fn wrapped(memory: AnyMemory, wrap: &Wrap) -> AnyMemory {
+    let mut memory = memory.wrapped(wrap.shadow);
+    if let Some(site) = &wrap.without {
+        memory = memory.without_flushes_at(site.clone());
     }
-
-    fn wrapped(self, wrap: &Wrap) -> Self {
-        let mut memory = match self {
-            Self::Coherent(memory) if wrap.shadow => Wrapped::shadow(memory),
-            Self::Coherent(memory) => Wrapped::from(memory),
-            Self::Software(memory) => Wrapped::from(memory),
-            Self::Wrapped(memory) => memory,
-        };
-        if let Some(site) = &wrap.without {
-            memory = memory.without_flushes_at(site.clone());
-        }
-        if let Some(cost) = wrap.cost {
-            memory = memory.with_cost(cost);
-        }
-        if let Some(trigger) = wrap.trigger {
-            memory = memory.with_trigger(trigger);
-        }
-        Self::Wrapped(memory)
+    if let Some(cost) = wrap.cost {
+        memory = memory.with_cost(cost);
     }
-
-    /// What is mapped.
-    #[must_use]
-    pub fn region(&self) -> &Region {
-        each_memory!(self, memory => memory.region())
+    if let Some(trigger) = wrap.trigger {
+        memory = memory.with_trigger(trigger);
     }
+    AnyMemory::Wrapped(memory)
 }
 
 /// A pool that this process has attached, with a thread that gives its sign of life. Dropping it detaches.
@@ -259,7 +191,7 @@ impl AnyMemory {
 pub struct Session {
     // The thread ends first: it holds the pool as well.
     _beat: Heartbeat,
-    pool: AnyPool,
+    pool: Arc<AnyPool>,
 }
 
 /// The session of a library in somebody's process: attached when it is first asked for, with the settings of the environment
@@ -297,7 +229,7 @@ impl ProcessSession {
     pub fn uuid(&self) -> Option<Uuid> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = kept.as_ref().filter(|(_, forks)| *forks == polder_mem::forks());
-        own.map(|(session, _)| each!(session.pool(), pool => pool.superblock().uuid))
+        own.map(|(session, _)| session.pool().superblock().uuid)
     }
 
     /// Hands the session out for good; nothing where it is the parent's, or there is none.
@@ -322,15 +254,13 @@ impl Session {
     pub fn open(settings: &Settings) -> Result<Self, SessionError> {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         let memory = match &settings.wrap {
-            None => AnyMemory::open(path, settings.coherence.unwrap_or_default())?,
-            // A shadow keeps its own copies: the region behind them is coherent.
-            Some(wrap) if wrap.shadow => {
-                AnyMemory::Coherent(Software::new(pool_at(path)?).kept_by()).wrapped(wrap)
-            }
-            Some(wrap) => AnyMemory::open(path, settings.coherence.unwrap_or_default())?.wrapped(wrap),
+            None => open_memory(path, settings.coherence.unwrap_or_default())?,
+            // A shadow keeps its own copies, whoever keeps the region behind them coherent.
+            Some(wrap) if wrap.shadow => wrapped(AnyMemory::new(pool_at(path)?), wrap),
+            Some(wrap) => wrapped(open_memory(path, settings.coherence.unwrap_or_default())?, wrap),
         };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };
-        let superblock = each_memory!(&memory, memory => read_superblock(memory)).map_err(refused)?;
+        let superblock = read_superblock(&memory).map_err(refused)?;
         let boot = boot()?;
         let host = host_id(settings, &memory, boot).map_err(refused)?;
         let host = host.ok_or_else(|| SessionError::NoHostId { path: path.to_owned() })?;
@@ -340,31 +270,18 @@ impl Session {
         };
         let member = member(settings, host, boot);
         let plan = host_plan(&superblock, &member, directory).map_err(refused)?;
-        let attach = || -> Result<AnyPool, Refused> {
-            Ok(match &memory {
-                AnyMemory::Coherent(memory) => {
-                    AnyPool::Coherent(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
-                }
-                AnyMemory::Software(memory) => {
-                    AnyPool::Software(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
-                }
-                AnyMemory::Wrapped(memory) => {
-                    AnyPool::Wrapped(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
-                }
-            })
-        };
-        let pool = attach().map_err(|error| {
+        let attach =
+            || -> Result<AnyPool, Refused> { Ok(Pool::attach(memory.clone().attach(&plan)?, member)?) };
+        let pool = attach().map(Arc::new).map_err(|error| {
             let apart = |process| {
                 let (path, run) = (path.to_owned(), plan.directory.clone());
                 SessionError::Apart { path, host, process, run }
             };
             match error {
-                Refused::Host(HostError::Apart { .. }) => {
-                    match each_memory!(&memory, memory => holder(memory, &superblock, &member)) {
-                        Ok(process) => apart(process),
-                        Err(error) => refused(error),
-                    }
-                }
+                Refused::Host(HostError::Apart { .. }) => match holder(&memory, &superblock, &member) {
+                    Ok(process) => apart(process),
+                    Err(error) => refused(error),
+                },
                 Refused::Pool(PoolError::Apart { slot, pid, .. }) => {
                     apart(format!(" slot {slot} (pid {pid})"))
                 }
@@ -372,8 +289,8 @@ impl Session {
                 Refused::Pool(error) => refused(error),
             }
         })?;
-        let beat = each!(&pool, pool => Heartbeat::start(Arc::clone(pool)));
-        let coherence = pool.coherence();
+        let beat = Heartbeat::start(Arc::clone(&pool));
+        let coherence = pool.memory().coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
         Ok(Self { _beat: beat, pool })
     }
@@ -398,7 +315,7 @@ impl Session {
 
     /// The pool.
     #[must_use]
-    pub const fn pool(&self) -> &AnyPool {
+    pub const fn pool(&self) -> &Arc<AnyPool> {
         &self.pool
     }
 
@@ -407,8 +324,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::OtherSize`].
     pub fn expect_bytes(&self, asked: u64) -> Result<(), SessionError> {
-        let (kept, path) =
-            each!(&self.pool, pool => (pool.superblock().bytes, pool.memory().region().path().to_owned()));
+        let (kept, path) = (self.pool.superblock().bytes, self.pool.memory().region().path().to_owned());
         if kept == whole_pages(asked) { Ok(()) } else { Err(SessionError::OtherSize { path, kept, asked }) }
     }
 }
@@ -457,10 +373,10 @@ pub fn create_as(
     expect_space(path, bytes)?;
     let (region, draft) = Region::draft(path, bytes)?;
     let coherence = choice.chosen();
-    let memory = AnyMemory::with_coherence(Software::new(region), coherence);
+    let memory = with_coherence(AnyMemory::new(region), coherence);
     // A new file holds nothing that could be lost.
     let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Zeros);
-    let made = each_memory!(&memory, memory => format_as(memory, geometry, uuid, overwrite, coherence));
+    let made = format_as(&memory, geometry, uuid, overwrite, coherence);
     let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
     draft.publish()?;
     Ok(made)
@@ -504,7 +420,7 @@ fn holder<M: Memory>(memory: &M, superblock: &Superblock, member: &Member) -> Re
 
 /// The id that was set, or that the keeper or else a launcher gives; 0 on memory that has one host.
 fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<u16>, PoolError> {
-    each_memory!(memory, memory => match look_up_admission(memory, boot, settings.host)? {
+    match look_up_admission(memory, boot, settings.host)? {
         Admission::Admitted(host) => Ok(Some(host)),
         Admission::MustClaim => {
             let mut claim = IdClaim::new(settings.host, boot);
@@ -515,7 +431,7 @@ fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<
             let shared = matches!(memory.region().kind(), RegionKind::DaxDevice | RegionKind::DaxFile);
             Ok(host_without_keeper(settings, shared))
         }
-    })
+    }
 }
 
 /// Machines of a job share memory only where it is a device: a file is one machine's, and has one host unless more are said.
@@ -659,7 +575,7 @@ mod tests {
         let scratch = Scratch::new("last");
         let first = Session::open_or_create(&scratch.settings(0), 64 << 20).unwrap();
         let second = Session::open_or_create(&scratch.settings(1), 64 << 20).unwrap();
-        assert_eq!(each!(first.pool(), pool => pool.hosts_present()).unwrap(), 0b11);
+        assert_eq!(first.pool().hosts_present().unwrap(), 0b11);
         drop(first);
         drop(second);
         assert_eq!(scratch.files(), 1);
@@ -687,11 +603,11 @@ mod tests {
             let scratch = Scratch::new(&format!("kept-{kept}"));
             let asked = |choice| Settings { coherence: choice, ..scratch.settings(0) };
             let made = Session::open_or_create(&asked(Some(kept)), 64 << 20).unwrap();
-            let uuid = each!(made.pool(), pool => pool.superblock().uuid);
+            let uuid = made.pool().superblock().uuid;
             for choice in [None, Some(Auto), Some(kept)] {
                 let session = Session::open_or_create(&asked(choice), 64 << 20).unwrap();
-                assert_eq!(Some(session.pool().coherence()), kept.chosen());
-                assert_eq!(each!(session.pool(), pool => pool.superblock().uuid), uuid);
+                assert_eq!(Some(session.pool().memory().coherence()), kept.chosen());
+                assert_eq!(session.pool().superblock().uuid, uuid);
             }
             let refused = Session::open(&asked(Some(other))).unwrap_err().to_string();
             let words = format!("pool was formatted with --coherence {kept}, and {other} is set here;");
@@ -701,7 +617,7 @@ mod tests {
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
         for choice in [Software, Coherent] {
             let settings = Settings { coherence: Some(choice), ..scratch.settings(0) };
-            assert_eq!(Some(Session::open(&settings).unwrap().pool().coherence()), choice.chosen());
+            assert_eq!(Some(Session::open(&settings).unwrap().pool().memory().coherence()), choice.chosen());
         }
     }
 
@@ -721,7 +637,7 @@ mod tests {
         let first = Session::open_or_create(&shadow(0), 64 << 20).unwrap();
         let second = Session::open(&shadow(1)).unwrap();
         for session in [&first, &second] {
-            assert_eq!(each!(session.pool(), pool => pool.hosts_present()).unwrap(), 0b11);
+            assert_eq!(session.pool().hosts_present().unwrap(), 0b11);
         }
     }
 
@@ -730,11 +646,7 @@ mod tests {
         let scratch = Scratch::new("keeper");
         let settings = Settings { host: None, ..scratch.settings(0) };
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
-        let AnyMemory::Coherent(memory) =
-            AnyMemory::open(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap()
-        else {
-            panic!("asked for coherent memory")
-        };
+        let memory = open_memory(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap();
         let charge =
             KeeperTask { incarnation: 1, id_source: Some(polder_pool::IdSource::Keeper), evict_after: None };
         let mut keeper = Keeper::start(memory, charge).unwrap();
@@ -746,7 +658,7 @@ mod tests {
                 }
             });
             let sessions = [Session::open(&settings).unwrap(), Session::open(&settings).unwrap()];
-            let hosts = sessions.each_ref().map(|session| each!(session.pool(), pool => pool.member().host));
+            let hosts = sessions.each_ref().map(|session| session.pool().member().host);
             assert_eq!(hosts[0], hosts[1]);
             drop(stop);
         });
@@ -759,11 +671,10 @@ mod tests {
         let timeout = Some(crate::settings::TimeSpan(std::time::Duration::from_millis(30)));
         let settings = Settings { host: None, timeout, ..scratch.settings(0) };
         let member = member(&settings, 0, 1);
-        let memory = AnyMemory::open(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap();
-        let superblock = each_memory!(&memory, memory => read_superblock(memory)).unwrap();
+        let memory = open_memory(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap();
+        let superblock = read_superblock(&memory).unwrap();
         let plan = host_plan(&superblock, &member, scratch.0.clone()).unwrap();
         assert_eq!([member.timeout, plan.patience], [std::time::Duration::from_millis(30); 2]);
-        let AnyMemory::Coherent(memory) = memory else { panic!("asked for coherent memory") };
         let charge =
             KeeperTask { incarnation: 1, id_source: Some(polder_pool::IdSource::Keeper), evict_after: None };
         drop(Keeper::start(memory, charge).unwrap());
@@ -785,18 +696,21 @@ mod tests {
         let scratch = Scratch::new("evicted");
         let [one, other] =
             [0, 1].map(|host| Session::open_or_create(&scratch.settings(host), 64 << 20).unwrap());
-        each!(one.pool(), pool => pool.evict(1).map(drop).unwrap());
+        one.pool().evict(1).map(drop).unwrap();
         let refused = loop {
-            if let Err(error) = each!(other.pool(), pool => pool.create("/late", 64).and_then(|object| {
-                pool.close(object);
-                pool.destroy("/late")
-            })) {
+            if let Err(error) = {
+                let pool = other.pool();
+                pool.create("/late", 64).and_then(|object| {
+                    pool.close(object);
+                    pool.destroy("/late")
+                })
+            } {
                 break error;
             }
             std::thread::yield_now();
         };
         assert!(matches!(refused, PoolError::Evicted { host: 1, .. }), "{refused}");
-        each!(one.pool(), pool => pool.create("/still", 64).map(drop).unwrap());
+        one.pool().create("/still", 64).map(drop).unwrap();
     }
 
     #[test]
@@ -806,7 +720,7 @@ mod tests {
             let open = |host| Session::open_or_create(&scratch.settings(host), 64 << 20).unwrap();
             let threads: Vec<_> = (0..4).map(|host| scope.spawn(move || open(host))).collect();
             let sessions: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-            sessions.iter().map(|session| each!(session.pool(), pool => pool.superblock().uuid)).collect()
+            sessions.iter().map(|session| session.pool().superblock().uuid).collect()
         });
         assert!(uuids.iter().all(|uuid| *uuid == uuids[0]), "{uuids:?}");
     }

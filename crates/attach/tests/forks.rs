@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch, own_shm};
@@ -51,9 +50,9 @@ fn a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it() {
         let mut session = Some(open(scratch.path(), 0));
         let mut child = Child::fork(|| {
             let inherited = session.take().expect("it was opened");
-            let refused = each!(inherited.pool(), pool => pool.create("/child", 64)).unwrap_err();
+            let refused = inherited.pool().create("/child", 64).unwrap_err();
             assert!(refused.to_string().ends_with("which forked this one; attach it anew here"), "{refused}");
-            let refused = each!(inherited.pool(), pool => pool.beat()).unwrap_err();
+            let refused = inherited.pool().beat().unwrap_err();
             assert!(matches!(refused, PoolError::Forked { .. }), "{refused}");
             // Joins no thread, and detaches nobody.
             drop(inherited);
@@ -61,11 +60,12 @@ fn a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it() {
         });
         assert_eq!(child.wait(), Ended::Exited(0));
         let session = session.expect("the child has a copy");
-        each!(session.pool(), pool => {
+        {
+            let pool = session.pool();
             pool.check_membership().unwrap();
             assert_eq!(pool.process(0, pool.this_process().slot).unwrap(), pool.this_process());
             pool.close(pool.create("/parent", 64).unwrap());
-        });
+        };
     })
     .wait();
     assert_eq!(parent, Ended::Exited(0));
@@ -76,14 +76,13 @@ fn a_host_file_that_is_cut_fails_the_next_calls_and_ends_nobody() {
     make(scratch.path());
     let process = Child::fork(|| {
         let session = open(scratch.path(), 0);
-        each!(session.pool(), pool => pool.close(pool.create("/before", 64).unwrap()));
+        session.pool().close(session.pool().create("/before", 64).unwrap());
         for name in scratch.names().iter().filter(|name| name.starts_with("polder-")) {
             let file = std::fs::File::options().write(true).open(scratch.path().join(name)).unwrap();
             file.set_len(0).unwrap();
         }
         // The first may find out in the middle.
-        let calls =
-            ["/one", "/two"].map(|name| each!(session.pool(), pool => pool.create(name, 64).map(drop)));
+        let calls = ["/one", "/two"].map(|name| session.pool().create(name, 64).map(drop));
         for refused in calls {
             assert_eq!(refused.unwrap_err(), PoolError::HostFileLost { host: 0 });
         }
@@ -117,7 +116,7 @@ fn containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing() {
         let session = Session::open(&settings()).unwrap();
         tell("attached");
         patiently("refused");
-        each!(session.pool(), pool => pool.close(pool.create("/one", 1 << 20).unwrap()));
+        session.pool().close(session.pool().create("/one", 1 << 20).unwrap());
     });
     patiently("attached");
     if folder.join("skipped").exists() {
@@ -129,10 +128,11 @@ fn containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing() {
                 let opened = Session::open(&settings());
                 if !expect_refusal {
                     let session = opened.unwrap();
-                    each!(session.pool(), pool => {
+                    {
+                        let pool = session.pool();
                         pool.close(pool.open("/one").unwrap());
                         pool.close(pool.create("/two", 1 << 20).unwrap());
-                    });
+                    };
                     return;
                 }
                 let refused = opened.unwrap_err().to_string();

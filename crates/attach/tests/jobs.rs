@@ -5,16 +5,16 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
-use polder_mem::Coherent;
 use polder_mem::testing::{Child, Scratch};
+use polder_mem::{AnyMemory, Coherence, Memory};
 use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label};
 use polder_pool::{Geometry, Peer, Pool, PoolError, PrivateMemory, SweepReport};
 
 const JOB: u64 = 7;
 
-type End = Endpoint<Coherent, Vec<u8>, u64>;
+type End = Endpoint<AnyMemory, Vec<u8>, u64>;
 
 fn made() -> Scratch {
     let (scratch, bytes) = (Scratch::new(), 64 << 20);
@@ -22,12 +22,12 @@ fn made() -> Scratch {
     scratch
 }
 
-fn attach(folder: &Path, host: u16) -> (Session, Arc<Pool<Coherent>>) {
+fn attach(folder: &Path, host: u16) -> (Session, Arc<Pool<AnyMemory>>) {
     attach_by(folder, folder, host)
 }
 
 /// With a run directory that is not the pool's folder.
-fn attach_by(folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<Coherent>>) {
+fn attach_by(folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<AnyMemory>>) {
     let settings = Settings {
         pool: Some(folder.join("pool")),
         run: Some(run.into()),
@@ -36,7 +36,8 @@ fn attach_by(folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<Coheren
         ..Settings::default()
     };
     let session = Session::open(&settings).unwrap();
-    let AnyPool::Coherent(pool) = session.pool() else { panic!("a file on tmpfs is coherent") };
+    let pool = session.pool();
+    assert_eq!(pool.memory().coherence(), Coherence::Coherent, "a file on tmpfs is coherent");
     let pool = Arc::clone(pool);
     (session, pool)
 }
@@ -79,7 +80,7 @@ impl Sender {
     }
 }
 
-fn names(pool: &Pool<Coherent>) -> Vec<String> {
+fn names(pool: &Pool<AnyMemory>) -> Vec<String> {
     let mut names: Vec<_> = pool.list("").unwrap().into_iter().map(|listed| listed.name).collect();
     names.sort();
     names

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch};
@@ -259,7 +258,7 @@ fn ranks_in_processes_put_update_and_lock_at_once_on_coherent_and_on_software_co
                 let settings = environment(&path, scratch.path(), coherence, (rank > 0).into());
                 Child::fork(|| {
                     let session = Session::open(&settings).unwrap();
-                    each!(session.pool(), pool => everything(pool, rank));
+                    everything(session.pool(), rank);
                 })
             })
             .collect();
@@ -277,16 +276,18 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
     let [survivors, victims] = [0, 1].map(|host| environment(&path, scratch.path(), "software", host));
     let mut victim = Child::fork(|| {
         let session = Session::open(&victims).unwrap();
-        each!(session.pool(), pool => {
+        {
+            let pool = session.pool();
             let mut window = enter(pool, 1, 2);
             while !window.try_lock(0, Access::Exclusive).unwrap() {}
             window.put(0, 0, &[1; 8]).unwrap();
             window.flush();
             std::thread::sleep(Duration::from_secs(60));
-        });
+        };
     });
     let session = Session::open(&survivors).unwrap();
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         let mut window = enter(pool, 0, 2);
         while got(&window, 0, 0, 1) == [0] {
             std::thread::yield_now();
@@ -298,7 +299,7 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
         window.start(&[1]).unwrap();
         let told = std::iter::repeat_with(|| window.try_start()).find_map(Result::err).unwrap();
         assert!(matches!(&told, PoolError::PeerDead { peer, .. } if peer.host == 1), "{told}");
-    });
+    };
 }
 
 fn environment(path: &Path, run: &Path, coherence: &str, host: u16) -> Settings {

@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_mem::Memory;
 
@@ -28,7 +27,7 @@ impl Object {
 impl Drop for Object {
     fn drop(&mut self) {
         if let Some(object) = self.held.take() {
-            each!(self.session.pool(), pool => pool.close(object));
+            self.session.pool().close(object);
         }
     }
 }
@@ -47,7 +46,7 @@ pub(crate) unsafe extern "C" fn polder_object_create(
     let create = || {
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held = each!(session.pool(), pool => pool.create(name, bytes as u64))?;
+        let held = session.pool().create(name, bytes as u64)?;
         Ok(Object { session: Arc::clone(session), held: Some(held) })
     };
     // SAFETY: by this function's contract.
@@ -67,7 +66,7 @@ pub(crate) unsafe extern "C" fn polder_object_open(
     let open = || {
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held = each!(session.pool(), pool => pool.open(name))?;
+        let held = session.pool().open(name)?;
         Ok(Object { session: Arc::clone(session), held: Some(held) })
     };
     // SAFETY: by this function's contract.
@@ -83,7 +82,7 @@ pub(crate) unsafe extern "C" fn polder_object_destroy(pool: *mut Pool, name: *co
     guard::status(|| {
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        Ok(each!(session.pool(), pool => pool.destroy(name))?)
+        Ok(session.pool().destroy(name)?)
     })
 }
 
@@ -122,7 +121,7 @@ pub(crate) unsafe extern "C" fn polder_object_read(
         // SAFETY: by this function's contract.
         let (object, into) = unsafe { (guard::given(object, "object")?, guard::target(into.cast(), bytes)?) };
         let held = object.held();
-        Ok(each!(object.session.pool(), pool => held.read_at(pool.memory(), offset as u64, into))?)
+        Ok(held.read_at(object.session.pool().memory(), offset as u64, into)?)
     })
 }
 
@@ -141,7 +140,7 @@ pub(crate) unsafe extern "C" fn polder_object_write(
         // SAFETY: by this function's contract.
         let (object, from) = unsafe { (guard::given(object, "object")?, guard::source(from.cast(), bytes)?) };
         let held = object.held();
-        Ok(each!(object.session.pool(), pool => held.write_at(pool.memory(), offset as u64, from))?)
+        Ok(held.write_at(object.session.pool().memory(), offset as u64, from)?)
     })
 }
 
@@ -154,7 +153,7 @@ pub(crate) unsafe extern "C" fn polder_object_address(object: *const Object) -> 
     // SAFETY: by this function's contract.
     let Some(object) = (unsafe { object.as_ref() }) else { return ptr::null_mut() };
     let held = object.held();
-    let address = each!(object.session.pool(), pool => pool.memory().address(held.at(), held.bytes()));
+    let address = object.session.pool().memory().address(held.at(), held.bytes());
     match address {
         Some(address) => address.cast(),
         None => {
@@ -182,7 +181,7 @@ pub(crate) unsafe extern "C" fn polder_object_publish(
         // SAFETY: by this function's contract.
         let object = unsafe { guard::given(object, "object") }?;
         let held = object.held();
-        Ok(each!(object.session.pool(), pool => held.publish(pool.memory(), offset as u64, bytes as u64))?)
+        Ok(held.publish(object.session.pool().memory(), offset as u64, bytes as u64)?)
     })
 }
 
@@ -200,6 +199,6 @@ pub(crate) unsafe extern "C" fn polder_object_refresh(
         // SAFETY: by this function's contract.
         let object = unsafe { guard::given(object, "object") }?;
         let held = object.held();
-        Ok(each!(object.session.pool(), pool => held.refresh(pool.memory(), offset as u64, bytes as u64))?)
+        Ok(held.refresh(object.session.pool().memory(), offset as u64, bytes as u64)?)
     })
 }

@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use polder_attach::session::{AnyPool, Session};
-use polder_mem::{Coherent, Software, Wrapped};
+use polder_attach::session::Session;
+use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::channel;
-use polder_pool::ring::{Envelope, RingShape};
+use polder_pool::ring::RingShape;
 
 use crate::guard;
 use crate::pool::Pool;
@@ -17,80 +17,14 @@ use crate::pool::Pool;
 
 /// The sending end of a ring.
 pub(crate) struct Sender {
-    end: Mutex<AnySender>,
+    end: Mutex<channel::Sender<AnyMemory>>,
     _session: Arc<Session>,
 }
 
 /// The receiving end of a ring.
 pub(crate) struct Receiver {
-    end: Mutex<AnyReceiver>,
+    end: Mutex<channel::Receiver<AnyMemory>>,
     _session: Arc<Session>,
-}
-
-enum AnySender {
-    Coherent(channel::Sender<Coherent>),
-    Software(channel::Sender<Software>),
-    Wrapped(channel::Sender<Wrapped>),
-}
-
-enum AnyReceiver {
-    Coherent(channel::Receiver<Coherent>),
-    Software(channel::Receiver<Software>),
-    Wrapped(channel::Receiver<Wrapped>),
-}
-
-impl AnySender {
-    fn create(pool: &AnyPool, name: &str, shape: RingShape) -> Result<Self, PoolError> {
-        Ok(match pool {
-            AnyPool::Coherent(pool) => {
-                Self::Coherent(channel::Sender::create(Arc::clone(pool), name, shape)?)
-            }
-            AnyPool::Software(pool) => {
-                Self::Software(channel::Sender::create(Arc::clone(pool), name, shape)?)
-            }
-            AnyPool::Wrapped(pool) => Self::Wrapped(channel::Sender::create(Arc::clone(pool), name, shape)?),
-        })
-    }
-
-    fn push(&mut self, tag: u64, bytes: &[u8], timeout: Duration) -> Result<(), PoolError> {
-        match self {
-            Self::Coherent(sender) => sender.push(tag, bytes, timeout),
-            Self::Software(sender) => sender.push(tag, bytes, timeout),
-            Self::Wrapped(sender) => sender.push(tag, bytes, timeout),
-        }
-    }
-}
-
-impl AnyReceiver {
-    fn open(pool: &AnyPool, name: &str, timeout: Duration) -> Result<Self, PoolError> {
-        Ok(match pool {
-            AnyPool::Coherent(pool) => {
-                Self::Coherent(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
-            }
-            AnyPool::Software(pool) => {
-                Self::Software(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
-            }
-            AnyPool::Wrapped(pool) => {
-                Self::Wrapped(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
-            }
-        })
-    }
-
-    fn pop(&mut self, into: &mut [u8], timeout: Duration) -> Result<Envelope, PoolError> {
-        match self {
-            Self::Coherent(receiver) => receiver.pop(into, timeout),
-            Self::Software(receiver) => receiver.pop(into, timeout),
-            Self::Wrapped(receiver) => receiver.pop(into, timeout),
-        }
-    }
-
-    fn peek(&mut self) -> Result<Option<Envelope>, PoolError> {
-        match self {
-            Self::Coherent(receiver) => receiver.peek(),
-            Self::Software(receiver) => receiver.peek(),
-            Self::Wrapped(receiver) => receiver.peek(),
-        }
-    }
 }
 
 /// Makes a ring.
@@ -112,7 +46,7 @@ pub(crate) unsafe extern "C" fn polder_ring_create(
             (0, 0) => RingShape::default(),
             _ => RingShape::new(cells, cell_bytes)?,
         };
-        let end = Mutex::new(AnySender::create(session.pool(), name, shape)?);
+        let end = Mutex::new(channel::Sender::create(Arc::clone(session.pool()), name, shape)?);
         Ok(Sender { end, _session: Arc::clone(session) })
     };
     // SAFETY: by this function's contract.
@@ -133,7 +67,7 @@ pub(crate) unsafe extern "C" fn polder_ring_open(
     let open = || {
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let end = Mutex::new(AnyReceiver::open(session.pool(), name, timeout(timeout_ms))?);
+        let end = Mutex::new(channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms))?);
         Ok(Receiver { end, _session: Arc::clone(session) })
     };
     // SAFETY: by this function's contract.

@@ -5,10 +5,11 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use polder_attach::AnyWindow;
 use polder_attach::session::Session;
+use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::window::Access;
+use polder_pool::window::Window as PoolWindow;
 
 use crate::failure::{Failure, Status};
 use crate::guard;
@@ -19,13 +20,13 @@ const NAP: Duration = Duration::from_micros(100);
 
 /// A window, as one of its ranks has it.
 pub(crate) struct Window {
-    held: Mutex<AnyWindow>,
+    held: Mutex<PoolWindow<AnyMemory>>,
     /// The window lies in its pool.
     _session: Arc<Session>,
 }
 
 impl Window {
-    fn held(&self) -> MutexGuard<'_, AnyWindow> {
+    fn held(&self) -> MutexGuard<'_, PoolWindow<AnyMemory>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -34,7 +35,7 @@ impl Window {
         &self,
         timeout_ms: u64,
         what: &str,
-        mut step: impl FnMut(&mut AnyWindow) -> Result<bool, PoolError>,
+        mut step: impl FnMut(&mut PoolWindow<AnyMemory>) -> Result<bool, PoolError>,
     ) -> Result<(), Failure> {
         let began = Instant::now();
         for look in 0_u64.. {
@@ -68,7 +69,8 @@ pub(crate) unsafe extern "C" fn polder_window_create(
     let create = || {
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held = Mutex::new(AnyWindow::create(session.pool(), name, rank, ranks, bytes as u64)?);
+        let held =
+            Mutex::new(PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64)?);
         let window = Window { held, _session: Arc::clone(session) };
         let missing = format!("a rank has not come to window {name}");
         window.until(timeout_ms, &missing, |held| match held.join() {

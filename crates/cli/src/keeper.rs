@@ -4,8 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use polder_attach::each_memory;
-use polder_attach::session::{AnyMemory, SessionError};
+use polder_attach::session::{self, SessionError};
 use polder_attach::settings::{Settings, TimeSpan};
 use polder_pool::IdSource;
 use polder_pool::keeper::{Keeper, KeeperTask, ReplaceKeeper, next_incarnation};
@@ -46,10 +45,10 @@ enum Giver {
 /// Runs the keeper.
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     let replace = if arguments.force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
-    each_memory!(memory, memory => {
+    {
         let incarnation = match arguments.incarnation {
             Some(incarnation) => incarnation,
             None => next_incarnation(&memory, replace)?,
@@ -59,7 +58,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             Giver::Keeper => IdSource::Keeper,
         });
         let evict_after = arguments.evict_after.map(|span| span.0);
-        let mut keeper = Keeper::start_replacing(memory, KeeperTask { incarnation, id_source, evict_after }, replace)?;
+        let mut keeper =
+            Keeper::start_replacing(memory, KeeperTask { incarnation, id_source, evict_after }, replace)?;
         println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
         let mut epoch = 0;
         loop {
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             }
             std::thread::sleep(TICK);
         }
-    })
+    }
 }
 
 /// How long a host that asks waits for an answer at most, beside the keeper's own work.

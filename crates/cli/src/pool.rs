@@ -9,9 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use polder_attach::session::{self, AnyMemory, Session, SessionError};
+use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
-use polder_attach::{each, each_memory};
 use polder_mem::{Coherence, Memory, Region, RegionError, RegionKind};
 use polder_platform::{printable, quoted};
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
@@ -144,7 +143,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
         }
         (false, None) => {
             // One in /dev would be a device.
-            let missing = AnyMemory::open_unformatted(path, choice).map(drop);
+            let missing = session::open_unformatted(path, choice).map(drop);
             let file = || Failure(format!("{} does not exist; give --size to make a file", path.display()));
             return Err(match missing {
                 Err(error @ RegionError::Missing { .. }) if error.is_of_device() => error.into(),
@@ -152,10 +151,9 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             });
         }
         (true, Some(_)) => {
-            let memory = AnyMemory::open_unformatted(path, choice)?;
+            let memory = session::open_unformatted(path, choice)?;
             if !arguments.force
-                && let Err(error @ PoolError::PoolExists { .. }) =
-                    each_memory!(&memory, memory => expect_vacant(memory, []))
+                && let Err(error @ PoolError::PoolExists { .. }) = expect_vacant(&memory, [])
             {
                 return Err(at(path)(error));
             }
@@ -163,16 +161,17 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             return Err(Failure(format!("{} has a size already, {size}; leave --size out", path.display())));
         }
         (true, None) => {
-            let memory = AnyMemory::open_unformatted(path, choice)?;
+            let memory = session::open_unformatted(path, choice)?;
             let geometry = arguments.geometry(memory.region().bytes());
             let overwrite = if arguments.force { Overwrite::Force } else { Overwrite::Refuse };
             let parts = if arguments.force { vec![] } else { written(path, memory.region())? };
-            each_memory!(&memory, memory => {
+            {
+                let memory = &memory;
                 if !arguments.force {
                     expect_vacant(memory, parts).map_err(at(path))?;
                 }
                 format_as(memory, &geometry, Uuid::fresh(), overwrite, choice.chosen())
-            })
+            }
             .map_err(at(path))?
         }
     };
@@ -182,7 +181,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
 
 /// Says what a coherent pool does not promise where it may have a second kernel.
 fn warn_of_coherent(path: &Path, made: &Superblock) {
-    let is_shared = AnyMemory::open_unformatted(path, CoherenceChoice::Software)
+    let is_shared = session::open_unformatted(path, CoherenceChoice::Software)
         .is_ok_and(|memory| !matches!(memory.region().kind(), RegionKind::Tmpfs | RegionKind::HugePages));
     if is_shared && made.coherence == Some(Coherence::Coherent) {
         eprintln!(
@@ -246,8 +245,8 @@ fn describe(path: &Path, made: &Superblock) -> Result<(), Failure> {
 }
 
 fn look(path: &Path, settings: &Settings) -> Result<Inspection, Failure> {
-    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
-    each_memory!(&memory, memory => inspect(memory)).map_err(at(path))
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+    inspect(&memory).map_err(at(path))
 }
 
 fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<ExitCode, Failure> {
@@ -371,7 +370,8 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
 
 fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failure> {
     let session = Session::open(settings)?;
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         let groups = pool.sweep_groups(job)?;
         if !groups.objects.is_empty() {
             println!("{}: groups: removed {}", shown(path), removed(&groups));
@@ -381,12 +381,12 @@ fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failu
         }
         // What other hosts owned goes when they look after it.
         Ok(pool.maintain()?)
-    })
+    }
 }
 
 fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(), Failure> {
     let session = Session::open(settings)?;
-    let holders = each!(session.pool(), pool => pool.holders(name)).map_err(at(path))?;
+    let holders = session.pool().holders(name).map_err(at(path))?;
     let named = listed(&holders);
     if !holders.is_empty() && !force {
         let what = format!("{} is held open by {named}", quoted(name));
@@ -395,7 +395,7 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
             path.display()
         )));
     }
-    each!(session.pool(), pool => pool.destroy(name).and_then(|()| pool.maintain())).map_err(at(path))?;
+    session.pool().destroy(name).and_then(|()| session.pool().maintain()).map_err(at(path))?;
     println!("{}: removed {name}", shown(path));
     if !holders.is_empty() {
         eprintln!("{name}: its bytes are free once {named} let go of it");
@@ -414,16 +414,15 @@ pub(crate) fn removed(swept: &SweepReport) -> String {
 
 fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool) -> Result<(), Failure> {
     let replace = if force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
-    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     let Member { timeout, silence, .. } = Member::new(host, 0);
     let timeout = settings.timeout.map_or(timeout, |span| span.0);
     let mut view =
-        each_memory!(&memory, memory => change_membership_replacing(memory, host, MembershipChange::Evict, timeout, silence, replace))
+        change_membership_replacing(&memory, host, MembershipChange::Evict, timeout, silence, replace)
             .map_err(at(path))?;
     if fenced {
-        view =
-            each_memory!(&memory, memory => change_membership_replacing(memory, host, MembershipChange::Fence, timeout, silence, replace))
-                .map_err(at(path))?;
+        view = change_membership_replacing(&memory, host, MembershipChange::Fence, timeout, silence, replace)
+            .map_err(at(path))?;
     }
     let is_out = if view.evicted >> host & 1 == 1 { "is out" } else { "is no member, and was not evicted" };
     println!(
@@ -436,14 +435,14 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
 }
 
 fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
-    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     // Whoever may write a folder could have put a link there: what is lost is what was named.
     if !memory.region().is_at(path)? {
         let leads = path.canonicalize()?;
         return Err(Failure(format!("{} is a link to {}; name that", path.display(), leads.display())));
     }
     // Whatever is removed is a pool: not a file that was named by mistake.
-    match each_memory!(&memory, memory => read_superblock(memory)) {
+    match read_superblock(&memory) {
         Err(error @ PoolError::NotAPool { .. }) => return Err(at(path)(error)),
         Ok(_) | Err(_) if yes => {}
         Ok(found) => {
@@ -455,9 +454,8 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         }
     }
     // Damage is no reason to keep it.
-    let held =
-        each_memory!(&memory, memory => inspect(memory)).map_or_else(|_| vec![], |found| found.stat.hosts);
-    each_memory!(&memory, memory => unmake(memory));
+    let held = inspect(&memory).map_or_else(|_| vec![], |found| found.stat.hosts);
+    unmake(&memory);
     if path.is_file() {
         std::fs::remove_file(path)?;
     }

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polder_agent::{Agent, Round};
-use polder_attach::each_memory;
-use polder_attach::session::{self, AnyMemory, SessionError};
+use polder_attach::session::{self, SessionError};
 use polder_attach::settings::Settings;
 use polder_linux::Host;
 use polder_platform::printable;
@@ -126,10 +125,11 @@ fn sync(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure>
     let stop = signals()?;
     let boot = session::boot()?;
     loop {
-        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
-        let (found, inspection) = each_memory!(&memory, memory => {
+        let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+        let (found, inspection) = {
+            let memory = &memory;
             inspect(memory).and_then(|found| Ok((services(memory, &found.objects)?, found)))
-        })?;
+        }?;
         let is_here =
             |host: u16| inspection.stat.hosts.iter().any(|stat| stat.host == host && stat.boot == boot);
         match arguments.json {

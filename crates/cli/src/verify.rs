@@ -4,7 +4,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
@@ -30,11 +29,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     const NAME: &str = "/polder/litmus";
     let begin = Instant::now();
     let session = Session::open(settings)?;
-    let tallies = each!(session.pool(), pool => {
+    let tallies = {
+        let pool = session.pool();
         let patience = pool.member().timeout;
         let object = match role {
             0 => make_or_take(pool, NAME)?,
-            _ => open_soon(pool, NAME).map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
+            _ => open_soon(pool, NAME)
+                .map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
         };
         let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
         pool.close(object);
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             pool.destroy(NAME)?;
         }
         tallies?
-    });
+    };
     for tally @ Tally { test, forbidden, relaxed, .. } in &tallies {
         let kind = relaxed.map_or("right".to_owned(), |times| format!("control, seen {times} times"));
         println!("{:<66} {} rounds, {kind}, forbidden {forbidden}", test.name, tally.rounds());

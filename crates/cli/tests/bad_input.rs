@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use polder_attach::each;
-use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::session::{self, Session};
 use polder_attach::settings::{Settings, TimeSpan};
 use polder_mem::testing::Scratch;
 use polder_mem::{Coherent, HostPlan, LINE, Memory, Offset, Region};
@@ -32,11 +31,12 @@ impl Made {
         session::create(&path, BYTES, &GEOMETRY).unwrap();
         let made = Self { scratch, path };
         let session = made.session(0);
-        each!(session.pool(), pool => {
+        {
+            let pool = session.pool();
             let object = pool.create("/kept", CONTENTS.len() as u64).unwrap();
             object.write_at(pool.memory(), 0, CONTENTS).unwrap();
             pool.close(object);
-        });
+        };
         made
     }
 
@@ -61,13 +61,14 @@ impl Made {
     /// That the object is there, whole.
     fn expect_kept(&self) {
         let session = self.session(1);
-        each!(session.pool(), pool => {
+        {
+            let pool = session.pool();
             let object = pool.open("/kept").unwrap();
             let mut read = vec![0; CONTENTS.len()];
             object.read_at(pool.memory(), 0, &mut read).unwrap();
             assert_eq!(read, CONTENTS);
             pool.close(object);
-        });
+        };
     }
 
     fn polder(&self, arguments: &[&str]) -> Output {
@@ -212,14 +213,15 @@ fn use_another_host(made: &Made, name: &str) {
     // Whoever waits for a damaged line to become whole waits in vain.
     let timeout = Some(TimeSpan(Duration::from_millis(2)));
     let session = Session::open(&Settings { timeout, ..made.settings(2) }).unwrap();
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         pool.close(pool.create(name, 10).unwrap());
         pool.close(pool.open(name).unwrap());
         pool.destroy(name).unwrap();
         // It may be the one that is damaged: an error is an answer.
         drop(pool.open("/kept").map(|object| pool.close(object)));
         pool.maintain().unwrap();
-    });
+    };
 }
 
 #[test]
@@ -230,14 +232,22 @@ fn an_object_whose_metadata_is_damaged_is_kept_by_its_owner_until_the_bit_is_rig
     let first_word = |at: &Offset| memory.load(*at) != Ok(0);
     let entry = (0..layout.slots()).map(|slot| layout.entry(0, slot)).find(first_word).unwrap();
     let header = Offset(memory.load(entry.word(3)).unwrap());
-    each!(made.session(0).pool(), pool => pool.close(pool.create("/other", 100).unwrap()));
+    {
+        let session = made.session(0);
+        let pool = session.pool();
+        pool.close(pool.create("/other", 100).unwrap())
+    };
     for at in [entry, header].into_iter().flat_map(|line| (0..8).map(move |word| line.word(word))) {
         let word = memory.load(at).unwrap();
         for bit in (0..64).filter(|bit| *bit < 8 || bit % 5 == 0) {
             memory.store(at, word ^ 1 << bit);
             use_the_owner(&made, &format!("bit {bit} of the word at {at}"));
             memory.store(at, word);
-            each!(made.session(0).pool(), pool => pool.close(pool.open("/kept").unwrap()));
+            {
+                let session = made.session(0);
+                let pool = session.pool();
+                pool.close(pool.open("/kept").unwrap())
+            };
             made.expect_kept();
         }
     }
@@ -247,7 +257,11 @@ fn an_object_whose_metadata_is_damaged_is_kept_by_its_owner_until_the_bit_is_rig
 #[test]
 fn list_and_stat_say_how_many_entries_are_damaged_and_fail_then() {
     let made = Made::new();
-    each!(made.session(0).pool(), pool => pool.close(pool.create("/other", 100).unwrap()));
+    {
+        let session = made.session(0);
+        let pool = session.pool();
+        pool.close(pool.create("/other", 100).unwrap())
+    };
     let memory = made.memory();
     let layout = read_superblock(&memory).unwrap().layout().unwrap();
     let first_words = (0..layout.slots()).map(|slot| layout.entry(0, slot));
@@ -275,7 +289,8 @@ fn list_and_stat_say_how_many_entries_are_damaged_and_fail_then() {
 fn use_the_owner(made: &Made, damage: &str) {
     let timeout = Some(TimeSpan(Duration::from_millis(2)));
     let session = Session::open(&Settings { timeout, ..made.settings(0) }).unwrap();
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         let opened = pool.open("/kept").map(|object| pool.close(object));
         let problems = inspect(pool.memory()).unwrap().problems;
         match opened {
@@ -294,7 +309,7 @@ fn use_the_owner(made: &Made, damage: &str) {
             pool.destroy("/new").unwrap();
             pool.maintain().unwrap();
         }
-    });
+    };
 }
 
 #[test]
@@ -395,9 +410,7 @@ fn the_id_of_a_boot_that_stands_still_is_refused_until_somebody_says_that_it_is_
 fn a_full_pool_fails_the_call_gives_its_bytes_back_and_all_else_goes_on() {
     let made = Made::new();
     let (session, other) = (made.session(0), made.session(1));
-    let (AnyPool::Coherent(pool), AnyPool::Coherent(other)) = (session.pool(), other.pool()) else {
-        panic!("a file on tmpfs is coherent")
-    };
+    let (pool, other) = (session.pool(), other.pool());
     let free = |asked| match pool.create("/all", asked) {
         Err(PoolError::Full { free, .. }) => free,
         other => panic!("{other:?}"),

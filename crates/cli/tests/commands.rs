@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
+use polder_mem::Memory;
 use polder_mem::testing::Scratch;
 use polder_pool::PoolError;
 use serde_json::Value;
@@ -94,11 +94,12 @@ fn a_pool_is_made_listed_counted_checked_and_removed() {
     let made = desk.say("pool format --size 16MiB --hosts 3 --processes 4 --keepers 2");
     assert!(made.contains("for 3 hosts of 4 processes"), "{made}");
     let session = desk.session(Some(2), 7);
-    each!(session.pool(), pool => {
+    {
+        let pool = session.pool();
         for (name, bytes) in [("/a/one", 5000), ("/a/two", 300), ("/b", 10)] {
             pool.close(pool.create(name, bytes).unwrap());
         }
-    });
+    };
     let listed = desk.say("pool list /a");
     assert_eq!(listed.lines().count(), 2);
     assert!(listed.contains("host 2") && listed.contains("job 7") && listed.contains("/a/two"), "{listed}");
@@ -166,7 +167,7 @@ fn a_pool_keeps_the_coherence_that_it_was_formatted_for() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB --coherence software");
     let session = desk.session(Some(0), 0);
-    assert_eq!(session.pool().coherence(), polder_mem::Coherence::Software);
+    assert_eq!(session.pool().memory().coherence(), polder_mem::Coherence::Software);
     assert!(desk.say("pool stat").contains("\ncoherence: software, for every process\n"));
     let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
     assert_eq!(counters["coherence"], "software");
@@ -223,7 +224,7 @@ fn a_sweep_removes_nothing_that_is_of_no_dead_process() {
     desk.say("pool format --size 16MiB");
     assert_eq!(desk.say("pool sweep"), "");
     let session = desk.session(Some(0), 7);
-    each!(session.pool(), pool => pool.close(pool.create("/endpoint/7/mine", 5000).unwrap()));
+    session.pool().close(session.pool().create("/endpoint/7/mine", 5000).unwrap());
     assert!(desk.say("pool sweep").ends_with("job 7: removed 0 objects of 0 B\n"));
     assert!(desk.say("pool list").contains("/endpoint/7/mine"));
 }
@@ -234,11 +235,12 @@ fn an_object_is_removed_by_its_name_and_one_that_is_open_only_by_force() {
     desk.say("pool format --size 16MiB");
     assert!(desk.refusal("pool remove /none").contains("no object /none in this pool"));
     let session = desk.session(Some(1), 0);
-    let (held, let_go) = each!(session.pool(), pool => {
+    let (held, let_go) = {
+        let pool = session.pool();
         let held = pool.create("/held", 5000).unwrap();
         pool.close(pool.create("/let/go", 5000).unwrap());
         (held.name().to_owned(), "/let/go")
-    });
+    };
     assert!(desk.say(&format!("pool remove {let_go}")).ends_with("/pool: removed /let/go\n"));
     let line = desk.refusal(&format!("pool remove {held}"));
     let holder = format!("/held is held open by host 1 pid {}; end those,", std::process::id());
@@ -294,7 +296,7 @@ fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
     let mut objects = lines.map(|line| serde_json::from_str::<Value>(&line).unwrap()["objects"].clone());
     assert_eq!(objects.next(), Some(0.into()));
     let session = desk.session(Some(0), 0);
-    each!(session.pool(), pool => pool.close(pool.create("/new", 1).unwrap()));
+    session.pool().close(session.pool().create("/new", 1).unwrap());
     assert!(objects.any(|count| count == 1));
 }
 
@@ -305,9 +307,9 @@ fn a_keeper_gives_host_ids_and_takes_them_back() {
     let (keeper, mut lines) = Running::start(desk.command("keeper --ids keeper"));
     assert!(lines.next().unwrap().starts_with("keeper 1 of "));
     let session = desk.session(None, 0);
-    assert_eq!(each!(session.pool(), pool => pool.member().host), 0);
+    assert_eq!(session.pool().member().host, 0);
     assert!(desk.say("pool evict 0").contains("host 0 is out; members none, fenced none"));
-    let standing = each!(session.pool(), pool => pool.check_membership());
+    let standing = session.pool().check_membership();
     assert!(matches!(standing, Err(PoolError::Evicted { host: 0, .. })), "{standing:?}");
     assert!(desk.say("pool evict 0 --fenced").contains("fenced 0"));
     assert!(desk.say("pool stat").contains("host 0 left"));

@@ -6,7 +6,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset, ProcessSlot};
@@ -65,14 +64,14 @@ fn pair(coherence: CoherenceChoice, only: Option<Only>) -> Result<Vec<Row>, Fail
     let path = scratch.path().join("pool");
     session::create(&path, bytes, &Geometry::for_region(bytes))?;
     let session = Session::open(&settings(&path, coherence, 0))?;
-    each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
+    session.pool().create(NAME, OBJECT).map(drop)?;
     let mut arguments: Vec<OsString> =
         vec!["second".into(), "ring".into(), path.into(), coherence.to_string().into()];
     if let Some(value) = only.and_then(|only| only.to_possible_value()) {
         arguments.extend(["--only".into(), value.get_name().into()]);
     }
     let helper = Helper::start(arguments)?;
-    each!(session.pool(), pool => cases(pool, &coherence.to_string(), (true, only), &mut rows))?;
+    cases(session.pool(), &coherence.to_string(), (true, only), &mut rows)?;
     helper.finish()?;
     Ok(rows)
 }
@@ -80,7 +79,7 @@ fn pair(coherence: CoherenceChoice, only: Option<Only>) -> Result<Vec<Row>, Fail
 /// Runs the second process.
 pub fn second(second: &Second) -> Result<(), Failure> {
     let session = Session::open(&settings(&second.path, second.kind, 1))?;
-    each!(session.pool(), pool => cases(pool, "", (false, second.only), &mut Vec::new()))
+    cases(session.pool(), "", (false, second.only), &mut Vec::new())
 }
 
 fn cases<M: Memory>(

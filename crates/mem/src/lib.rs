@@ -8,6 +8,7 @@
 compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");
 
 mod affinity;
+mod any;
 mod bounds;
 mod buffer;
 mod clock;
@@ -41,6 +42,7 @@ mod variants;
 mod wrapped;
 
 pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
+pub use any::AnyMemory;
 pub use buffer::{Buffer, PAGE};
 pub use cpu::{Cpu, Flush};
 pub use fault::host_file_lost;

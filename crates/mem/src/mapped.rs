@@ -1,11 +1,11 @@
-//! The two implementations on a mapped region, compiled apart: [`Coherent`] and [`Software`].
+//! The implementations on a mapped region, compiled apart: [`Coherent`], [`Software`], and what is either at run time.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::cpu::{self, Cpu};
 use crate::host::{Host, HostError, HostPlan};
-use crate::variants::{FlushedLines, HardwareLines, Lines};
+use crate::variants::{AnyLines, FlushedLines, HardwareLines, Lines};
 use crate::{
     Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
     clock, fault, fold,
@@ -126,6 +126,14 @@ fn copied(at: Offset, length: usize, left: usize) -> Result<(), Fault> {
     }
 }
 
+impl Mapped<AnyLines> {
+    /// The same access, its caches kept in step as `coherence` says.
+    pub(crate) fn with_coherence(mut self, coherence: Coherence) -> Self {
+        self.lines = self.lines.kept_by(coherence);
+        self
+    }
+}
+
 impl<L: Lines> Memory for Mapped<L> {
     #[inline(always)]
     fn bytes(&self) -> u64 {
@@ -134,7 +142,7 @@ impl<L: Lines> Memory for Mapped<L> {
 
     #[inline(always)]
     fn coherence(&self) -> Coherence {
-        L::COHERENCE
+        self.lines.coherence()
     }
 
     fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
@@ -356,7 +364,7 @@ impl<L: Lines> Clone for Mapped<L> {
 
 impl<L: Lines> fmt::Debug for Mapped<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({}, {} bytes", L::COHERENCE, self.region.path().display(), self.bytes)?;
+        write!(f, "{:?}({}, {} bytes", self.lines.coherence(), self.region.path().display(), self.bytes)?;
         match &self.host {
             Some(host) => write!(f, ", {host:?})"),
             None => write!(f, ")"),

@@ -1,10 +1,10 @@
-//! What differs between the two implementations on a mapped region: flushes, fences and bulk copies.
+//! What differs between the implementations on a mapped region: flushes, fences and bulk copies.
 
 use crate::Coherence;
 use crate::copy::Copier;
 use crate::cpu::{self, Cpu, Flush};
 
-/// What differs between [`crate::Coherent`] and [`crate::Software`]. The pointers given to it lie in a live mapping.
+/// What differs between [`crate::Coherent`], [`crate::Software`] and what is either, as it is told at run time. The pointers given to it lie in a live mapping.
 pub trait Lines: sealed::Lines {}
 
 /// Lines that the hardware keeps coherent.
@@ -21,6 +21,29 @@ pub struct FlushedLines {
     copier: Copier,
 }
 
+/// Lines of either kind.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyLines {
+    flushed: FlushedLines,
+    coherence: Coherence,
+}
+
+impl AnyLines {
+    /// Flushes nothing where the hardware keeps lines coherent.
+    pub(crate) fn kept_by(mut self, coherence: Coherence) -> Self {
+        self.coherence = coherence;
+        self
+    }
+
+    #[inline(always)]
+    const fn hardware(self) -> Option<HardwareLines> {
+        match self.coherence {
+            Coherence::Coherent => Some(HardwareLines { copier: self.flushed.copier }),
+            Coherence::Software => None,
+        }
+    }
+}
+
 mod sealed {
     use crate::copy::Copier;
     use crate::cpu::{self, Cpu};
@@ -29,7 +52,7 @@ mod sealed {
     /// The operations that differ. Those that return a bool say whether the memory was
     /// there, those that return a count how many bytes were left when it failed, the flushes where.
     pub trait Lines: Copy + Send + Sync + 'static {
-        const COHERENCE: Coherence;
+        fn coherence(&self) -> Coherence;
 
         fn new(cpu: Cpu) -> Self;
 
@@ -60,7 +83,7 @@ mod sealed {
         ) -> usize {
             // SAFETY: the caller's promise is the same.
             let done = unsafe { self.copier().fold(into, sources, bytes, streams, fold) };
-            if streams && Self::COHERENCE == Coherence::Coherent {
+            if streams && self.coherence() == Coherence::Coherent {
                 // As in its `copy_in_nt`: `sfence` makes no fence there.
                 cpu::sfence();
             }
@@ -84,7 +107,10 @@ mod sealed {
 impl<L: sealed::Lines> Lines for L {}
 
 impl sealed::Lines for HardwareLines {
-    const COHERENCE: Coherence = Coherence::Coherent;
+    #[inline(always)]
+    fn coherence(&self) -> Coherence {
+        Coherence::Coherent
+    }
 
     fn new(cpu: Cpu) -> Self {
         Self { copier: Copier::new(cpu) }
@@ -172,7 +198,10 @@ unsafe fn fill_up(at: *mut u8, bytes: &[u8]) -> bool {
 }
 
 impl sealed::Lines for FlushedLines {
-    const COHERENCE: Coherence = Coherence::Software;
+    #[inline(always)]
+    fn coherence(&self) -> Coherence {
+        Coherence::Software
+    }
 
     fn new(cpu: Cpu) -> Self {
         Self { write_back: cpu.write_back(), invalidate: cpu.invalidate(), copier: Copier::new(cpu) }
@@ -226,5 +255,90 @@ impl sealed::Lines for FlushedLines {
     #[inline(always)]
     fn fence_invalidations(self) {
         cpu::mfence();
+    }
+}
+
+impl sealed::Lines for AnyLines {
+    #[inline(always)]
+    fn coherence(&self) -> Coherence {
+        self.coherence
+    }
+
+    /// Right for either: nothing is taken from a cache.
+    fn new(cpu: Cpu) -> Self {
+        Self { flushed: sealed::Lines::new(cpu), coherence: Coherence::Software }
+    }
+
+    #[inline(always)]
+    unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
+        match self.hardware() {
+            // SAFETY: the caller's promise is the same.
+            Some(lines) => unsafe { lines.store_nt(at, value) },
+            // SAFETY: the caller's promise is the same.
+            None => unsafe { self.flushed.store_nt(at, value) },
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.flushed.copy(dst, src, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
+        match self.hardware() {
+            // SAFETY: the caller's promise is the same.
+            Some(lines) => unsafe { lines.copy_in_nt(at.cast(), from) },
+            // SAFETY: the caller's promise is the same.
+            None => unsafe { self.flushed.copy_in_nt(at.cast(), from) },
+        }
+    }
+
+    #[inline(always)]
+    fn copier(&self) -> &Copier {
+        &self.flushed.copier
+    }
+
+    #[inline(always)]
+    unsafe fn write_back(self, at: *mut u8, bytes: u64) -> Option<u64> {
+        match self.coherence {
+            Coherence::Coherent => None,
+            // SAFETY: the caller's promise is the same.
+            Coherence::Software => unsafe { self.flushed.write_back(at, bytes) },
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64> {
+        match self.coherence {
+            Coherence::Coherent => None,
+            // SAFETY: the caller's promise is the same.
+            Coherence::Software => unsafe { self.flushed.invalidate(at, bytes) },
+        }
+    }
+
+    #[inline(always)]
+    fn sfence(self) {
+        match self.hardware() {
+            Some(lines) => lines.sfence(),
+            None => self.flushed.sfence(),
+        }
+    }
+
+    #[inline(always)]
+    fn mfence(self) {
+        match self.hardware() {
+            Some(lines) => lines.mfence(),
+            None => self.flushed.mfence(),
+        }
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(self) {
+        match self.hardware() {
+            Some(lines) => lines.fence_invalidations(),
+            None => self.flushed.fence_invalidations(),
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::thread;
 use polder_mem::conformance::{self, BELLS, BYTES, LOCAL_WORDS};
 use polder_mem::testing::Scratch;
 use polder_mem::{
-    Coherence, Coherent, Cost, Cpu, FlushSite, Heap, HeapShape, HostError, HostPlan, Lines, LocalWord,
-    Mapped, Memory, Offset, ProcessSlot, Region, Software, Trigger, TriggerAction, Wrapped,
+    AnyMemory, Coherence, Coherent, Cost, Cpu, FlushSite, Heap, HeapShape, HostError, HostPlan, Lines,
+    LocalWord, Mapped, Memory, Offset, ProcessSlot, Region, Software, Trigger, TriggerAction, Wrapped,
 };
 
 /// Three processes: two of host 0, one of host 1.
@@ -108,6 +108,24 @@ fn a_software_coherent_region_conforms_and_loses_no_wake_up_in_100_000_rounds() 
 fn a_software_coherent_region_conforms_on_a_cpu_with_nothing_but_clflush_and_sse2() {
     let scratch = Scratch::new();
     conforms(&mapped::<polder_mem::FlushedLines>(&scratch, Cpu::baseline()), 1000);
+}
+
+#[test]
+fn a_region_whose_kind_is_said_at_run_time_conforms_and_is_of_that_kind() {
+    for coherence in [Coherence::Coherent, Coherence::Software] {
+        let scratch = Scratch::new();
+        let any = |region, plan: &_| AnyMemory::new(region).with_coherence(coherence).attach(plan);
+        let all = processes(&scratch, any);
+        assert_eq!(all.one.coherence(), coherence);
+        conforms(&all, 20_000);
+        let scratch = Scratch::new();
+        let wrapped = |region, plan: &_| {
+            AnyMemory::Wrapped(AnyMemory::new(region).with_coherence(coherence).wrapped(false)).attach(plan)
+        };
+        let all = processes(&scratch, wrapped);
+        assert_eq!(all.one.coherence(), coherence);
+        conforms(&all, 5_000);
+    }
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
-use polder_attach::AnyPrivateMemory;
-use polder_attach::each;
 use polder_attach::session::Session;
+use polder_mem::AnyMemory;
 use polder_mem::Memory;
 use polder_pool::PoolError;
+use polder_pool::PrivateMemory;
 
 use crate::abi::{Abi, Aint};
 use crate::library::Library;
@@ -33,7 +33,7 @@ struct Line {
 /// A piece of memory that the program has.
 struct Piece {
     // Before the session: it lies in its pool.
-    held: AnyPrivateMemory,
+    held: PrivateMemory<AnyMemory>,
     session: Arc<Session>,
     /// What the program has in its place where nothing is mapped.
     _copy: Vec<Line>,
@@ -54,9 +54,9 @@ impl Pieces {
 
     /// Takes memory from the pool.
     pub(crate) fn take(&mut self, session: Arc<Session>, bytes: u64) -> Result<*mut u8, PoolError> {
-        let held = AnyPrivateMemory::take(session.pool(), self.taken, bytes)?;
+        let held = PrivateMemory::take(Arc::clone(session.pool()), self.taken, bytes)?;
         self.taken += 1;
-        let mapped = held.address(session.pool());
+        let mapped = session.pool().memory().address(held.at(), held.bytes());
         let lines = if mapped.is_none() { bytes.div_ceil(ALIGNED.into()) as usize } else { 0 };
         let mut copy = vec![Line { _bytes: [0; ALIGNED as usize] }; lines];
         let address = mapped.unwrap_or(copy.as_mut_ptr().cast());
@@ -78,14 +78,14 @@ impl Pieces {
         let (start, piece) = self.by_address.range(..=at.addr()).next_back()?;
         let skip = (at.addr() - start) as u64;
         let is_inside = skip.checked_add(bytes as u64).is_some_and(|end| end <= piece.held.bytes());
-        if !is_inside || each!(piece.session.pool(), pool => pool.superblock().uuid.0) != uuid {
+        if !is_inside || piece.session.pool().superblock().uuid.0 != uuid {
             return None;
         }
         let place = piece.held.at() + skip;
         if piece.is_copied {
             // SAFETY: by this function's contract.
             let ours = unsafe { std::slice::from_raw_parts(at, bytes) };
-            each!(piece.session.pool(), pool => pool.memory().copy_in(place, ours)).ok()?;
+            piece.session.pool().memory().copy_in(place, ours).ok()?;
         }
         Some(place.0)
     }

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
-use polder_attach::each;
 use polder_attach::session::{ProcessSession, Session};
 use polder_mem::Serial;
 use tracing_subscriber::EnvFilter;
@@ -151,9 +150,9 @@ impl<A: Abi> Shim<A> {
         session: &Session,
         comm: A::Handle,
     ) -> Result<Option<String>, Failure> {
-        let uuid = each!(session.pool(), pool => pool.superblock().uuid.0);
+        let uuid = session.pool().superblock().uuid.0;
         let pool = [uuid as u64, (uuid >> 64) as u64];
-        let (host, pid) = each!(session.pool(), pool => (pool.member().host, pool.member().pid));
+        let (host, pid) = (session.pool().member().host, session.pool().member().pid);
         let number = {
             let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
             *named += 1;

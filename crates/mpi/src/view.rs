@@ -1,7 +1,8 @@
 //! A segment as the program sees it: where it is mapped, or, where it is not, as in a shadow, a copy.
 
-use polder_attach::AnyWindow;
+use polder_mem::AnyMemory;
 use polder_pool::PoolError;
+use polder_pool::window::Window as PoolWindow;
 
 /// Bytes of a word: what is put at once of a copy.
 const WORD: usize = 8;
@@ -34,7 +35,11 @@ impl View {
     }
 
     /// Lets others get what the program has stored in the segment of rank `target`.
-    pub(crate) fn expose(&mut self, window: &mut AnyWindow, target: u32) -> Result<(), PoolError> {
+    pub(crate) fn expose(
+        &mut self,
+        window: &mut PoolWindow<AnyMemory>,
+        target: u32,
+    ) -> Result<(), PoolError> {
         match self {
             Self::Mapped { bytes, .. } => window.expose(target, 0, *bytes as u64),
             Self::Copied { ours, theirs } => {
@@ -54,7 +59,7 @@ impl View {
 
     /// Lets the program load what others have put into the segment of rank `target`. What it has stored is not lost: a line
     /// that is dropped is written back first.
-    pub(crate) fn renew(&mut self, window: &mut AnyWindow, target: u32) -> Result<(), PoolError> {
+    pub(crate) fn renew(&mut self, window: &mut PoolWindow<AnyMemory>, target: u32) -> Result<(), PoolError> {
         if matches!(self, Self::Copied { .. }) {
             self.expose(window, target)?;
         }

@@ -9,11 +9,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use polder_attach::AnyWindow;
 use polder_attach::session::Session;
-use polder_mem::{Coherence, Serial, SerialGuard};
+use polder_mem::{AnyMemory, Coherence, Memory, Serial, SerialGuard};
 use polder_pool::PoolError;
 use polder_pool::window::Access;
+use polder_pool::window::Window as PoolWindow;
 
 use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
 use crate::failure::Failure;
@@ -42,7 +42,7 @@ struct Target {
 struct State<H> {
     /// A predefined datatype without gaps that was put last, and its bytes.
     flat: Option<(H, usize)>,
-    pooled: AnyWindow,
+    pooled: PoolWindow<AnyMemory>,
     /// The segments that the program loads from and stores to, by rank.
     views: Vec<(u32, View)>,
     locked: BTreeSet<u32>,
@@ -129,14 +129,14 @@ impl<A: Abi> Window<A> {
         } else {
             0
         };
-        let made = AnyWindow::create(session.pool(), name, rank as u32, ranks as u32, bytes);
+        let made = PoolWindow::create(Arc::clone(session.pool()), name, rank as u32, ranks as u32, bytes);
         let Some(mut pooled) = agree(library, request.comm, made)? else { return Ok(None) };
         let joined = pooled.join();
         let views = joined.and_then(|()| views(&pooled, &targets, rank as usize, request.is_shared));
         let Some(views) = agree(library, request.comm, views)? else { return Ok(None) };
         // SAFETY: a collective call of all ranks.
         Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(request.comm, &raw mut comm) })?;
-        let model = if session.pool().coherence() == Coherence::Coherent {
+        let model = if session.pool().memory().coherence() == Coherence::Coherent {
             A::NUMBERS.win_unified
         } else {
             A::NUMBERS.win_separate
@@ -176,7 +176,10 @@ impl<A: Abi> Window<A> {
     }
 
     /// Lets other threads of this process, the library and other processes go on until `step` is done.
-    fn until(&self, mut step: impl FnMut(&mut AnyWindow) -> Result<bool, PoolError>) -> Result<(), Failure> {
+    fn until(
+        &self,
+        mut step: impl FnMut(&mut PoolWindow<AnyMemory>) -> Result<bool, PoolError>,
+    ) -> Result<(), Failure> {
         loop {
             let done = step(&mut self.state().pooled);
             if done.map_err(|error| Failure::pool::<A>(&error))? {
@@ -577,7 +580,7 @@ impl<A: Abi> Window<A> {
     pub fn start(&self, group: A::Handle) -> Result<(), Failure> {
         let ranks = self.ranks(group)?;
         self.state().pooled.start(&ranks).map_err(|error| Failure::pool::<A>(&error))?;
-        self.until(AnyWindow::try_start)
+        self.until(PoolWindow::try_start)
     }
 
     /// MPI_Win_complete.
@@ -593,7 +596,7 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// When nothing is posted, and when an origin died.
     pub fn wait(&self) -> Result<(), Failure> {
-        self.until(AnyWindow::try_wait)?;
+        self.until(PoolWindow::try_wait)?;
         self.renew(None)
     }
 
@@ -805,7 +808,7 @@ impl<H> State<H> {
     fn each_view(
         &mut self,
         target: Option<u32>,
-        change: impl Fn(&mut View, &mut AnyWindow, u32) -> Result<(), PoolError>,
+        change: impl Fn(&mut View, &mut PoolWindow<AnyMemory>, u32) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
         let views =
             self.views.iter_mut().filter(|(segment, _)| target.is_none_or(|target| target == *segment));
@@ -894,7 +897,7 @@ fn agree<A: Abi, T>(
 
 /// The segments that the program may load from and store to.
 fn views(
-    pooled: &AnyWindow,
+    pooled: &PoolWindow<AnyMemory>,
     targets: &[Target],
     rank: usize,
     is_shared: bool,

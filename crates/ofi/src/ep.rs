@@ -3,9 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use polder_pool::endpoint::Address;
+use polder_pool::endpoint::{Address, EndpointOptions};
 
-use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
     OpsEp, class, flag,
@@ -14,7 +13,7 @@ use crate::handles::{EndpointHandle, OpenEndpoint, domain_of, endpoint_of};
 use crate::ledger::Ledger;
 use crate::object::{expect_place, fid, reference};
 use crate::operation::Context;
-use crate::port::{self, Port};
+use crate::port::{self, PoolEndpoint, Port};
 use crate::state::Domain;
 use crate::{atomic, av, cntr, cq, guard, log, rma, session, transfer};
 
@@ -65,7 +64,8 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = AnyEndpoint::open(domain.session.pool()).map_err(|error| port::errno_of(&error))?;
+        let link = PoolEndpoint::open(Arc::clone(domain.session.pool()), EndpointOptions::default())
+            .map_err(|error| port::errno_of(&error))?;
         let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {
             fid: fid(class::EP, context, &OPS),

@@ -3,7 +3,6 @@
 //! libfabric loads it from `FI_PROVIDER_PATH` and calls [`fi_prov_ini`]; everything else it reaches through the tables of
 //! functions in the objects that it is given. The messages themselves are the pool's: here stands libfabric's meaning.
 
-mod any_endpoint;
 mod arithmetic;
 mod atomic;
 mod av;

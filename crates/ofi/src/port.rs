@@ -4,12 +4,14 @@ pub(crate) mod one_sided;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use polder_mem::AnyMemory;
 use polder_pool::PoolError;
-use polder_pool::endpoint::{Address, Arrival, CompleteWhen, Completion, Filter, Label, MessageBuffer};
+use polder_pool::endpoint::{
+    Address, Arrival, CompleteWhen, Completion, Endpoint, Filter, Label, MessageBuffer,
+};
 
 use self::one_sided::Remote;
 pub(crate) use self::one_sided::Request;
-use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
 use crate::io_buffer::IoBuffer;
 use crate::ledger::Ledger;
@@ -17,6 +19,9 @@ use crate::log;
 use crate::operation::{Context, Operation, Role, entry};
 use crate::queue::Queue;
 use crate::vector::Vector;
+
+/// The endpoint of the pool behind one of libfabric.
+pub(crate) type PoolEndpoint = Endpoint<AnyMemory, IoBuffer, Operation>;
 
 /// Steps of one-sided operations in one call, at most.
 const ROUNDS: usize = 64;
@@ -68,7 +73,7 @@ impl Report {
 }
 
 pub(crate) struct Port {
-    pub(crate) link: AnyEndpoint,
+    pub(crate) link: PoolEndpoint,
     pub(crate) vector: Option<usize>,
     pub(crate) transmit: Report,
     pub(crate) receive: Report,
@@ -93,7 +98,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(link: AnyEndpoint, transmit_flags: u64, receive_flags: u64, caps: u64) -> Self {
+    pub(crate) fn new(link: PoolEndpoint, transmit_flags: u64, receive_flags: u64, caps: u64) -> Self {
         Self {
             link,
             vector: None,
@@ -589,7 +594,7 @@ struct Peers {
 
 impl Peers {
     #[inline]
-    fn peer(&mut self, link: &mut AnyEndpoint, vector: &Vector, address: u64) -> Result<u32, Errno> {
+    fn peer(&mut self, link: &mut PoolEndpoint, vector: &Vector, address: u64) -> Result<u32, Errno> {
         let known = vector.get(address).ok_or(Errno::INVAL)?;
         // A place of the vector is an index.
         match self.of.get(address as usize) {
@@ -599,7 +604,7 @@ impl Peers {
     }
 
     #[cold]
-    fn meet(&mut self, link: &mut AnyEndpoint, known: Address, at: usize) -> u32 {
+    fn meet(&mut self, link: &mut PoolEndpoint, known: Address, at: usize) -> u32 {
         let peer = link.connect(known);
         self.of.resize(self.of.len().max(at + 1), None);
         self.of[at] = Some(peer);
@@ -607,7 +612,7 @@ impl Peers {
     }
 
     /// The place of a peer, which may have written before this process wrote to it.
-    fn address(&mut self, link: &AnyEndpoint, vector: &Vector, peer: u32) -> u64 {
+    fn address(&mut self, link: &PoolEndpoint, vector: &Vector, peer: u32) -> u64 {
         if let Some(&place) = self.places.get(peer as usize)
             && place != ADDR_NOTAVAIL
         {

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use polder_attach::session as pools;
 use polder_pool::Geometry;
-use polder_pool::endpoint::{Address, Completion, Filter, Label};
+use polder_pool::endpoint::{Address, Completion, EndpointOptions, Filter, Label};
 
-use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::*;
 use crate::getinfo::getinfo;
 use crate::io_buffer::IoBuffer;
 use crate::libfabric::{self, standing_in};
 use crate::note::INLINE;
 use crate::operation::{Role, aside};
+use crate::port::PoolEndpoint;
 use crate::{fabric, session};
 
 const ENODATA: c_int = -libc::ENODATA;
@@ -1235,7 +1235,9 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
         let mut memory = vec![7; 4096];
         let at = memory.as_ptr();
         let region = victim.register(&mut memory[1024..2048], ALL, 3);
-        let mut hostile = AnyEndpoint::open(session::session().unwrap().pool()).unwrap();
+        let mut hostile =
+            PoolEndpoint::open(Arc::clone(session::session().unwrap().pool()), EndpointOptions::default())
+                .unwrap();
         let to = hostile.connect(Address::decode(victim.name()).unwrap());
         let (mut dice, mut turn) = (Dice(seed), 0);
         let operation = || aside(Role::SendNote);

@@ -4,7 +4,6 @@ use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Memory;
@@ -159,11 +158,9 @@ impl Group {
         let (rank, size) = (rank.of::<u32>("rank")? as usize, size.of::<u32>("size")? as usize);
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
-        let lane = Lane::new(
-            py,
-            given_up,
-            |interrupt| each!(session.pool(), pool => join(&session, pool, name, (rank, size), timeout, interrupt)),
-        )?;
+        let lane = Lane::new(py, given_up, |interrupt| {
+            join(&session, session.pool(), name, (rank, size), timeout, interrupt)
+        })?;
         Ok(Self { lane: Owned::new("group", Arc::new(lane)), session: Arc::downgrade(&session), rank, size })
     }
 

@@ -15,7 +15,6 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_mem::Memory;
 use polder_pool::endpoint::{
@@ -649,8 +648,7 @@ impl Messages {
     #[new]
     fn new(py: Python<'_>, pool: &Bound<'_, Pool>) -> PyResult<Self> {
         let session = pool.get().session()?;
-        let link =
-            py.detach(|| each!(session.pool(), pool => open(&session, pool))).map_err(errors::raise)?;
+        let link = py.detach(|| open(&session, session.pool())).map_err(errors::raise)?;
         let watch = link.watch();
         let engine = Engine { link, jobs: Slab::new(), broken: None, looked: Instant::now(), turns: 0 };
         let shared = Arc::new(Shared {

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
@@ -36,7 +35,7 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if let Some(object) = self.object.take() {
-            each!(self.session.pool(), pool => pool.close(object));
+            self.session.pool().close(object);
         }
     }
 }
@@ -95,10 +94,11 @@ impl Object {
         let nbytes = nbytes.map(|nbytes| nbytes.of::<u64>("nbytes")).transpose()?;
         let session = pool.get().session()?;
         let object = py.detach(|| {
-            each!(session.pool(), pool => match nbytes {
+            let pool = session.pool();
+            match nbytes {
                 Some(nbytes) => pool.create_noted(&name, nbytes, note),
                 None => pool.open(&name),
-            })
+            }
         });
         let object = object.map_err(errors::raise)?;
         let (nbytes, note) = (object.bytes(), object.note().to_owned());
@@ -146,7 +146,7 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; the caller has just made the array and shows it to nobody.
                 let into = unsafe { span.bytes_mut() };
                 let object = open.object.as_ref().expect("open until dropped");
-                each!(open.session.pool(), pool => object.read_at(pool.memory(), 0, into))
+                object.read_at(open.session.pool().memory(), 0, into)
             })
         });
         read?.map_err(errors::raise)
@@ -161,7 +161,7 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; whoever writes them meanwhile publishes what it happens to be.
                 let from = unsafe { span.bytes() };
                 let object = open.object.as_ref().expect("open until dropped");
-                each!(open.session.pool(), pool => object.write_at(pool.memory(), 0, from))
+                object.write_at(open.session.pool().memory(), 0, from)
             })
         });
         written?.map_err(errors::raise)

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use polder_mem::{Coherence, forks};
+use polder_mem::{Coherence, Memory, forks};
 
-use polder_attach::each;
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
 use polder_pool::{Geometry, inspect};
@@ -150,13 +149,13 @@ impl Pool {
     /// This host's id.
     #[getter]
     fn host(&self) -> PyResult<u16> {
-        Ok(each!(self.session()?.pool(), pool => pool.member().host))
+        Ok(self.session()?.pool().member().host)
     }
 
     /// "coherent" or "software".
     #[getter]
     fn coherence(&self) -> PyResult<&'static str> {
-        Ok(match self.session()?.pool().coherence() {
+        Ok(match self.session()?.pool().memory().coherence() {
             Coherence::Coherent => "coherent",
             Coherence::Software => "software",
         })
@@ -165,27 +164,26 @@ impl Pool {
     /// What tells this pool from others.
     #[getter]
     fn uuid(&self) -> PyResult<String> {
-        Ok(each!(self.session()?.pool(), pool => pool.superblock().uuid.to_string()))
+        Ok(self.session()?.pool().superblock().uuid.to_string())
     }
 
     /// Bytes that the pool uses of its region.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(each!(self.session()?.pool(), pool => pool.superblock().bytes))
+        Ok(self.session()?.pool().superblock().bytes)
     }
 
     /// Destroys the object `name`, which any host may have created. Its bytes stay until the last process closes it.
     fn destroy(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let session = self.session()?;
-        py.detach(|| each!(session.pool(), pool => pool.destroy(name))).map_err(errors::raise)
+        py.detach(|| session.pool().destroy(name)).map_err(errors::raise)
     }
 
     /// The live objects whose names begin with `prefix`, in the order of names.
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
         let session = self.session()?;
-        let mut listed =
-            py.detach(|| each!(session.pool(), pool => pool.list(prefix))).map_err(errors::raise)?;
+        let mut listed = py.detach(|| session.pool().list(prefix)).map_err(errors::raise)?;
         listed.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(listed.into_iter().map(Entry::from).collect())
     }
@@ -193,8 +191,7 @@ impl Pool {
     /// What is in the pool, as the counters of `polder pool stat --json`.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let session = self.session()?;
-        let seen =
-            py.detach(|| each!(session.pool(), pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        let seen = py.detach(|| inspect(session.pool().memory())).map_err(errors::raise)?;
         let words = serde_json::to_string(&seen.stat).expect("counters have a form in JSON");
         py.import("json")?.call_method1("loads", (words,))
     }
@@ -202,8 +199,7 @@ impl Pool {
     /// What is damaged in the pool, a line each; nothing is changed.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let session = self.session()?;
-        let seen =
-            py.detach(|| each!(session.pool(), pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        let seen = py.detach(|| inspect(session.pool().memory())).map_err(errors::raise)?;
         Ok(seen.problems.iter().map(ToString::to_string).collect())
     }
 

@@ -3,9 +3,10 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use polder_attach::AnyPrivateMemory;
 use polder_attach::session::Session;
 use polder_mem::Offset;
+use polder_mem::{AnyMemory, Memory};
+use polder_pool::PrivateMemory;
 use pyo3::{ffi, prelude::*};
 
 use crate::buffer::Elements;
@@ -37,7 +38,7 @@ pub(crate) struct PoolMemory {
 /// Held by the object, and by every collective on it until that is over.
 struct Open {
     // Before the session: it lies in its pool.
-    _held: AnyPrivateMemory,
+    _held: PrivateMemory<AnyMemory>,
     session: Arc<Session>,
 }
 
@@ -84,9 +85,10 @@ impl PoolMemory {
         // It begins behind a line of the pool's own.
         let asked = nbytes.saturating_add(PAGE) as u64;
         let number = next_number();
-        let held =
-            py.detach(|| AnyPrivateMemory::take(session.pool(), number, asked)).map_err(errors::raise)?;
-        let Some(begin) = held.address(session.pool()) else { return Ok(None) };
+        let held = py
+            .detach(|| PrivateMemory::take(Arc::clone(session.pool()), number, asked))
+            .map_err(errors::raise)?;
+        let Some(begin) = session.pool().memory().address(held.at(), held.bytes()) else { return Ok(None) };
         let skip = begin.addr().next_multiple_of(PAGE) - begin.addr();
         let (at, address) = (held.at() + skip as u64, begin.expose_provenance() + skip);
         let open = Owned::new("memory of a pool", Arc::new(Open { _held: held, session }));

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::{Adam, Dtype, PIECE, Sgd};
 use polder_mem::Memory;
@@ -220,11 +219,9 @@ impl ServiceClient {
     ) -> PyResult<Self> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
-        let joined = lane::watched_asking(
-            py,
-            given_up,
-            || each!(session.pool(), pool => join(&session, pool, name, client, (clients, proxies), timeout)),
-        )?;
+        let joined = lane::watched_asking(py, given_up, || {
+            join(&session, session.pool(), name, client, (clients, proxies), timeout)
+        })?;
         Ok(Self { service: Owned::new("service", Arc::new(Mutex::new(Some(joined)))) })
     }
 
@@ -380,12 +377,11 @@ pub(crate) fn service_proxy(
     let session = pool.get().session()?;
     let sizes = (clients, proxies);
     lane::watched_asking(py, given_up, || {
-        each!(session.pool(), pool => {
-            let options = options(timeout, pool.member().timeout);
-            let joined =
-                ProxySession::join(Arc::clone(pool), name, proxy, sizes, options, Some(lane::interrupt()))?;
-            joined.serve(|| Some(lane::interrupt()))
-        })
+        let pool = session.pool();
+        let options = options(timeout, pool.member().timeout);
+        let joined =
+            ProxySession::join(Arc::clone(pool), name, proxy, sizes, options, Some(lane::interrupt()))?;
+        joined.serve(|| Some(lane::interrupt()))
     })
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_mem::Memory;
 use polder_pool::PoolError;
@@ -62,8 +61,7 @@ impl Store {
     #[new]
     fn new(pool: &Bound<'_, Pool>, name: String) -> PyResult<Self> {
         let session = pool.get().session()?;
-        each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &name).map(drop))
-            .map_err(errors::raise)?;
+        storage::Store::new(Arc::clone(session.pool()), &name).map(drop).map_err(errors::raise)?;
         Ok(Self { session: Owned::new("store", session), name })
     }
 
@@ -82,11 +80,9 @@ impl Store {
         over: Option<u64>,
     ) -> PyResult<(u64, u64, u64)> {
         let session = self.session()?;
-        publish_spans(
-            py,
-            tensors,
-            |tensors| each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(tensors, over)),
-        )
+        publish_spans(py, tensors, |tensors| {
+            storage::Store::new(Arc::clone(session.pool()), &self.name)?.publish_over(tensors, over)
+        })
     }
 
     /// As `publish`, version `number` of an attempt: its word, its first number, the version that counts until one of it is whole, and the
@@ -101,10 +97,9 @@ impl Store {
     ) -> PyResult<(u64, u64, u64)> {
         let session = self.session()?;
         publish_spans(py, tensors, |tensors| {
-            each!(session.pool(), pool => {
-                in_attempt(pool, attempt, &others, |attempt| {
-                    storage::Store::new(Arc::clone(pool), &self.name)?.publish_in(attempt, number, tensors)
-                })
+            let pool = session.pool();
+            in_attempt(pool, attempt, &others, |attempt| {
+                storage::Store::new(Arc::clone(pool), &self.name)?.publish_in(attempt, number, tensors)
             })
         })
     }
@@ -118,10 +113,9 @@ impl Store {
     ) -> PyResult<Option<u64>> {
         let session = self.session()?;
         let whole = py.detach(|| {
-            each!(session.pool(), pool => {
-                in_attempt(pool, attempt, &others, |attempt| {
-                    storage::Store::new(Arc::clone(pool), &self.name)?.whole_in(attempt)
-                })
+            let pool = session.pool();
+            in_attempt(pool, attempt, &others, |attempt| {
+                storage::Store::new(Arc::clone(pool), &self.name)?.whole_in(attempt)
             })
         });
         whole.map_err(errors::raise)
@@ -130,18 +124,16 @@ impl Store {
     /// Makes this process the only one that publishes here, until it leaves the pool.
     fn own(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session()?;
-        let owned = py.detach(
-            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.own()),
-        );
+        let owned = py.detach(|| storage::Store::new(Arc::clone(session.pool()), &self.name)?.own());
         owned.map_err(errors::raise)
     }
 
     /// Gives up what `own` took.
     fn disown(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session()?;
-        let disowned = py.detach(
-            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name).map(|store| store.disown())),
-        );
+        let disowned = py.detach(|| {
+            storage::Store::new(Arc::clone(session.pool()), &self.name).map(|store| store.disown())
+        });
         disowned.map_err(errors::raise)
     }
 
@@ -150,11 +142,10 @@ impl Store {
     fn kept(&self, py: Python<'_>) -> PyResult<(Vec<Version>, Vec<(u64, Py<PyAny>)>)> {
         let session = self.session()?;
         let kept = py.detach(|| {
-            each!(session.pool(), pool => {
-                let kept = storage::Store::new(Arc::clone(pool), &self.name)?.kept()?;
-                let boxed = |version| Box::new(version) as Box<dyn Whole>;
-                Ok((kept.versions.into_iter().map(boxed).collect::<Vec<_>>(), kept.damaged))
-            })
+            let pool = session.pool();
+            let kept = storage::Store::new(Arc::clone(pool), &self.name)?.kept()?;
+            let boxed = |version| Box::new(version) as Box<dyn Whole>;
+            Ok((kept.versions.into_iter().map(boxed).collect::<Vec<_>>(), kept.damaged))
         });
         let (versions, damaged) = kept.map_err(errors::raise)?;
         let damaged =
@@ -167,14 +158,13 @@ impl Store {
     fn open(&self, py: Python<'_>, number: Option<u64>) -> PyResult<Version> {
         let session = self.session()?;
         let opened = py.detach(|| {
-            each!(session.pool(), pool => {
-                let store = storage::Store::new(Arc::clone(pool), &self.name)?;
-                let version = match number {
-                    Some(number) => store.open(number),
-                    None => store.newest(),
-                };
-                version.map(|version| Box::new(version) as Box<dyn Whole>)
-            })
+            let pool = session.pool();
+            let store = storage::Store::new(Arc::clone(pool), &self.name)?;
+            let version = match number {
+                Some(number) => store.open(number),
+                None => store.newest(),
+            };
+            version.map(|version| Box::new(version) as Box<dyn Whole>)
         });
         Ok(Version::new(opened.map_err(errors::raise)?, &session))
     }
@@ -182,18 +172,14 @@ impl Store {
     /// The numbers of the versions that are whole, the oldest first.
     fn versions(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let session = self.session()?;
-        let versions = py.detach(
-            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.versions()),
-        );
+        let versions = py.detach(|| storage::Store::new(Arc::clone(session.pool()), &self.name)?.versions());
         versions.map_err(errors::raise)
     }
 
     /// Removes every version.
     fn remove(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session()?;
-        let removed = py.detach(
-            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.remove()),
-        );
+        let removed = py.detach(|| storage::Store::new(Arc::clone(session.pool()), &self.name)?.remove());
         removed.map_err(errors::raise)
     }
 

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
@@ -80,13 +79,14 @@ impl Cleanup {
                 // Not of the job: nobody waits for this process.
                 let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
                 let session = Session::open(&settings)?;
-                each!(session.pool(), pool => {
+                {
+                    let pool = session.pool();
                     let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
                     swept.objects.extend(objects);
                     swept.dead.extend(dead);
                     pool.maintain()?;
                     stays = pool.jobs()?.contains(&self.job);
-                });
+                };
             }
             if !stays || start.elapsed() > patience {
                 if !swept.objects.is_empty() {

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
-use polder_attach::each_memory;
-use polder_attach::session::{AnyMemory, Session, SessionError};
+use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
 use polder_mem::{Coherence, HostPlan, Memory};
 use polder_pool::format::MAX_PROCESSES;
@@ -116,9 +115,8 @@ impl Run {
         let opened = settings
             .pool
             .as_deref()
-            .map(|pool| AnyMemory::open(pool, settings.coherence.unwrap_or_default()));
-        let coherence =
-            opened.and_then(Result::ok).map(|memory| each_memory!(&memory, memory => memory.coherence()));
+            .map(|pool| session::open_memory(pool, settings.coherence.unwrap_or_default()));
+        let coherence = opened.and_then(Result::ok).map(|memory| memory.coherence());
         let mut command = Command::new(&install.mpiexec);
         let status = passing_signals(command.args(words).envs(variables.iter().cloned()), &install.mpiexec);
         let tally = Tally::read(&cleanup.tally);
@@ -278,8 +276,8 @@ impl Run {
 }
 
 fn superblock(pool: &Path, settings: &Settings) -> Result<Superblock, Failure> {
-    let memory = AnyMemory::open(pool, settings.coherence.unwrap_or_default())?;
-    let superblock = each_memory!(&memory, memory => read_superblock(memory));
+    let memory = session::open_memory(pool, settings.coherence.unwrap_or_default())?;
+    let superblock = read_superblock(&memory);
     Ok(superblock.map_err(|source| SessionError::Pool { path: pool.to_owned(), source })?)
 }
 

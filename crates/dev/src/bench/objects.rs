@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::{LINE, Memory};
@@ -96,7 +95,7 @@ pub(crate) fn second(second: &Second) -> Result<(), Failure> {
 fn rank(second: &Second) -> Result<Figures, Failure> {
     let host = (second.rank % u64::from(HOSTS)) as u16;
     let session = Session::open(&settings(&second.path, second.kind, host))?;
-    each!(session.pool(), pool => measure(Arc::clone(pool), second))
+    measure(Arc::clone(session.pool()), second)
 }
 
 fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Figures, Failure> {

@@ -4,7 +4,6 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_kernels::Dtype;
@@ -47,7 +46,7 @@ fn measure(coherence: CoherenceChoice) -> Result<Row, Failure> {
     let mut floor = Floor::new();
     let (mut ours, mut theirs) = (vec![], vec![]);
     for _ in 0..ROUNDS {
-        let seconds = each!(session.pool(), pool => round(pool))?;
+        let seconds = round(session.pool())?;
         ours.push(BYTES as f64 / seconds / 1e9);
         theirs.push(BYTES as f64 / floor.seconds() / 1e9);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
+use polder_mem::{AnyMemory, Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
 use polder_pool::endpoint::{self, Address, Completion, Endpoint, Filter, Label};
 use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
@@ -42,7 +42,7 @@ pub(super) const STAYS: [&str; 3] = [CREDITS, LINES, KEPT];
 
 /// A process of a soak in its pool.
 pub(super) struct Actor<'a> {
-    pub(super) pool: &'a Arc<Pool<Wrapped>>,
+    pub(super) pool: &'a Arc<Pool<AnyMemory>>,
     pub(super) wire: &'a mut Wire,
 }
 
@@ -62,7 +62,7 @@ fn kept() -> Vec<u8> {
 }
 
 /// The objects of the first survivor that stay for the whole soak.
-pub(super) fn set_up(pool: &Pool<Wrapped>) -> Result<Vec<Object>, Failure> {
+pub(super) fn set_up(pool: &Pool<AnyMemory>) -> Result<Vec<Object>, Failure> {
     let credits = pool.create(CREDITS, shape(What::Push).consumer_bytes())?;
     let lines = pool.create(LINES, shape(What::Push).producer_bytes())?;
     let object = pool.create(KEPT, KEPT_BYTES as u64)?;
@@ -100,12 +100,12 @@ impl<'a, 'b> Steps<'a, 'b> {
             _ => return Err(Failure("the victim was not let go".into())),
         };
         let memory = actor.pool.memory();
-        let first = memory.operations();
-        memory.arm(fate.trigger());
+        let first = instruments(memory).operations();
+        instruments(memory).arm(fate.trigger());
         Ok(Self { actor, first, is_heard })
     }
 
-    fn step<T>(&mut self, what: impl FnOnce(&Pool<Wrapped>) -> Result<T, PoolError>) -> Result<T, Failure> {
+    fn step<T>(&mut self, what: impl FnOnce(&Pool<AnyMemory>) -> Result<T, PoolError>) -> Result<T, Failure> {
         self.say("begun")?;
         let outcome = what(self.actor.pool)?;
         self.say("done")?;
@@ -124,15 +124,20 @@ impl<'a, 'b> Steps<'a, 'b> {
     /// Says how many operations it made, and dies.
     fn end(self) -> Result<(), Failure> {
         let memory = self.actor.pool.memory();
-        let operations = memory.operations() - self.first;
+        let operations = instruments(memory).operations() - self.first;
         self.actor.wire.say(&format!("total {operations}"))?;
         die(memory)
     }
 }
 
+/// What counts the operations of this process: its settings name a trigger.
+pub(super) fn instruments(memory: &AnyMemory) -> &Wrapped {
+    memory.instruments().expect("the settings name what is wrapped around the memory")
+}
+
 /// Dies as if by `kill -9`.
-pub(super) fn die(memory: &Wrapped) -> Result<(), Failure> {
-    memory.arm(Trigger { operation: 1, action: TriggerAction::Kill });
+pub(super) fn die(memory: &AnyMemory) -> Result<(), Failure> {
+    instruments(memory).arm(Trigger { operation: 1, action: TriggerAction::Kill });
     memory.sfence();
     Err(Failure("a process outlived its death".into()))
 }
@@ -203,7 +208,7 @@ const SMALL: u64 = 100;
 const LARGER: u64 = 300;
 
 /// More than a chunk.
-fn large_bytes(pool: &Pool<Wrapped>) -> u64 {
+fn large_bytes(pool: &Pool<AnyMemory>) -> u64 {
     pool.superblock().geometry.chunk_bytes * 5 / 4
 }
 
@@ -262,8 +267,8 @@ const TALK: [usize; 3] = [8, 700, 5000];
 /// One endpoint of a job: tells its address, sends every message to every endpoint, and receives as many.
 pub(super) fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<(), Failure> {
     let (pool, memory) = (Arc::clone(actor.pool), actor.pool.memory());
-    let first = memory.operations();
-    memory.arm(round.fate.trigger());
+    let first = instruments(memory).operations();
+    instruments(memory).arm(round.fate.trigger());
     let options = endpoint::EndpointOptions {
         ring: shape(What::Push),
         eager_bytes: 1000,
@@ -314,7 +319,7 @@ pub(super) fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<
     if round.seed.is_multiple_of(3) {
         end.close()?;
     }
-    actor.wire.say(&format!("total {}", pool.memory().operations() - first))?;
+    actor.wire.say(&format!("total {}", instruments(pool.memory()).operations() - first))?;
     die(pool.memory())
 }
 
@@ -348,7 +353,12 @@ fn options(round: &Round) -> GroupOptions {
     }
 }
 
-fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<JoinedGroup<Wrapped>, Failure> {
+fn join(
+    actor: &Actor<'_>,
+    round: &Round,
+    rank: usize,
+    size: usize,
+) -> Result<JoinedGroup<AnyMemory>, Failure> {
     let joining = GroupOptions { timeout: DEADLINE, ..options(round) };
     let mut group = Group::join(Arc::clone(actor.pool), &own(round, "group"), rank, size, joining, None)?;
     group.set_timeout(patience(round));
@@ -356,7 +366,7 @@ fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<Jo
 }
 
 /// One operation of every rank; whether its result is right.
-fn exchange(group: &mut Group<Wrapped>, seed: u64, index: usize) -> Result<bool, PoolError> {
+fn exchange(group: &mut Group<AnyMemory>, seed: u64, index: usize) -> Result<bool, PoolError> {
     let elements = match index % 3 {
         0 => return group.barrier().map(|()| true),
         1 => 5,
@@ -405,12 +415,12 @@ impl Cast {
         actor: &Actor<'_>,
         round: &Round,
         client: usize,
-    ) -> Result<ClientSession<Wrapped>, Failure> {
+    ) -> Result<ClientSession<AnyMemory>, Failure> {
         let (pool, name) = (Arc::clone(actor.pool), own(round, "service"));
         Ok(ClientSession::join(pool, &name, client, (self.clients, 1), service_options(), None)?)
     }
 
-    fn join_as_proxy(self, actor: &Actor<'_>, round: &Round) -> Result<ProxySession<Wrapped>, Failure> {
+    fn join_as_proxy(self, actor: &Actor<'_>, round: &Round) -> Result<ProxySession<AnyMemory>, Failure> {
         let (pool, name) = (Arc::clone(actor.pool), own(round, "service"));
         Ok(ProxySession::join(pool, &name, 0, (self.clients, 1), service_options(), None)?)
     }
@@ -445,7 +455,7 @@ fn gradients(seed: u64, step: usize, client: usize, bytes: u64) -> Vec<f32> {
 
 /// One step of a client; whether it pulled the means.
 fn train_once(
-    client: &mut Client<Wrapped>,
+    client: &mut Client<AnyMemory>,
     seed: u64,
     step: usize,
     number: usize,
@@ -498,7 +508,7 @@ const VERSIONS: u64 = 3;
 /// Draws the tensors of the version that a survivor publishes after it.
 const LAST: u64 = 100;
 
-fn store(pool: &Arc<Pool<Wrapped>>, round: &Round) -> Result<Store<Wrapped>, PoolError> {
+fn store(pool: &Arc<Pool<AnyMemory>>, round: &Round) -> Result<Store<AnyMemory>, PoolError> {
     Store::new(Arc::clone(pool), &format!("victim/{}", round.number))
 }
 
@@ -508,13 +518,13 @@ fn tensors(round: &Round, version: u64) -> [Vec<u8>; 2] {
     [Dice(round.seed ^ version).bytes(700), Dice(round.seed ^ seldom << 32).bytes(300)]
 }
 
-fn publish_version(store: &Store<Wrapped>, round: &Round, version: u64) -> Result<u64, PoolError> {
+fn publish_version(store: &Store<AnyMemory>, round: &Round, version: u64) -> Result<u64, PoolError> {
     let [often, seldom] = tensors(round, version);
     Ok(store.publish(&[("often", &often), ("seldom", &seldom)])?.version)
 }
 
 /// That a version holds what was published under its number.
-fn expect_version(round: &Round, version: &Version<Wrapped>) -> Result<(), Failure> {
+fn expect_version(round: &Round, version: &Version<AnyMemory>) -> Result<(), Failure> {
     let number = version.number();
     for (name, bytes) in ["often", "seldom"].into_iter().zip(tensors(round, number)) {
         let mut found = vec![0; bytes.len()];
@@ -992,12 +1002,12 @@ const fn patience(round: &Round) -> Duration {
     }
 }
 
-fn soon(pool: &Pool<Wrapped>, patience: Duration) -> Nanos {
+fn soon(pool: &Pool<AnyMemory>, patience: Duration) -> Nanos {
     pool.memory().now() + patience
 }
 
 fn link(
-    pool: &Arc<Pool<Wrapped>>,
+    pool: &Arc<Pool<AnyMemory>>,
     other: Process,
 ) -> Result<RingLink<impl Fn() -> Result<(), PoolError> + use<>>, Failure> {
     let (pool, layout) = (Arc::clone(pool), pool.layout().clone());

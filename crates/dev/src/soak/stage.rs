@@ -5,8 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use polder_attach::each_memory;
-use polder_attach::session::{self, AnyMemory, SessionError};
+use polder_attach::session::{self, SessionError};
 use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, Wrap};
 use polder_mem::testing::{Child, Ended};
 use polder_mem::{Trigger, TriggerAction};
@@ -334,10 +333,10 @@ impl Stage {
     /// Has a host of a kernel that is dead evicted and fenced.
     fn fence(&self, host: u16) -> Result<(), Failure> {
         let path = self.crew.settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-        let memory = AnyMemory::open(path, self.crew.settings.coherence.unwrap_or_default())?;
+        let memory = session::open_memory(path, self.crew.settings.coherence.unwrap_or_default())?;
         let Member { timeout, silence, .. } = Member::new(host, 0);
         for change in [MembershipChange::Evict, MembershipChange::Fence] {
-            each_memory!(&memory, memory => change_membership(memory, host, change, timeout, silence))?;
+            change_membership(&memory, host, change, timeout, silence)?;
         }
         Ok(())
     }
@@ -404,8 +403,8 @@ const CREATE_OPERATIONS: u64 = 1500;
 /// The settings of a soak in a pool that is there: of so few chunks for its hosts that none keeps an empty one.
 pub(super) fn on_device(settings: &Settings) -> Result<Settings, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
-    let superblock = each_memory!(&memory, memory => read_superblock(memory))?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+    let superblock = read_superblock(&memory)?;
     let (chunks, Geometry { hosts, .. }) = (superblock.layout()?.chunks(), superblock.geometry);
     if chunks >= 8 * u32::from(hosts) || hosts <= LONELY_HOST {
         let what = format!("{chunks} chunks for {hosts} hosts");

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use polder_attach::session::{AnyPool, Session};
 use polder_attach::settings::{Settings, TimeSpan, Wrap};
-use polder_mem::{TriggerAction, Wrapped};
-use polder_pool::Pool;
+use polder_mem::TriggerAction;
 
 use super::acts::{self, Actor, Victim};
 use super::scene::{FIRST_HOST, Fate, Round, Scene};
@@ -107,26 +106,18 @@ fn parse_round(words: &[&str]) -> Option<Round> {
     Some(Round { scene, seed, number, fate: Fate { operation, action } })
 }
 
-fn pool(session: &Session) -> &Arc<Pool<Wrapped>> {
-    let AnyPool::Wrapped(pool) = session.pool() else { unreachable!("the settings name a wrapper") };
-    pool
-}
-
-fn with(
-    settings: &Settings,
-    act: impl FnOnce(&Arc<Pool<Wrapped>>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    act(pool(&Session::open(settings)?))
+fn with(settings: &Settings, act: impl FnOnce(&Arc<AnyPool>) -> Result<(), Failure>) -> Result<(), Failure> {
+    act(Session::open(settings)?.pool())
 }
 
 fn attach(settings: &mut Settings, wire: &mut Wire, round: &Round) -> Result<(), Failure> {
     let wrap = settings.wrap.take().unwrap_or_default();
     settings.wrap = Some(Wrap { trigger: Some(round.fate.trigger()), ..wrap });
     let session = Session::open(settings)?;
-    let pool = Arc::clone(pool(&session));
+    let pool = Arc::clone(session.pool());
     pool.maintain()?;
     drop(session);
-    wire.say(&format!("total {}", pool.memory().operations()))?;
+    wire.say(&format!("total {}", acts::instruments(pool.memory()).operations()))?;
     acts::die(pool.memory())
 }
 
@@ -134,7 +125,7 @@ fn attach(settings: &mut Settings, wire: &mut Wire, round: &Round) -> Result<(),
 fn survive(settings: &Settings, wire: &mut Wire) -> Result<(), Failure> {
     let parent = std::os::unix::process::parent_id();
     let session = Session::open(settings)?;
-    let mut actor = Actor { pool: pool(&session), wire };
+    let mut actor = Actor { pool: session.pool(), wire };
     actor.wire.say("here")?;
     let mut held = Vec::new();
     loop {

@@ -1,0 +1,368 @@
+//! The memory of a pool as an edge meets it: what keeps its caches in step is said at run time.
+
+use std::fmt;
+
+use crate::host::{HostError, HostPlan};
+use crate::mapped::Mapped;
+use crate::variants::AnyLines;
+use crate::{
+    Bell, Coherence, Coherent, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
+    Wrapped,
+};
+
+/// One process's access to a mapped region of either kind, with or without instruments around it. It does what [`Coherent`] and
+/// [`crate::Software`] do, at a branch for each flush and fence.
+#[derive(Clone)]
+pub enum AnyMemory {
+    /// The hardware keeps it coherent, or the program does.
+    Mapped(Mapped<AnyLines>),
+    /// Something is wrapped around it.
+    Wrapped(Wrapped),
+}
+
+impl AnyMemory {
+    /// Access to `region` alone, its caches kept in step by the program, which is right for either kind.
+    #[must_use]
+    pub fn new(region: Region) -> Self {
+        Self::Mapped(Mapped::new(region))
+    }
+
+    /// The same access before it is attached, its caches kept in step as `coherence` says. What is wrapped says so itself.
+    #[must_use]
+    pub fn with_coherence(self, coherence: Coherence) -> Self {
+        match self {
+            Self::Mapped(memory) => Self::Mapped(memory.with_coherence(coherence)),
+            wrapped @ Self::Wrapped(_) => wrapped,
+        }
+    }
+
+    /// The same access before it is attached, for instruments to be wrapped around: a shadow, or nothing yet.
+    #[must_use]
+    pub fn wrapped(self, in_shadow: bool) -> Wrapped {
+        match self {
+            Self::Mapped(memory) if in_shadow => Wrapped::shadow(memory.kept_by()),
+            Self::Mapped(memory) if memory.coherence() == Coherence::Coherent => {
+                Wrapped::from(memory.kept_by() as Coherent)
+            }
+            Self::Mapped(memory) => Wrapped::from(memory.kept_by() as crate::Software),
+            Self::Wrapped(memory) => memory,
+        }
+    }
+
+    /// Joins the processes of a host; see [`Mapped::attach`].
+    ///
+    /// # Errors
+    /// [`HostError`], when no slot is free or the files cannot be had.
+    pub fn attach(self, plan: &HostPlan) -> Result<Self, HostError> {
+        Ok(match self {
+            Self::Mapped(memory) => Self::Mapped(memory.attach(plan)?),
+            Self::Wrapped(memory) => Self::Wrapped(memory.attach(plan)?),
+        })
+    }
+
+    /// What is wrapped around it.
+    #[must_use]
+    pub const fn instruments(&self) -> Option<&Wrapped> {
+        match self {
+            Self::Mapped(_) => None,
+            Self::Wrapped(memory) => Some(memory),
+        }
+    }
+
+    /// The region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        match self {
+            Self::Mapped(memory) => memory.region(),
+            Self::Wrapped(memory) => memory.region(),
+        }
+    }
+}
+
+impl Memory for AnyMemory {
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Mapped(memory) => memory.bytes(),
+            Self::Wrapped(memory) => memory.bytes(),
+        }
+    }
+
+    #[inline(always)]
+    fn coherence(&self) -> Coherence {
+        match self {
+            Self::Mapped(memory) => memory.coherence(),
+            Self::Wrapped(memory) => memory.coherence(),
+        }
+    }
+
+    #[inline(always)]
+    fn emulated(&self) -> bool {
+        match self {
+            Self::Mapped(memory) => memory.emulated(),
+            Self::Wrapped(memory) => memory.emulated(),
+        }
+    }
+
+    #[inline(always)]
+    fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
+        match self {
+            Self::Mapped(memory) => memory.address(at, bytes),
+            Self::Wrapped(memory) => memory.address(at, bytes),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load(&self, at: Offset) -> Result<u64, Fault> {
+        match self {
+            Self::Mapped(memory) => memory.load(at),
+            Self::Wrapped(memory) => memory.load(at),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store(&self, at: Offset, value: u64) {
+        match self {
+            Self::Mapped(memory) => memory.store(at, value),
+            Self::Wrapped(memory) => memory.store(at, value),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
+        match self {
+            Self::Mapped(memory) => memory.load_line(at),
+            Self::Wrapped(memory) => memory.load_line(at),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store_line(&self, at: Offset, words: &[u64; 8]) {
+        match self {
+            Self::Mapped(memory) => memory.store_line(at, words),
+            Self::Wrapped(memory) => memory.store_line(at, words),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store_nt(&self, at: Offset, value: u64) {
+        match self {
+            Self::Mapped(memory) => memory.store_nt(at, value),
+            Self::Wrapped(memory) => memory.store_nt(at, value),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        match self {
+            Self::Mapped(memory) => memory.copy_in(at, from),
+            Self::Wrapped(memory) => memory.copy_in(at, from),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        match self {
+            Self::Mapped(memory) => memory.copy_in_nt(at, from),
+            Self::Wrapped(memory) => memory.copy_in_nt(at, from),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        match self {
+            Self::Mapped(memory) => memory.copy_out(at, into),
+            Self::Wrapped(memory) => memory.copy_out(at, into),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn fold<F: Fold>(
+        &self,
+        into: Offset,
+        sources: &[Offset],
+        bytes: u64,
+        past_caches: bool,
+        fold: F,
+    ) -> Result<(), Fault> {
+        match self {
+            Self::Mapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
+            Self::Wrapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn write_back(&self, at: Offset, bytes: u64) {
+        match self {
+            Self::Mapped(memory) => memory.write_back(at, bytes),
+            Self::Wrapped(memory) => memory.write_back(at, bytes),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn invalidate(&self, at: Offset, bytes: u64) {
+        match self {
+            Self::Mapped(memory) => memory.invalidate(at, bytes),
+            Self::Wrapped(memory) => memory.invalidate(at, bytes),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn sfence(&self) {
+        match self {
+            Self::Mapped(memory) => memory.sfence(),
+            Self::Wrapped(memory) => memory.sfence(),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn mfence(&self) {
+        match self {
+            Self::Mapped(memory) => memory.mfence(),
+            Self::Wrapped(memory) => memory.mfence(),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn fence_invalidations(&self) {
+        match self {
+            Self::Mapped(memory) => memory.fence_invalidations(),
+            Self::Wrapped(memory) => memory.fence_invalidations(),
+        }
+    }
+
+    #[inline(always)]
+    fn pause(&self) {
+        match self {
+            Self::Mapped(memory) => memory.pause(),
+            Self::Wrapped(memory) => memory.pause(),
+        }
+    }
+
+    #[inline(always)]
+    fn yield_now(&self) {
+        match self {
+            Self::Mapped(memory) => memory.yield_now(),
+            Self::Wrapped(memory) => memory.yield_now(),
+        }
+    }
+
+    #[inline(always)]
+    fn now(&self) -> Nanos {
+        match self {
+            Self::Mapped(memory) => memory.now(),
+            Self::Wrapped(memory) => memory.now(),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_load(&self, word: LocalWord) -> u64 {
+        match self {
+            Self::Mapped(memory) => memory.local_load(word),
+            Self::Wrapped(memory) => memory.local_load(word),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_store(&self, word: LocalWord, value: u64) {
+        match self {
+            Self::Mapped(memory) => memory.local_store(word, value),
+            Self::Wrapped(memory) => memory.local_store(word, value),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
+        match self {
+            Self::Mapped(memory) => memory.local_cas(word, old, new),
+            Self::Wrapped(memory) => memory.local_cas(word, old, new),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn slot(&self) -> ProcessSlot {
+        match self {
+            Self::Mapped(memory) => memory.slot(),
+            Self::Wrapped(memory) => memory.slot(),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
+        match self {
+            Self::Mapped(memory) => memory.liveness(host, slot),
+            Self::Wrapped(memory) => memory.liveness(host, slot),
+        }
+    }
+
+    #[inline(always)]
+    fn host_is_held(&self, host: u16) -> Option<bool> {
+        match self {
+            Self::Mapped(memory) => memory.host_is_held(host),
+            Self::Wrapped(memory) => memory.host_is_held(host),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn announce_sleep(&self, bell: Bell) -> u32 {
+        match self {
+            Self::Mapped(memory) => memory.announce_sleep(bell),
+            Self::Wrapped(memory) => memory.announce_sleep(bell),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
+        match self {
+            Self::Mapped(memory) => memory.sleep(bell, seen, until),
+            Self::Wrapped(memory) => memory.sleep(bell, seen, until),
+        }
+    }
+
+    #[inline(always)]
+    fn cancel_sleep(&self, bell: Bell) {
+        match self {
+            Self::Mapped(memory) => memory.cancel_sleep(bell),
+            Self::Wrapped(memory) => memory.cancel_sleep(bell),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wake(&self, bell: Bell) {
+        match self {
+            Self::Mapped(memory) => memory.wake(bell),
+            Self::Wrapped(memory) => memory.wake(bell),
+        }
+    }
+}
+
+impl fmt::Debug for AnyMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mapped(memory) => memory.fmt(f),
+            Self::Wrapped(memory) => memory.fmt(f),
+        }
+    }
+}
