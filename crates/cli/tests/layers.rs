@@ -15,6 +15,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("linux", &["platform"]),
     ("agent", &["linux", "place", "platform"]),
     ("pool", &["mem", "kernels", "schedule", "platform"]),
+    ("offload", &["mem", "kernels"]),
     ("sim", &["platform", "schedule", "place"]),
     ("attach", &["pool", "mem", "kernels", "schedule", "linux", "platform"]),
     ("ofi", &["attach", "pool", "mem", "kernels", "schedule"]),
@@ -22,9 +23,18 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi", &["attach", "pool", "mem", "kernels", "schedule"]),
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
-    ("python", &["attach", "linux", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"]),
+    (
+        "python",
+        &["attach", "offload", "linux", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"],
+    ),
     ("lab", &["attach", "pool", "mem", "kernels", "linux"]),
-    ("cli", &["agent", "attach", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    (
+        "cli",
+        &[
+            "agent", "attach", "linux", "place", "offload", "pool", "mem", "kernels", "schedule", "sim",
+            "platform",
+        ],
+    ),
 ];
 
 const WITHOUT_UNSAFE: &[&str] =

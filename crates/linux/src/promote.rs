@@ -9,7 +9,7 @@ use std::num::NonZero;
 
 use crate::{Cgroup, Kernel, KernelError};
 
-/// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_mem::move_pages`.
+/// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_offload::move_pages`.
 pub type MovePages = fn(NonZero<u32>, &[usize], Option<u32>) -> io::Result<Vec<i32>>;
 
 /// Bytes of a page.
