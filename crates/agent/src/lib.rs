@@ -4,16 +4,20 @@
 //! function serves a simulator, so a recorded run replays to the same decisions.
 #![forbid(unsafe_code)]
 
+mod cause;
 mod control;
 mod endpoint;
 mod health;
+mod host;
+mod known;
 mod name;
 mod pods;
 mod policy;
+mod report;
 mod state;
 mod telemetry;
 
-pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
+pub use control::{Agent, AgentError};
 pub use endpoint::listen;
 pub use health::DeviceHealth;
 pub use name::Name;
@@ -22,6 +26,7 @@ pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,
 };
+pub use report::{Alarm, Cause, Round, ServiceRound};
 pub use state::State;
 pub use telemetry::Metrics;
 
