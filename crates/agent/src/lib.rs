@@ -19,14 +19,13 @@ mod telemetry;
 
 pub use control::{Agent, AgentError};
 pub use endpoint::listen;
-pub use health::DeviceHealth;
 pub use name::Name;
 pub use polder_place::pages::{RecordedRound, TierRule, replay};
 pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,
 };
-pub use report::{Alarm, Cause, Round, ServiceRound};
+pub use report::{Alarm, Cause, DeviceHealth, Round, ServiceRound};
 pub use state::State;
 pub use telemetry::Metrics;
 

@@ -4,7 +4,6 @@ use polder_linux::{Change, HostCounts, KernelError, TierMemory};
 use polder_place::pages::TierRule;
 use serde::{Deserialize, Serialize};
 
-use crate::health::DeviceHealth;
 use crate::policy::Service;
 
 /// What an operator is told of at once.
@@ -66,6 +65,19 @@ pub enum Alarm {
         /// Whether it is not known which pages: the service is one with bytes on the slow tier.
         is_guess: bool,
     },
+}
+
+/// What a CXL memory device has reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceHealth {
+    /// The device, such as `mem0`.
+    pub device: String,
+    /// Places that are poisoned, or could not be read correctly.
+    pub bad_places: u64,
+    /// Events since the agent started, those of the poison list left out.
+    pub events: u64,
+    /// What is wrong with it, in words; empty for a sound one.
+    pub said: Vec<String>,
 }
 
 /// Why a service is as it is.

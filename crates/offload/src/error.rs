@@ -6,8 +6,6 @@ use std::path::PathBuf;
 use polder_kernels::{KernelError, PIECE};
 use polder_mem::RegionError;
 
-use crate::buffer::PAGE;
-
 /// Why bytes do not reach a tier, or do not come back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -252,8 +250,11 @@ pub enum StepError {
         count: usize,
     },
     /// States that are cut inside a page.
-    #[error("states are placed in whole pages of {} elements", PAGE / 4)]
-    Pages,
+    #[error("states are placed in whole pages of {elements} elements")]
+    Pages {
+        /// Elements of a page.
+        elements: usize,
+    },
     /// Tensors that are not where a step expects them.
     #[error(
         "expected tensors one after another that begin at multiples of {PIECE} elements and end by {elements}"

@@ -77,7 +77,7 @@ impl Moments {
         }
         let mut sizes = kept.iter().map(|it| it.0).chain(files.iter().map(|it| it.0));
         if sizes.any(|elements| !elements.is_multiple_of(PAGE / 4)) {
-            return Err(StepError::Pages);
+            return Err(StepError::Pages { elements: PAGE / 4 });
         }
         let (mut stripes, mut in_memory) = (vec![], 0);
         for (elements, _) in kept {
