@@ -17,11 +17,9 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::sethostname;
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
-use crate::machine::read;
+use crate::machine::{DEVICE, read, tool};
 use crate::slow::{load_drivers, make_region};
 
-/// The device that both hosts have.
-pub(crate) const DEVICE: &str = "/dev/dax0.0";
 /// The name of the CXL region, in labels that all hosts see.
 const UUID: &str = "6a0c1f6e-8f0a-4a43-9a52-3f1d0e0c27da";
 /// Where a host starts what others ask it to: the port of rsh.
@@ -91,17 +89,6 @@ fn make_device(is_cxl: bool) -> Result<(), Failed> {
     // What an nvdimm without labels holds from the beginning is one namespace, which is made anew.
     let existing = if is_cxl { "" } else { " -f -e namespace0.0" };
     tool(&format!("/bin/ndctl create-namespace{existing} -m devdax -M mem"))
-}
-
-/// Runs a tool that must end well.
-pub(crate) fn tool(words: &str) -> Result<(), Failed> {
-    let mut list = words.split(' ');
-    let output = Command::new(list.next().unwrap_or_default()).args(list).output();
-    let output = output.map_err(|error| format!("{words}: {error}"))?;
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    println!("{words}: {}\n{said}", output.status);
-    if output.status.success() { Ok(()) } else { Err(format!("{words}: {}: {said}", output.status)) }
 }
 
 /// Whether the device is there within `patience`; the kernel makes it when it has looked at the namespace.

@@ -12,6 +12,8 @@ use rustix::system::{RebootCommand, reboot};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 const PAGE: usize = 4096;
+/// The device that both hosts have.
+pub(crate) const DEVICE: &str = "/dev/dax0.0";
 
 /// Mounts what the kernel offers, and turns on the controllers that the agent needs.
 pub(crate) fn mount_all() {
@@ -150,4 +152,15 @@ pub(crate) fn read(path: &str) -> Result<String, Failed> {
 pub(crate) fn write(path: &str, text: &str) -> Result<(), Failed> {
     let opened = fs::OpenOptions::new().write(true).open(Path::new(path));
     opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| format!("{path}: {error}"))
+}
+
+/// Runs a tool that must end well.
+pub(crate) fn tool(words: &str) -> Result<(), Failed> {
+    let mut list = words.split(' ');
+    let output = Command::new(list.next().unwrap_or_default()).args(list).output();
+    let output = output.map_err(|error| format!("{words}: {error}"))?;
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{words}: {}\n{said}", output.status);
+    if output.status.success() { Ok(()) } else { Err(format!("{words}: {}: {said}", output.status)) }
 }

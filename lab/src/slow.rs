@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use polder_lab::check::Failed;
 use rustix::system::finit_module;
 
-use crate::host::{DEVICE, tool};
-use crate::machine::{read, write};
+use crate::machine::{DEVICE, read, tool, write};
 
 /// What the kernel says of CXL.
 pub(crate) const CXL: &str = "/sys/bus/cxl/devices";

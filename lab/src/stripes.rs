@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use polder_lab::check::{Checks, Failed};
-use polder_mem::{Location, PAGE, Range, TierError};
+use polder_offload::{Location, PAGE, Range, TierError};
 
 use crate::machine::{read, write};
 

@@ -281,7 +281,7 @@ fn conformance(checks: &mut Checks) -> Result<(), Failed> {
     // From about Linux 6.16 on demotion respects cpusets; nothing of this rests on it.
     let bench = Service::start("/bench", 64, 4)?;
     let cgroup = polder_linux::Cgroup::new(bench.cgroup).ok_or("/bench is no cgroup")?;
-    let kernel = polder_linux::Host::new().moving_pages_by(polder_mem::move_pages);
+    let kernel = polder_linux::Host::new().moving_pages_by(polder_offload::move_pages);
     let checked = polder_linux::conformance::check(&kernel, &cgroup)?;
     println!("this kernel behaves as the tree of files of the tests, in {} ways", checked.len());
     // Three of them are about interleave weights, which Linux before 6.9 has not.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use polder_lab::check::Failed;
-use polder_mem::{Range, TierError};
+use polder_offload::{Range, TierError};
 
-use crate::host::DEVICE;
+use crate::machine::DEVICE;
 use crate::machine::{read, write};
 
 const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";

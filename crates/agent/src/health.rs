@@ -6,23 +6,9 @@ use polder_linux::{
     Cgroup, CxlEvent, CxlKind, CxlPlace, CxlWatch, Kernel, KernelError, Settings, cxl_devices, moves_poison,
     page_owners,
 };
-use serde::{Deserialize, Serialize};
 
-use crate::Alarm;
 use crate::policy::{BadMemory, HealthPolicy};
-
-/// What a CXL memory device has reported.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceHealth {
-    /// The device, such as `mem0`.
-    pub device: String,
-    /// Places that are poisoned, or could not be read correctly.
-    pub bad_places: u64,
-    /// Events since the agent started, those of the poison list left out.
-    pub events: u64,
-    /// What is wrong with it, in words; empty for a sound one.
-    pub said: Vec<String>,
-}
+use crate::report::{Alarm, DeviceHealth};
 
 /// One thing that is wrong with a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,24 +4,28 @@
 //! function serves a simulator, so a recorded run replays to the same decisions.
 #![forbid(unsafe_code)]
 
+mod cause;
 mod control;
 mod endpoint;
 mod health;
+mod host;
+mod known;
 mod name;
 mod pods;
 mod policy;
+mod report;
 mod state;
 mod telemetry;
 
-pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
+pub use control::{Agent, AgentError};
 pub use endpoint::listen;
-pub use health::DeviceHealth;
 pub use name::Name;
 pub use polder_place::pages::{RecordedRound, TierRule, replay};
 pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,
 };
+pub use report::{Alarm, Cause, DeviceHealth, Round, ServiceRound};
 pub use state::State;
 pub use telemetry::Metrics;
 

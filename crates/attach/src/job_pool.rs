@@ -12,7 +12,7 @@ use polder_mem::HostPlan;
 use polder_pool::group::{self, GroupOptions};
 use polder_pool::{Geometry, Layout, endpoint};
 
-use crate::session::{SessionError, create};
+use crate::session::{SessionError, create, free_bytes};
 
 /// The usual size for each rank.
 const RANK_BYTES: u64 = 1 << 30;
@@ -66,16 +66,6 @@ impl JobPool {
     pub fn release(self) {
         remove_unshared(&self.path, &self.lock);
     }
-}
-
-/// Bytes that are free in `folder`.
-///
-/// # Errors
-/// When the file system refuses.
-pub fn free_bytes(folder: &Path) -> io::Result<u64> {
-    let space = rustix::fs::statvfs(folder)?;
-    // A tmpfs without a limit has no blocks.
-    Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
 }
 
 /// The size of a job's own pool of so many ranks where so many bytes are free: a GiB for each rank, 64 GiB and half of what is free at

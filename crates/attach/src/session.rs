@@ -1,6 +1,7 @@
 //! How a process of an edge comes to a pool: from settings to a region, the host's files, an attached pool and its
 //! heartbeat.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,6 @@ use polder_pool::{
     Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
 
-use crate::job_pool::free_bytes;
 use crate::settings::{CoherenceChoice, Settings, Wrap};
 
 /// Why a process could not come to its pool.
@@ -380,6 +380,16 @@ pub fn create_as(
     let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
     draft.publish()?;
     Ok(made)
+}
+
+/// Bytes that are free in `folder`.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(folder)?;
+    // A tmpfs without a limit has no blocks.
+    Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
 }
 
 /// That the file system could hold all of a file, which takes up nothing at first.

@@ -153,7 +153,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
 /// The files below `root`; where they are this machine's own, pages of its processes can be moved too.
 pub(crate) fn host(root: &Path) -> Host {
     match root == Path::new("/") {
-        true => Host::new().moving_pages_by(polder_mem::move_pages),
+        true => Host::new().moving_pages_by(polder_offload::move_pages),
         false => Host::below(root),
     }
 }

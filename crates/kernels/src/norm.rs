@@ -57,13 +57,43 @@ pub(crate) fn squares_at(level: Level, gradients: &[Gradients<'_>], threads: usi
     sums
 }
 
+impl Level {
+    /// The sum of squares. The level must be one of [`Level::available`].
+    pub(crate) fn square_sum(self, gradients: Gradients<'_>) -> f64 {
+        match self {
+            Self::Portable => square_sum(gradients),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::square_sum_avx2(gradients) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::square_sum_avx512(gradients) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Gradients, square_sum};
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn square_sum_avx2(gradients: Gradients<'_>) -> f64 {
+        square_sum(gradients)
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn square_sum_avx512(gradients: Gradients<'_>) -> f64 {
+        square_sum(gradients)
+    }
+}
+
 /// Elements between two prefetches.
 const BLOCK: usize = 64;
 /// Sums that go side by side: the chains of additions that a CPU works on at once.
 const LANES: usize = 32;
 
 #[inline(always)]
-pub(crate) fn square_sum(gradients: Gradients<'_>) -> f64 {
+fn square_sum(gradients: Gradients<'_>) -> f64 {
     match gradients {
         Gradients::F32(all) => sum(all, |it| it),
         Gradients::Bf16(all) => sum(all, widen_bfloat),

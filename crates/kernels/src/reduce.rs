@@ -48,6 +48,59 @@ fn check<const N: usize>(op: Op, dtype: Dtype, bytes: usize, others: [usize; N])
     Ok(())
 }
 
+impl Level {
+    /// Combines `arrays`. The level must be one of [`Level::available`].
+    pub(crate) fn combine(self, op: Op, dtype: Dtype, arrays: impl Arrays) {
+        match self {
+            Self::Portable => combine(op, dtype, arrays),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::combine_avx2(op, dtype, arrays) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::combine_avx512(op, dtype, arrays) },
+        }
+    }
+
+    /// Divides every element of `acc` by `by`. The level must be one of [`Level::available`].
+    pub(crate) fn divide(self, dtype: Dtype, acc: &mut [u8], by: NonZeroU32) {
+        match self {
+            Self::Portable => quotients(dtype, acc, by.get()),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::divide_avx2(dtype, acc, by.get()) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::divide_avx512(dtype, acc, by.get()) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Arrays, Dtype, Op, combine, quotients};
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn combine_avx2(op: Op, dtype: Dtype, arrays: impl Arrays) {
+        combine(op, dtype, arrays);
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn combine_avx512(op: Op, dtype: Dtype, arrays: impl Arrays) {
+        combine(op, dtype, arrays);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn divide_avx2(dtype: Dtype, acc: &mut [u8], by: u32) {
+        quotients(dtype, acc, by);
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn divide_avx512(dtype: Dtype, acc: &mut [u8], by: u32) {
+        quotients(dtype, acc, by);
+    }
+}
+
 /// Where operands come from and results go. The two ways are two loops, because the compiler must know that what is
 /// written does not overlap what is read, or is the same.
 pub(crate) trait Arrays {
@@ -89,7 +142,7 @@ impl Arrays for Into<'_> {
 
 /// The loop for `op` and `dtype`; bit operations on floats have been refused before.
 #[inline(always)]
-pub(crate) fn combine(op: Op, dtype: Dtype, arrays: impl Arrays) {
+fn combine(op: Op, dtype: Dtype, arrays: impl Arrays) {
     match (op, dtype) {
         (Op::BitAnd, _) => arrays.each(|[a], [b]| [a & b]),
         (Op::BitOr, _) => arrays.each(|[a], [b]| [a | b]),
@@ -129,7 +182,7 @@ fn extremes<T: Lane<N>, const N: usize, A: Arrays>(op: Op, arrays: A) {
 
 /// The loop of [`divide`] for `dtype`.
 #[inline(always)]
-pub(crate) fn quotients(dtype: Dtype, acc: &mut [u8], by: u32) {
+fn quotients(dtype: Dtype, acc: &mut [u8], by: u32) {
     match dtype {
         Dtype::F64 => quotient::<F64, 8>(acc, by),
         Dtype::F32 => quotient::<F32, 4>(acc, by),

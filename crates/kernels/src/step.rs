@@ -137,6 +137,36 @@ fn striped(work: Vec<Work<'_>>) -> Vec<Work<'_>> {
     ordered.into_iter().map(|(_, work)| work).collect()
 }
 
+impl Level {
+    /// Applies one step of an optimizer. The level must be one of [`Level::available`].
+    pub(crate) fn step(self, update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+        match self {
+            Self::Portable => pass(update, factor, piece, is_streamed),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::step_avx2(update, factor, piece, is_streamed) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::step_avx512(update, factor, piece, is_streamed) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Factor, Piece, Update, pass};
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn step_avx2(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+        pass(update, factor, piece, is_streamed);
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn step_avx512(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+        pass(update, factor, piece, is_streamed);
+    }
+}
+
 impl Piece<'_> {
     fn check(&self, has_square: bool) -> Result<(), KernelError> {
         let elements = self.parameters.len();
@@ -170,7 +200,7 @@ impl Piece<'_> {
 
 /// The loop for these arrays.
 #[inline(always)]
-pub(crate) fn pass(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+fn pass(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
     match update.0 {
         Formulas::Adam(formula) => with_gradients(formula, factor, piece, is_streamed),
         Formulas::Coupled(formula) => with_gradients(formula, factor, piece, is_streamed),

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 
-use crate::{CGROUPS, Kernel, KernelError, parse_nodes, show_nodes};
+use crate::CGROUPS;
+use crate::error::KernelError;
+use crate::kernel::{Cgroup, Kernel};
+use crate::nodes::{parse_nodes, show_nodes};
 
 /// User memory of a cgroup on one node, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,42 +44,7 @@ pub struct Counts {
     pub demoted: u64,
 }
 
-/// A cgroup, by its path below the mount of cgroup version 2, such as `/system.slice/web.service`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cgroup {
-    path: String,
-}
-
 impl Cgroup {
-    /// The cgroup at `path`; [`None`] when the path is not absolute, is the root, steps upwards, or has characters that a terminal takes
-    /// as commands.
-    #[must_use]
-    pub fn new(path: &str) -> Option<Self> {
-        let inside = path.strip_prefix('/')?;
-        let is_plain = inside
-            .split('/')
-            .all(|part| !matches!(part, "" | "." | "..") && !part.chars().any(char::is_control));
-        is_plain.then(|| Self { path: path.to_owned() })
-    }
-
-    /// Its path below the mount.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// Its folder.
-    #[must_use]
-    pub fn folder(&self) -> String {
-        format!("{CGROUPS}{}", self.path)
-    }
-
-    /// The file of the setting `name`.
-    #[must_use]
-    pub fn file(&self, name: &str) -> String {
-        format!("{CGROUPS}{}/{name}", self.path)
-    }
-
     /// The cgroup of the systemd unit `unit`, such as `web.service`: it is looked for in slices of the system. Slices of users,
     /// and cgroups below a unit, are left out, because a user can make one of any name there.
     ///
@@ -109,10 +77,10 @@ impl Cgroup {
         if !error.is_gone() || kernel.inode(&self.folder()).is_err() {
             return error;
         }
-        let parent = self.path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        let parent = self.path().rsplit_once('/').map_or("", |(parent, _)| parent);
         KernelError::Missing(format!(
             "{}: no {controller} controller; enable it with: echo +{controller} > {CGROUPS}{parent}/cgroup.subtree_control",
-            self.path
+            self.path()
         ))
     }
 
@@ -229,7 +197,7 @@ impl Cgroup {
             Err(error) if cache_alone && error.kind() == Some(ErrorKind::InvalidInput) => {
                 Err(KernelError::Missing(format!(
                     "{}: memory.reclaim takes no swappiness before Linux 6.9, so page cache stays; leave page_cache out",
-                    self.path
+                    self.path()
                 )))
             }
             Err(error) => Err(error),

@@ -274,7 +274,7 @@ pub fn page_owners(kernel: &impl Kernel, place: &CxlPlace) -> Result<BTreeSet<u6
 /// # Errors
 /// As reading the release fails.
 pub fn moves_poison(kernel: &impl Kernel) -> Result<bool, KernelError> {
-    Ok(crate::doctor::version(&nodes::release(kernel)?) >= (6, 11))
+    Ok(nodes::version(&nodes::release(kernel)?) >= (6, 11))
 }
 
 impl Cgroup {

@@ -157,9 +157,7 @@ struct Plan {
 impl Plan {
     fn new(kernel: &impl Kernel, tiers: &Tiers, step: u64, interval_ms: u64) -> Result<Self, KernelError> {
         let release = nodes::release(kernel)?;
-        if crate::doctor::version(&release) < (6, 19)
-            || kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_err()
-        {
+        if nodes::version(&release) < (6, 19) || kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_err() {
             return Err(KernelError::Missing(format!(
                 "Linux {release} has no goals of DAMON by cgroup, which come with 6.19 and CONFIG_DAMON_SYSFS; the agent holds shares by reclaim"
             )));

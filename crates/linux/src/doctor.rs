@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::damon::KDAMONDS;
-use crate::nodes::{NODES, release};
+use crate::nodes::{NODES, release, version};
 use crate::{
     BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers, check_journal,
     parse_nodes, show_nodes,
@@ -175,12 +175,6 @@ fn facts(report: &Report) -> BTreeMap<String, String> {
         facts.insert(format!("finding about {}: {}", finding.subject, finding.remedy), "yes".to_owned());
     }
     facts
-}
-
-/// Major and minor number of a release such as `6.12.0-amd64`.
-pub(crate) fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Name, path, the first Linux that has it, presence, and what is lost without it.

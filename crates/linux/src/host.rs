@@ -1,125 +1,198 @@
-//! What the whole host counts: pages that move between tiers, and what moving them costs.
+//! A kernel that answers from the real files.
 
-use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use rustix::fs::OFlags;
 
-use crate::Kernel;
+use crate::error::KernelError;
+use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
+use crate::own::{self, Lock};
+use crate::promote::{self, MovePages};
 
-/// Counts since the machine started; what this kernel does not count is 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostCounts {
-    /// Pages that were promoted.
-    pub promoted_pages: u64,
-    /// Pages that were demoted, by whatever cause. What DAMON moves is not among them.
-    pub demoted_pages: u64,
-    /// Faults that NUMA balancing provoked to see what is hot.
-    pub hint_faults: u64,
-    /// Processor time of the kernel's reclaiming threads, in ms.
-    pub kswapd_ms: u64,
-    /// Processor time of DAMON's threads, in ms.
-    pub kdamond_ms: u64,
+/// This machine's kernel, or a copy of its files below another root.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+    move_pages: Option<MovePages>,
 }
 
-/// A thread of the kernel, known by its name and its start, because a number alone may be another's by now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Thread {
-    name: String,
-    start: String,
+impl Host {
+    /// The kernel of this machine.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// The files below `root`, such as a recorded tree.
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
+        Self { root: root.to_owned(), move_pages: None }
+    }
+
+    /// Moves pages of processes by this call, which asks this machine's kernel: not for a copy of files below another root.
+    #[must_use]
+    pub fn moving_pages_by(self, move_pages: MovePages) -> Self {
+        Self { move_pages: Some(move_pages), ..self }
+    }
+
+    /// Takes the right to be the only process that changes the settings of `journal`; [`None`] while another has it.
+    ///
+    /// # Errors
+    /// As [`Lock::take`].
+    pub fn lock(&self, journal: &str) -> Result<Option<Lock>, KernelError> {
+        Lock::take(&self.at(journal))
+    }
+
+    /// Replaces the text of a file of our own in one step, as a state that each control round writes: it need not
+    /// outlive the machine's power.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
+    pub fn publish(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        own::replace(&self.at(path), text, false)
+    }
+
+    /// Adds a line to a file of our own, such as a record, which need not outlive the machine's power.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
+    pub fn record(&self, path: &str, line: &str) -> Result<(), KernelError> {
+        own::append(&self.at(path), line, false)
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
 }
 
-/// Reads [`HostCounts`].
-#[derive(Clone, Debug, Default)]
-pub struct HostCounters {
-    threads: BTreeMap<u32, Thread>,
-    reads: u64,
+impl Default for Host {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
-impl HostCounters {
-    /// The counts now. Threads of the kernel are looked for in the first read, and in every hundredth.
-    pub fn read(&mut self, kernel: &impl Kernel) -> HostCounts {
-        if self.reads.is_multiple_of(100) {
-            self.find_threads(kernel);
+impl Kernel for Host {
+    fn read(&self, path: &str) -> Result<String, KernelError> {
+        // The kernel does not say how long such a file is, so it is not asked: an agent reads hundreds a round.
+        let mut text = String::with_capacity(8 << 10);
+        let file = File::open(self.at(path));
+        let read = file.and_then(|file| file.take(u64::MAX).read_to_string(&mut text));
+        read.map(|_| text).map_err(KernelError::file(path))
+    }
+
+    fn write(&self, path: &str, line: &str) -> Result<(), KernelError> {
+        // One write call: the kernel takes each call as a whole setting. A bare newline clears a list.
+        let opened = OpenOptions::new().write(true).open(self.at(path));
+        opened
+            .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
+            .map_err(KernelError::file(path))
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<String>, KernelError> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.at(path)).map_err(KernelError::file(path))? {
+            let entry = entry.map_err(KernelError::file(path))?;
+            names.push(entry.file_name().to_string_lossy().into_owned());
         }
-        self.reads += 1;
-        let mut counts = HostCounts::default();
-        for line in kernel.read("/proc/vmstat").unwrap_or_default().lines() {
-            let Some((name, value)) = line.split_once(' ') else { continue };
-            let value = || value.trim().parse::<u64>().unwrap_or(0);
-            match name {
-                "pgpromote_success" => counts.promoted_pages += value(),
-                "numa_hint_faults" => counts.hint_faults += value(),
-                _ if name.starts_with("pgdemote_") => counts.demoted_pages += value(),
-                _ => {}
+        names.sort();
+        Ok(names)
+    }
+
+    fn inode(&self, path: &str) -> Result<u64, KernelError> {
+        fs::metadata(self.at(path)).map(|folder| folder.ino()).map_err(KernelError::file(path))
+    }
+
+    fn drain(&self, path: &str) -> Result<String, KernelError> {
+        /// Bytes of one look; the rest waits for the next.
+        const MOST: usize = 1 << 20;
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags are bits of an int");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(self.at(path))
+            .map_err(KernelError::file(path))?;
+        let (mut text, mut part) = (Vec::new(), [0; 4096]);
+        while text.len() < MOST {
+            match file.read(&mut part) {
+                Ok(0) => break,
+                Ok(count) => text.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(KernelError::file(path)(error)),
             }
         }
-        self.threads.retain(|pid, thread| {
-            let Some((now, ms)) = thread_time(kernel, *pid).filter(|(now, _)| now == thread) else {
-                return false;
-            };
-            match now.name.starts_with("kswapd") {
-                true => counts.kswapd_ms += ms,
-                false => counts.kdamond_ms += ms,
-            }
-            true
-        });
-        counts
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    fn find_threads(&mut self, kernel: &impl Kernel) {
-        for pid in kernel.list("/proc").unwrap_or_default().iter().filter_map(|name| name.parse().ok()) {
-            let name = kernel.read(&format!("/proc/{pid}/comm")).unwrap_or_default();
-            if name.starts_with("kswapd") || name.starts_with("kdamond") {
-                self.threads.extend(thread_time(kernel, pid).map(|(thread, _)| (pid, thread)));
+    #[expect(clippy::host_endian_bytes, reason = "the kernel answers in the order of its processor")]
+    fn words(&self, path: &str, first: u64, count: u64) -> Result<Vec<u64>, KernelError> {
+        const BYTES: u64 = 8;
+        let file = fs::File::open(self.at(path)).map_err(KernelError::file(path))?;
+        let (mut at, end) = (first.saturating_mul(BYTES), first.saturating_add(count).saturating_mul(BYTES));
+        let (mut words, mut part) = (Vec::new(), [0; 4096]);
+        while at < end {
+            let wanted = (end - at).min(part.len() as u64) as usize;
+            let read = file.read_at(&mut part[..wanted], at).map_err(KernelError::file(path))?;
+            let (whole, _) = part[..read].as_chunks();
+            if whole.is_empty() {
+                break;
             }
+            words.extend(whole.iter().map(|word| u64::from_ne_bytes(*word)));
+            at += whole.len() as u64 * BYTES;
         }
-    }
-}
-
-/// A thread whose parent is kthreadd, with its processor time in ms.
-fn thread_time(kernel: &impl Kernel, pid: u32) -> Option<(Thread, u64)> {
-    /// Of a tick of /proc, on every Linux.
-    const TICK_MS: u64 = 10;
-    const KTHREADD: &str = "2";
-    let text = kernel.read(&format!("/proc/{pid}/stat")).ok()?;
-    let (before, after) = text.rsplit_once(')')?;
-    let name = before.split_once('(')?.1.to_owned();
-    // proc(5): the fields from the third on; the parent is the fourth.
-    let fields: Vec<&str> = after.split_ascii_whitespace().collect();
-    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-    if *fields.get(1)? != KTHREADD {
-        return None;
-    }
-    let start = (*fields.get(22 - 3)?).to_owned();
-    Some((Thread { name, start }, (number(14)? + number(15)?) * TICK_MS))
-}
-
-#[cfg(all(test, feature = "fake"))]
-mod tests {
-    use super::*;
-    use crate::fake::Tree;
-
-    fn stat(tree: &Tree, name: &str, parent: u32, ticks: u64, start: u64) {
-        tree.put("/proc/40/comm", &format!("{name}\n"));
-        let fields = format!("S {parent} 0 0 0 -1 0 0 0 0 0 {ticks} 1 0 0 20 0 1 0 {start} 0 0");
-        tree.put("/proc/40/stat", &format!("40 ({name}) {fields}\n"));
+        Ok(words)
     }
 
-    #[test]
-    fn the_time_of_a_thread_is_counted_until_its_number_is_another_s() {
-        let tree = Tree::new(1 << 20);
-        tree.put(
-            "/proc/vmstat",
-            "pgpromote_success 5\npgdemote_kswapd 2\npgdemote_direct 3\nnuma_hint_faults 9\n",
-        );
-        stat(&tree, "kswapd0", 2, 41, 7);
-        let mut counters = HostCounters::default();
-        let counts = counters.read(&tree);
-        assert_eq!((counts.promoted_pages, counts.demoted_pages, counts.hint_faults), (5, 5, 9));
-        assert_eq!(counts.kswapd_ms, 420);
-        stat(&tree, "kswapd0", 2, 500, 8);
-        assert_eq!(counters.read(&tree).kswapd_ms, 0, "a later thread of the same number");
-        stat(&tree, "kswapd0", 1, 500, 7);
-        assert_eq!(HostCounters::default().read(&tree).kswapd_ms, 0, "a program of a user with that name");
+    fn fetch(&self, address: &str) -> Result<String, KernelError> {
+        /// From the first byte sent to the last one received.
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let config = ureq::Agent::config_builder();
+        // A server of this host: no proxy, and no other server that it points to.
+        let config =
+            config.timeout_global(Some(PATIENCE)).proxy(None).max_redirects(0).http_status_as_error(false);
+        let failed = |error: ureq::Error| KernelError::file(address)(error.into_io());
+        let mut answer = config.build().new_agent().get(address).call().map_err(failed)?;
+        let status = answer.status();
+        if !status.is_success() {
+            return Err(KernelError::Missing(format!("{address} answers {status}")));
+        }
+        answer.body_mut().with_config().limit(own::MOST_BYTES).read_to_string().map_err(failed)
+    }
+
+    fn make_folder(&self, path: &str) -> Result<(), KernelError> {
+        fs::create_dir(self.at(path)).map_err(KernelError::file(path))
+    }
+
+    fn remove_folder(&self, path: &str) -> Result<(), KernelError> {
+        fs::remove_dir(self.at(path)).map_err(KernelError::file(path))
+    }
+
+    fn promotes(&self) -> bool {
+        self.move_pages.is_some()
+    }
+
+    fn promote(&self, cgroup: &Cgroup, what: Promotion<'_>, resume: &mut Resume) -> Result<u64, KernelError> {
+        let move_pages = self.move_pages.ok_or_else(|| KernelError::gone("move_pages"))?;
+        promote::promote(self, move_pages, cgroup, what, resume)
+    }
+
+    fn read_own(&self, path: &str) -> Result<String, KernelError> {
+        own::read(&self.at(path))
+    }
+
+    fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
+        own::append(&self.at(path), line, true)
+    }
+
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        own::replace(&self.at(path), text, true)
+    }
+
+    fn remove(&self, path: &str) -> Result<(), KernelError> {
+        own::remove(&self.at(path))
     }
 }

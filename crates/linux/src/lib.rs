@@ -7,9 +7,11 @@
 mod cgroup;
 #[cfg(feature = "fake")]
 pub mod conformance;
+mod counters;
 mod cxl;
 mod damon;
 pub mod doctor;
+mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod host;
@@ -21,19 +23,21 @@ mod own;
 mod privilege;
 mod promote;
 
-pub use cgroup::{Cgroup, Counts, NodeMemory};
+pub use cgroup::{Counts, NodeMemory};
+pub use counters::{HostCounters, HostCounts};
 pub use cxl::{
     CxlEvent, CxlKind, CxlNews, CxlPlace, CxlWatch, devices as cxl_devices, moves_poison, page_owners,
 };
 pub use damon::{HeldShare, KernelShares, share_settings};
-pub use host::{HostCounters, HostCounts};
+pub use error::KernelError;
+pub use host::Host;
 pub use journal::{Change, Restored, Settings, check_journal};
-pub use kernel::{Host, Kernel, KernelError};
+pub use kernel::{Cgroup, Kernel, Promotion, Resume};
 pub use limit::{available_memory, memory_limit};
 pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};
 pub use own::Lock;
 pub use privilege::drop_capabilities;
-pub use promote::{MovePages, Promotion, Resume};
+pub use promote::MovePages;
 
 /// The switch for demotion to the slow tier.
 pub const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";

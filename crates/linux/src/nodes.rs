@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Kernel, KernelError};
+use crate::error::KernelError;
+use crate::kernel::Kernel;
 
 pub(crate) const NODES: &str = "/sys/devices/system/node";
 pub(crate) const TIERS: &str = "/sys/devices/virtual/memory_tiering";
@@ -124,6 +125,12 @@ impl Tiers {
 /// The kernel's release, such as `6.12.0-amd64`.
 pub(crate) fn release(kernel: &impl Kernel) -> Result<String, KernelError> {
     Ok(kernel.read("/proc/sys/kernel/osrelease")?.trim().to_owned())
+}
+
+/// Major and minor number of a release such as `6.12.0-amd64`.
+pub(crate) fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Memory of a tier, in bytes.

@@ -7,9 +7,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::num::NonZero;
 
-use crate::{Cgroup, Kernel, KernelError};
+use crate::error::KernelError;
+use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
 
-/// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_mem::move_pages`.
+/// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_offload::move_pages`.
 pub type MovePages = fn(NonZero<u32>, &[usize], Option<u32>) -> io::Result<Vec<i32>>;
 
 /// Bytes of a page.
@@ -20,20 +21,6 @@ const BATCH: usize = 1024;
 const MOST_LOOKED: usize = 1 << 19;
 /// Cgroups that are searched for processes, at most.
 const MOST_CGROUPS: usize = 1000;
-
-/// What is to go up.
-#[derive(Clone, Copy, Debug)]
-pub struct Promotion<'a> {
-    /// Nodes that pages leave.
-    pub from: &'a BTreeSet<u32>,
-    /// The node that they go to.
-    pub to: u32,
-    /// Bytes at most; a huge page that begins within them goes up whole.
-    pub bytes: u64,
-}
-
-/// Where the next call goes on: a process and an address in it; [`None`] for the first process.
-pub type Resume = Option<(u32, usize)>;
 
 /// Carries out a promotion of `cgroup` and those below it. Returns the bytes that went up; `resume` is [`None`] once the last process was looked at.
 ///

@@ -15,9 +15,8 @@ use polder_mem::lines::{
     Sampling, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth, range_bandwidth,
     range_latency,
 };
-use polder_mem::{
-    DiskRates, Range, Region, Software as Lines, TierFile, allowed_cpus, bind_memory, disk_rates, pin_to_cpu,
-};
+use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
+use polder_offload::{DiskRates, Range, TierFile, disk_rates};
 use polder_platform::{
     Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, DataError, Disk,
     Efficiency, Exchange, Fabric, Fitted, FittedTier, FlopRate, Host, Link, LocalTier, MemoryTier,
@@ -236,12 +235,12 @@ fn nodes() -> Result<BTreeMap<String, LocalTier>, Failure> {
 /// What a range that lies in a tier says of it.
 fn of_range(mut range: Range, node: Option<u32>, device: Option<String>, capacity: f64) -> LocalTier {
     let cores = allowed_cpus().len();
-    let latency = Time::new(range_latency(&mut range, FEW).median / 1e9);
+    let latency = Time::new(range_latency(range.words(), FEW).median / 1e9);
     let mut counts = vec![1, cores];
     counts.dedup();
     let threads = counts.into_iter().map(|threads| {
         let [read, write] =
-            range_bandwidth(&mut range, threads, FEW).map(|it| Bandwidth::new(it.median * 1e9));
+            range_bandwidth(range.words(), threads, FEW).map(|it| Bandwidth::new(it.median * 1e9));
         ThreadRates { threads: threads as u32, read, write }
     });
     let threads = threads.collect();

@@ -7,7 +7,6 @@ use std::arch::asm;
 use std::arch::x86_64::{__m128i, __m256i};
 
 use crate::fault::fault_row;
-use crate::{Fault, Memory, Offset};
 
 /// A line's bytes: what a fold takes of each source at a time.
 pub const BLOCK: usize = 64;
@@ -19,48 +18,6 @@ pub trait Fold: Copy {
 
     /// What is stored.
     fn finish(self, combined: [u8; BLOCK]) -> [u8; BLOCK];
-}
-
-/// Blocks of a piece: two buffers of 4 KiB leave most of a first-level cache to what is copied.
-const PIECE: usize = 64;
-
-/// Folds through buffers of this process, with the copies of `memory`.
-///
-/// # Errors
-/// [`Fault`], saying how far the fold came.
-#[track_caller]
-pub(crate) fn in_pieces<M: Memory, F: Fold>(
-    memory: &M,
-    into: Offset,
-    sources: &[Offset],
-    bytes: u64,
-    past_caches: bool,
-    fold: F,
-) -> Result<(), Fault> {
-    let Some((first, others)) = sources.split_first() else { return Ok(()) };
-    let (mut sum, mut part) = ([[0; BLOCK]; PIECE], [[0; BLOCK]; PIECE]);
-    let mut start = 0;
-    while start < bytes {
-        let length = (bytes - start).min((PIECE * BLOCK) as u64) as usize;
-        let blocks = length.div_ceil(BLOCK);
-        let so_far = |fault: Fault| Fault { done: start + fault.done, ..fault };
-        memory.copy_out(*first + start, &mut sum.as_flattened_mut()[..length]).map_err(so_far)?;
-        for other in others {
-            memory.copy_out(*other + start, &mut part.as_flattened_mut()[..length]).map_err(so_far)?;
-            for (sum, part) in sum[..blocks].iter_mut().zip(&part) {
-                *sum = fold.combine(*sum, *part);
-            }
-        }
-        sum[..blocks].iter_mut().for_each(|sum| *sum = fold.finish(*sum));
-        let from = &sum.as_flattened()[..length];
-        let stored = match past_caches {
-            true => memory.copy_in_nt(into + start, from),
-            false => memory.copy_in(into + start, from),
-        };
-        stored.map_err(so_far)?;
-        start += length as u64;
-    }
-    Ok(())
 }
 
 // Memory bounds a fold, so registers wider than AVX2's would gain nothing.

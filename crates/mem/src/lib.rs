@@ -1,4 +1,4 @@
-//! Memory that other hosts may write, and tiers beside a host's own memory.
+//! Memory that other hosts may write.
 //!
 //! One trait, [`Memory`], does what the hardware does and no more. Every protocol of the pool is written once against it.
 //! Three implementations pass one conformance suite: coherent memory, software-coherent memory, and the incoherent model,
@@ -10,7 +10,6 @@ compile_error!("Polder maps memory with Linux and orders it with the instruction
 mod affinity;
 mod any;
 mod bounds;
-mod buffer;
 mod clock;
 #[doc(hidden)]
 pub mod conformance;
@@ -28,22 +27,18 @@ mod mapped;
 mod memory;
 #[cfg(feature = "model")]
 pub mod model;
-mod numa;
 mod offset;
 mod random;
-mod range;
 mod region;
 mod serial;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
-mod tier;
 mod variants;
 mod wrapped;
 
 pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
 pub use any::AnyMemory;
-pub use buffer::{Buffer, PAGE};
 pub use cpu::{Cpu, Flush};
 pub use fault::host_file_lost;
 pub use fold::{BLOCK, Fold};
@@ -52,11 +47,8 @@ pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
-pub use numa::move_pages;
 pub use offset::{LINE, Offset};
-pub use range::{HUGE_PAGE, Location, Range};
-pub use region::{DraftRegion, Region, RegionError, RegionKind};
+pub use region::{DraftRegion, MemoryFile, Region, RegionError, RegionKind};
 pub use serial::{Serial, SerialGuard};
-pub use tier::{DiskRates, PendingTransfer, TRANSFER_BYTES, TierError, TierFile, disk_rates};
 pub use variants::{FlushedLines, HardwareLines, Lines};
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::cpu::{self, Cpu};
 use crate::host::{Host, HostError, HostPlan};
+use crate::memory::fold_in_pieces;
 use crate::variants::{AnyLines, FlushedLines, HardwareLines, Lines};
 use crate::{
     Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
-    clock, fault, fold,
+    clock, fault,
 };
 
 /// A mapped region whose caches the hardware keeps in step: no flushes, and compiler fences for most fences.
@@ -250,7 +251,7 @@ impl<L: Lines> Memory for Mapped<L> {
         }
         // Part of a line, or what failed: these copies say which byte it was.
         let rest: Vec<Offset> = sources.iter().map(|source| *source + done).collect();
-        fold::in_pieces(self, into + done, &rest, bytes - done, past_caches, fold)
+        fold_in_pieces(self, into + done, &rest, bytes - done, past_caches, fold)
             .map_err(|fault| Fault { done: done + fault.done, ..fault })
     }
 

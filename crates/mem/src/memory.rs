@@ -5,7 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use crate::Offset;
-use crate::fold::{self, Fold};
+use crate::fold::{BLOCK, Fold};
 
 /// A word of the memory that the processes of one host share among themselves, outside the pool. They are cached
 /// coherently and survive the death of a process, not of the host.
@@ -174,7 +174,7 @@ pub trait Memory: Clone {
         past_caches: bool,
         fold: F,
     ) -> Result<(), Fault> {
-        fold::in_pieces(self, into, sources, bytes, past_caches, fold)
+        fold_in_pieces(self, into, sources, bytes, past_caches, fold)
     }
 
     /// Writes back every line that holds a byte of `[at, at + bytes)` and may keep it cached (`clwb`). Ordered after
@@ -249,4 +249,46 @@ pub trait Memory: Clone {
     /// Wakes every thread that sleeps on `bell` or has announced that it will. Contains the fence that orders what was
     /// published before with the look at the sleepers.
     fn wake(&self, bell: Bell);
+}
+
+/// Blocks of a piece of a fold: two buffers of 4 KiB leave most of a first-level cache to what is copied.
+const FOLD_PIECE: usize = 64;
+
+/// Folds through buffers of this process, with the copies of `memory`.
+///
+/// # Errors
+/// [`Fault`], saying how far the fold came.
+#[track_caller]
+pub(crate) fn fold_in_pieces<M: Memory, F: Fold>(
+    memory: &M,
+    into: Offset,
+    sources: &[Offset],
+    bytes: u64,
+    past_caches: bool,
+    fold: F,
+) -> Result<(), Fault> {
+    let Some((first, others)) = sources.split_first() else { return Ok(()) };
+    let (mut sum, mut part) = ([[0; BLOCK]; FOLD_PIECE], [[0; BLOCK]; FOLD_PIECE]);
+    let mut start = 0;
+    while start < bytes {
+        let length = (bytes - start).min((FOLD_PIECE * BLOCK) as u64) as usize;
+        let blocks = length.div_ceil(BLOCK);
+        let so_far = |fault: Fault| Fault { done: start + fault.done, ..fault };
+        memory.copy_out(*first + start, &mut sum.as_flattened_mut()[..length]).map_err(so_far)?;
+        for other in others {
+            memory.copy_out(*other + start, &mut part.as_flattened_mut()[..length]).map_err(so_far)?;
+            for (sum, part) in sum[..blocks].iter_mut().zip(&part) {
+                *sum = fold.combine(*sum, *part);
+            }
+        }
+        sum[..blocks].iter_mut().for_each(|sum| *sum = fold.finish(*sum));
+        let from = &sum.as_flattened()[..length];
+        let stored = match past_caches {
+            true => memory.copy_in_nt(into + start, from),
+            false => memory.copy_in(into + start, from),
+        };
+        stored.map_err(so_far)?;
+        start += length as u64;
+    }
+    Ok(())
 }

@@ -167,7 +167,8 @@ impl Region {
     /// [`RegionError`], when there is nothing, or nothing that can be shared, or no permission.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RegionError> {
         let path = path.as_ref();
-        let (file, metadata, kind, bytes, multiple) = measured(path)?;
+        let MemoryFile { file, kind, bytes, multiple } = MemoryFile::open(path)?;
+        let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
         let usable = bytes - bytes % multiple;
         if usable == 0 {
             return Err(RegionError::Size { path: path.into(), bytes, multiple });
@@ -353,18 +354,37 @@ fn unnamed(path: &Path) -> Result<File, RegionError> {
     })
 }
 
-/// A file or device, what it is, its size, and what a region's size must be a multiple of.
-pub(crate) fn measured(path: &Path) -> Result<(File, Metadata, RegionKind, u64, u64), RegionError> {
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
-    let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
-    let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
-    Ok((file, metadata, kind, bytes, multiple))
+/// A file or device that is open, and not mapped.
+#[derive(Debug)]
+pub struct MemoryFile {
+    /// Open for reading and writing.
+    pub file: File,
+    /// What it is.
+    pub kind: RegionKind,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes that what is mapped of it must be a multiple of.
+    pub multiple: u64,
 }
 
-/// The size that an open file or device has now; 0 for a device that is gone.
-pub(crate) fn present_size(path: &Path, file: &File) -> u64 {
-    let now = file.metadata().map_err(|e| system(path, "look at it", e));
-    now.and_then(|metadata| measure(path, file, &metadata)).map_or(0, |(_, bytes, _)| bytes)
+impl MemoryFile {
+    /// Opens the file or device at `path`.
+    ///
+    /// # Errors
+    /// [`RegionError`], when there is nothing, or nothing that can be shared, or no permission.
+    pub fn open(path: &Path) -> Result<Self, RegionError> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
+        let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
+        let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
+        Ok(Self { file, kind, bytes, multiple })
+    }
+
+    /// The size that it has now, at `path` where it was opened; 0 for a device that is gone.
+    #[must_use]
+    pub fn present_size(&self, path: &Path) -> u64 {
+        let now = self.file.metadata().map_err(|e| system(path, "look at it", e));
+        now.and_then(|metadata| measure(path, &self.file, &metadata)).map_or(0, |(_, bytes, _)| bytes)
+    }
 }
 
 /// What the file is, its size, and what a region's size must be a multiple of.

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int, c_void};
 
 use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers, Status};
-use polder_mpi::shim::Shim;
+use polder_mpi::shim::{Preload, Shim};
 
 struct Mpich;
 
@@ -76,7 +76,9 @@ impl Abi for Mpich {
             }),
         }
     }
+}
 
+impl Preload for Mpich {
     fn shim() -> &'static Shim<Self> {
         static SHIM: Shim<Mpich> = Shim::new();
         &SHIM

@@ -5,7 +5,7 @@ mod fortran;
 use std::ffi::{CStr, c_int, c_void};
 
 use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers, Status};
-use polder_mpi::shim::Shim;
+use polder_mpi::shim::{Preload, Shim};
 
 struct OpenMpi;
 
@@ -75,7 +75,9 @@ impl Abi for OpenMpi {
             no_op: handle(c"ompi_mpi_op_no_op")?,
         })
     }
+}
 
+impl Preload for OpenMpi {
     fn shim() -> &'static Shim<Self> {
         static SHIM: Shim<OpenMpi> = Shim::new();
         &SHIM

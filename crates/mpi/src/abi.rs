@@ -6,8 +6,6 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Debug;
 
-use crate::shim::Shim;
-
 /// An address, or a number of bytes between two.
 pub type Aint = isize;
 /// A large number of elements.
@@ -27,8 +25,6 @@ pub trait Abi: Sized + 'static {
     const STATUS: Status;
     /// Handles that every program knows; `find` gives the address of one of the library's symbols.
     fn handles(find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<Self::Handle>>;
-    /// What the shim of this process knows.
-    fn shim() -> &'static Shim<Self>;
 }
 
 /// Handles that every program knows.

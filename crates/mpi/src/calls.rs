@@ -89,7 +89,7 @@ macro_rules! shim {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn polder_place(at: Source, bytes: usize, uuid: *const u128) -> u64 {
             // SAFETY: the provider passes a uuid, and bytes that it has been lent.
-            let place = unsafe { <$abi as $crate::abi::Abi>::shim().place(at.cast(), bytes, uuid.read_unaligned()) };
+            let place = unsafe { <$abi as $crate::shim::Preload>::shim().place(at.cast(), bytes, uuid.read_unaligned()) };
             place.unwrap_or(u64::MAX)
         }
 
@@ -97,7 +97,7 @@ macro_rules! shim {
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn MPI_Finalize() -> c_int {
-            <$abi as $crate::abi::Abi>::shim().end();
+            <$abi as $crate::shim::Preload>::shim().end();
             $crate::real!(MPI_Finalize())()
         }
     };

@@ -1,6 +1,7 @@
 //! Why a call of MPI failed: the class that the program is told, and the line on stderr.
 
 use std::ffi::c_int;
+use std::io::Write as _;
 
 use polder_pool::PoolError;
 
@@ -37,4 +38,10 @@ impl Failure {
         );
         Self::new(code, if ends { format!("{error}; {END}") } else { error.to_string() })
     }
+}
+
+/// Says something on stderr, in one piece.
+pub(crate) fn say(what: &str) {
+    // Nobody is left to be told.
+    let _ = std::io::stderr().write_all(format!("polder: {what}\n").as_bytes());
 }

@@ -10,6 +10,7 @@
 
 pub mod abi;
 mod calls;
+mod datatype;
 mod failure;
 mod layout;
 pub mod library;

@@ -1,6 +1,5 @@
 //! The MPI library of this process: what the shim itself calls of it, under the names that no shim takes.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -103,7 +102,7 @@ macro_rules! library {
         pub(crate) struct Library<A: Abi> {
             pub(crate) handles: Handles<A::Handle>,
             /// Predefined datatypes that were met.
-            known: OnceLock<Serial<BTreeMap<A::Handle, &'static Layout<A::Handle>>>>,
+            pub(crate) known: OnceLock<Serial<BTreeMap<A::Handle, &'static Layout<A::Handle>>>>,
             $(pub(crate) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_kind),*) -> c_int>,)*
         }
@@ -219,26 +218,6 @@ impl<A: Abi> Library<A> {
             true => unsafe { Serial::promised(value) },
             false => Serial::locked(value),
         }
-    }
-
-    /// Where the bytes of a datatype lie.
-    ///
-    /// # Errors
-    /// Those of [`Library::layout`].
-    #[inline]
-    pub(crate) fn layout_of(&self, kind: A::Handle) -> Result<Cow<'static, Layout<A::Handle>>, Failure> {
-        let known = self.known.get_or_init(|| self.serial(BTreeMap::new()));
-        if let Some(layout) = known.take_turn().get(&kind) {
-            return Ok(Cow::Borrowed(layout));
-        }
-        let (layout, is_predefined) = self.layout(kind)?;
-        Ok(match is_predefined {
-            // There are not many.
-            true => {
-                Cow::Borrowed(known.take_turn().entry(kind).or_insert_with(|| Box::leak(Box::new(layout))))
-            }
-            false => Cow::Owned(layout),
-        })
     }
 
     /// The least of what all ranks of `comm` say: whether all can.

@@ -1,7 +1,6 @@
 //! What the shim of a process knows: the library, the pool, and the windows and the memory in it.
 
 use std::ffi::{c_int, c_void};
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
@@ -10,10 +9,10 @@ use polder_mem::Serial;
 use tracing_subscriber::EnvFilter;
 
 use crate::abi::{Abi, Aint};
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
 use crate::library::Library;
 use crate::memory::{Pieces, is_fit};
-use crate::trace::Tracer;
+use crate::trace::{Traced, Tracer};
 use crate::window::{Made, Window, WindowRequest};
 
 /// Boxed, so that each stands still; the one that was used last comes first.
@@ -28,6 +27,25 @@ pub struct Shim<A: Abi> {
     named: Mutex<u64>,
     pieces: RwLock<Pieces>,
     tracer: Tracer<A>,
+}
+
+/// An ABI whose calls this library takes.
+pub trait Preload: Abi {
+    /// What the shim of this process knows.
+    fn shim() -> &'static Shim<Self>;
+}
+
+impl<A: Preload> Traced for A {
+    fn tracer() -> &'static Tracer<Self> {
+        &A::shim().tracer
+    }
+
+    fn begin() {
+        let shim = A::shim();
+        if let Some(library) = shim.library() {
+            shim.tracer.begin(library);
+        }
+    }
 }
 
 impl<A: Abi> Default for Shim<A> {
@@ -75,17 +93,6 @@ impl<A: Abi> Shim<A> {
                 drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
             }
         })
-    }
-
-    /// Begins a trace once MPI is initialised, where the environment asks for one.
-    pub fn begin_trace(&'static self) {
-        if let Some(library) = self.library() {
-            self.tracer.begin(library);
-        }
-    }
-
-    pub(crate) const fn tracer(&self) -> &Tracer<A> {
-        &self.tracer
     }
 
     /// Lets go of the pool and ends the trace, when MPI ends.
@@ -177,12 +184,6 @@ fn find<A: Abi>(windows: &mut Windows<A>, handle: A::Handle) -> Option<*const Wi
     Some(&raw const *windows[0].1)
 }
 
-/// Says something on stderr, in one piece.
-pub(crate) fn say(what: &str) {
-    // Nobody is left to be told.
-    let _ = std::io::stderr().write_all(format!("polder: {what}\n").as_bytes());
-}
-
 /// Says on stderr what failed, and gives the number that the program is told.
 fn report(call: &str, rank: u32, failure: &Failure) -> c_int {
     say(&format!("{call} of rank {rank}: {}", failure.why));
@@ -200,7 +201,7 @@ fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Fa
 
 /// A call on a window: done here when that lies in the pool, else by the library.
 #[inline(always)]
-pub fn on<A: Abi>(
+pub fn on<A: Preload>(
     call: &str,
     win: A::Handle,
     body: impl FnOnce(&Window<A>) -> Result<(), Failure>,
@@ -222,7 +223,7 @@ pub fn on<A: Abi>(
 
 /// A call on a window has failed.
 #[cold]
-fn failed<A: Abi>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c_int {
+fn failed<A: Preload>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c_int {
     let code = report(call, rank, failure);
     if let Some(library) = A::shim().library() {
         // SAFETY: the library's own window.
@@ -235,7 +236,7 @@ fn failed<A: Abi>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c
 ///
 /// # Safety
 /// There is room for an address at `base`, and for a handle at `win`; all ranks of the communicator make this call.
-pub unsafe fn allocate<A: Abi>(
+pub unsafe fn allocate<A: Preload>(
     call: &str,
     request: &WindowRequest<A>,
     base: *mut c_void,
@@ -271,7 +272,7 @@ pub unsafe fn allocate<A: Abi>(
 ///
 /// # Safety
 /// There is room for an address at `base`.
-pub unsafe fn take<A: Abi>(
+pub unsafe fn take<A: Preload>(
     bytes: Aint,
     info: A::Handle,
     base: *mut c_void,
@@ -288,7 +289,7 @@ pub unsafe fn take<A: Abi>(
 }
 
 /// MPI_Free_mem.
-pub fn give_back<A: Abi>(base: *mut c_void, real: impl FnOnce() -> c_int) -> c_int {
+pub fn give_back<A: Preload>(base: *mut c_void, real: impl FnOnce() -> c_int) -> c_int {
     let free = || Ok(A::shim().pieces.write().unwrap_or_else(PoisonError::into_inner).free(base.addr()));
     if guarded::<A, _>(free).unwrap_or(true) { 0 } else { real() }
 }
@@ -297,7 +298,7 @@ pub fn give_back<A: Abi>(base: *mut c_void, real: impl FnOnce() -> c_int) -> c_i
 ///
 /// # Safety
 /// `win` is the program's handle; all ranks make this call.
-pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn free<A: Preload>(win: *mut A::Handle, real: impl FnOnce() -> c_int) -> c_int {
     let shim = A::shim();
     // SAFETY: by this function's contract.
     let handle = unsafe { win.read() };

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::abi::{Abi, Count};
+use crate::failure::say;
 use crate::library::Library;
-use crate::shim::say;
 
 /// The variable that names the folder.
 const VARIABLE: &str = "POLDER_MPI_TRACE";
@@ -23,6 +23,15 @@ const VERSION: &str = "polder-mpi-trace 1";
 /// The trace of a process; nothing where none is asked for.
 pub struct Tracer<A: Abi> {
     trace: OnceLock<Trace<A>>,
+}
+
+/// An ABI whose calls are written down.
+pub trait Traced: Abi {
+    /// The trace of this process.
+    fn tracer() -> &'static Tracer<Self>;
+
+    /// Begins it once MPI is initialised, where the environment asks for one.
+    fn begin();
 }
 
 /// A trace that has begun.
@@ -110,8 +119,8 @@ impl<A: Abi> Tracer<A> {
 }
 
 /// The trace of this process.
-pub(crate) fn of<A: Abi>() -> Option<&'static Trace<A>> {
-    A::shim().tracer().trace.get()
+pub(crate) fn of<A: Traced>() -> Option<&'static Trace<A>> {
+    A::tracer().trace.get()
 }
 
 /// An empty file, new or of an earlier run. Whoever may write the folder could have put a link there, or a pipe that nobody reads.
@@ -131,7 +140,7 @@ fn created(path: &Path) -> std::io::Result<File> {
 
 /// A call of the library's, and what is written of it when it has succeeded.
 #[inline]
-pub fn traced<A: Abi>(real: impl FnOnce() -> c_int, written: impl FnOnce(&Trace<A>, Call)) -> c_int {
+pub fn traced<A: Traced>(real: impl FnOnce() -> c_int, written: impl FnOnce(&Trace<A>, Call)) -> c_int {
     let Some(trace) = of::<A>() else { return real() };
     let begin = trace.now();
     let code = real();
@@ -430,7 +439,7 @@ pub struct Statuses {
 impl Statuses {
     /// The program's, or so many of ours while a trace needs them.
     #[must_use]
-    pub fn new<A: Abi>(given: *mut c_void, count: usize) -> Self {
+    pub fn new<A: Traced>(given: *mut c_void, count: usize) -> Self {
         let is_ignored = given.addr() == A::NUMBERS.status_ignore;
         let own = match is_ignored && of::<A>().is_some() {
             true => vec![0; count.max(1) * A::STATUS.integers],
@@ -450,7 +459,7 @@ impl Statuses {
 /// # Safety
 /// `requests` has so many.
 #[must_use]
-pub unsafe fn before<A: Abi>(count: c_int, requests: *const A::Handle) -> Vec<A::Handle> {
+pub unsafe fn before<A: Traced>(count: c_int, requests: *const A::Handle) -> Vec<A::Handle> {
     match (of::<A>().is_some(), usize::try_from(count)) {
         // SAFETY: by this function's contract.
         (true, Ok(count)) if count > 0 => unsafe { std::slice::from_raw_parts(requests, count) }.to_vec(),
@@ -700,7 +709,7 @@ macro_rules! traced {
         pub(crate) unsafe extern "C" fn $call($($argument: $kind),*) -> c_int {
             let code = $crate::real!($call($($argument: $kind),*))();
             if code == 0 {
-                <$abi as $crate::abi::Abi>::shim().begin_trace();
+                <$abi as $crate::trace::Traced>::begin();
             }
             code
         }

@@ -16,10 +16,9 @@ use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
 
 use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
 use crate::layout::{Basic, Layout, Run, gather, scatter};
 use crate::library::Library;
-use crate::shim::say;
 use crate::view::View;
 
 /// Bytes that are combined at once.

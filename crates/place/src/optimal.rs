@@ -11,8 +11,7 @@ use std::collections::BTreeSet;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, Variable};
 use polder_platform::Bytes;
 
-use crate::policy::whole;
-use crate::problem::{Object, PlaceError, Placement, Problem};
+use crate::problem::{Object, PlaceError, Placement, Problem, whole};
 
 /// What a whole object counts in the program. The solver keeps to each constraint within 1e-7, whatever its size: against this
 /// it is what rounding leaves, where against 1 a full tier would hold thousands of bytes too many.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use polder_platform::Bytes;
 
 use crate::optimal;
-use crate::problem::{PlaceError, Placement, Problem};
+use crate::problem::{PlaceError, Placement, Problem, whole};
 
 /// How objects are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,13 +110,6 @@ impl Problem {
         }
         Placement { fractions: fractions.into_iter().map(|row| whole(&row)).collect() }
     }
-}
-
-/// A row that adds up to 1, without what rounding left.
-pub(crate) fn whole(row: &[f64]) -> Vec<f64> {
-    let row: Vec<f64> = row.iter().map(|it| if *it < 1e-12 { 0.0 } else { *it }).collect();
-    let sum: f64 = row.iter().sum();
-    row.iter().map(|it| (it / sum).min(1.0)).collect()
 }
 
 /// All bytes into the first tier, whether they fit or not.

@@ -368,3 +368,10 @@ impl Problem {
         })
     }
 }
+
+/// A row that adds up to 1, without what rounding left.
+pub(crate) fn whole(row: &[f64]) -> Vec<f64> {
+    let row: Vec<f64> = row.iter().map(|it| if *it < 1e-12 { 0.0 } else { *it }).collect();
+    let sum: f64 = row.iter().sum();
+    row.iter().map(|it| (it / sum).min(1.0)).collect()
+}

@@ -18,6 +18,7 @@ mod fabric;
 mod file;
 mod foreign;
 mod graph;
+mod load;
 mod machine;
 mod offload;
 mod prices;

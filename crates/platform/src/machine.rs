@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
 use crate::{
-    Bandwidth, BuiltTier, Cluster, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, LocalTier,
-    MemoryTier, OffloadRates, Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign,
-    read, text,
+    Bandwidth, BuiltTier, Disk, Efficiency, Fabric, FlopRate, LocalTier, MemoryTier, OffloadRates, Protocol,
+    Server, Sharing, TierId, TierName, TierShare, Time, file,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -191,25 +190,6 @@ pub struct MemoryNodes {
 }
 
 impl Platform {
-    /// Reads a platform: one that Polder brings along by its name, any other by the path of its file, or of a system of Calculon
-    /// (`.json`).
-    ///
-    /// # Errors
-    /// When there is none, or its file says what cannot be.
-    pub fn load(name: &str) -> Result<Self, DataError> {
-        if Cluster::is_named(name) {
-            let problem =
-                "a platform of SimGrid is a fabric alone, without accelerators or memory; expected TOML";
-            return Err(DataError::new(name, "", problem));
-        }
-        if name.ends_with(".json") {
-            return foreign::platform(name, &text(Folder::Platforms, name)?);
-        }
-        let platform: Self = read(Folder::Platforms, name)?;
-        platform.check().map_err(|(key, problem)| DataError::new(name, &key, problem))?;
-        Ok(platform)
-    }
-
     /// The tier of this name, behind the first kind of server or host that has one.
     #[must_use]
     pub fn tier(&self, name: &str) -> Option<&BuiltTier> {
@@ -264,7 +244,7 @@ impl Platform {
     }
 
     /// Whether its parts go together: what is wrong otherwise, with the key.
-    fn check(&self) -> Result<(), (String, String)> {
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
         self.check_names()?;
         if self.rack.is_empty() && self.server.is_empty() && self.sharing.is_none() {
             return Err(("rack".into(), "expected at least one kind of rack, or a kind of server".into()));
@@ -377,7 +357,7 @@ impl Host {
             }
             tier.check_at(name)?;
         }
-        let offload = self.offload.as_ref().map_or(Ok(()), |offload| offload.check(self));
+        let offload = self.offload.as_ref().map_or(Ok(()), |offload| offload.check(&self.tiers));
         offload.map_err(|(key, problem)| (format!("offload.{key}"), problem))
     }
 }

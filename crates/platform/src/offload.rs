@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
-use crate::{Bandwidth, Bytes, Host, Time};
+use crate::{Bandwidth, BuiltTier, Bytes, Time};
 
 /// Measured rates of a host that holds a training step's tensors. Those that are left out follow from the host's other numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,8 +39,8 @@ pub struct ReachedRates {
 }
 
 impl OffloadRates {
-    /// Whether it goes with the host: what is wrong otherwise, with the key.
-    pub(crate) fn check(&self, host: &Host) -> Result<(), (String, String)> {
+    /// Whether it goes with a host that has these tiers of memory beside its own: what is wrong otherwise, with the key.
+    pub(crate) fn check(&self, memories: &BTreeMap<String, BuiltTier>) -> Result<(), (String, String)> {
         let rate = |key: String, rate: Option<Bandwidth>| {
             rate.map_or(Ok(()), check_rate).map_err(|problem| (key, problem))
         };
@@ -50,9 +50,9 @@ impl OffloadRates {
             return Err(("overlap".into(), format!("expected a part from 0 to 1, found {overlap}")));
         }
         for (name, ReachedRates { step, read, write }) in &self.tiers {
-            if name != "host" && !host.tiers.contains_key(name) {
+            if name != "host" && !memories.contains_key(name) {
                 let known: Vec<_> =
-                    std::iter::once("host").chain(host.tiers.keys().map(String::as_str)).collect();
+                    std::iter::once("host").chain(memories.keys().map(String::as_str)).collect();
                 let problem = format!("expected a memory of the host, one of {}", known.join(", "));
                 return Err((format!("tier.{name}"), problem));
             }

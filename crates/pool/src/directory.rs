@@ -35,17 +35,18 @@ pub(crate) mod entry;
 pub(crate) mod list;
 pub(crate) mod opens;
 mod reclaim;
+mod recover;
 
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::deviation::Deviation;
-use crate::entry::{Entry, GENERATION_BITS, HalfWritten, Record, State, Tombstone};
+use crate::entry::{Entry, HalfWritten, Record, State, Tombstone};
 use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::MAX_LEVELS;
 use crate::local::LocalGuard;
 use crate::name::Name;
-use crate::object::{self, Header, InitialContents, Object};
+use crate::object::{self, GENERATION_BITS, Header, InitialContents, Object};
 use crate::opens::{Announcement, Opens};
 use crate::site::Site;
 use crate::state::{DAMAGED, Marks};

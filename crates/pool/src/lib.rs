@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod allocator;
+pub mod channel;
 mod collectives;
 mod deviation;
 mod directory;
@@ -13,9 +14,12 @@ mod error;
 pub mod group;
 pub mod hostile;
 mod inspect;
+mod jobs;
+pub mod keeper;
 mod layout;
 pub mod local;
 pub mod membership;
+mod object;
 mod objects;
 mod pool;
 pub mod ring;
@@ -29,12 +33,12 @@ pub mod window;
 
 pub use layout::{format, line, name, word};
 pub use local::state;
-pub use membership::{claim, keeper, view};
-pub use ring::{channel, summary};
+pub use membership::{claim, view};
+pub use ring::summary;
 
 use allocator::{chunks, extents};
 use directory::{entry, list, opens};
-use objects::{jobs, object, owned, private};
+use objects::{owned, private};
 use wait::watch;
 
 pub use error::{Peer, PoolError};

@@ -4,7 +4,6 @@
 //! ([`Memory::liveness`], or another incarnation in its slot) and take the lock over. The taker is told so, repairs what
 //! the holder was doing, and marks the lock as repaired. Until then every taker is told.
 
-mod recover;
 pub mod state;
 
 use std::ops::Range;

@@ -41,7 +41,6 @@
 //! | 4..7 | spare, 0 |
 
 pub mod claim;
-pub mod keeper;
 pub mod view;
 
 use std::collections::BTreeMap;

@@ -1,7 +1,5 @@
 //! What a pool offers: named objects.
 
-pub(crate) mod jobs;
-pub(crate) mod object;
 pub(crate) mod owned;
 pub(crate) mod private;
 

@@ -28,7 +28,6 @@
 //! | 2 | cells that the consumer has copied out in this generation |
 //! | 3..7 | spare, 0 |
 
-pub mod channel;
 mod consumer;
 mod header;
 pub mod hostile;

@@ -1,6 +1,7 @@
 //! The Python module `polder._core`: pools, objects, groups, plans and placements, with Python's errors and arrays.
 
 mod buffer;
+mod entry;
 mod errors;
 mod group;
 mod job_pool;
@@ -26,7 +27,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pool::Pool>()?;
     module.add_class::<job_pool::JobPool>()?;
     module.add_class::<object::Object>()?;
-    module.add_class::<object::Entry>()?;
+    module.add_class::<entry::Entry>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<group::Ticket>()?;
     module.add_class::<group::Agreed>()?;

@@ -1,4 +1,4 @@
-//! `Object` and `Entry`.
+//! `Object`.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
-use polder_pool::{ListedObject, Object as PoolObject};
+use polder_pool::Object as PoolObject;
 use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements};
@@ -171,31 +171,5 @@ impl Object {
     fn close(&self, py: Python<'_>) {
         let open = self.open.take();
         py.detach(|| drop(open));
-    }
-}
-
-/// An object in the list of `Pool.list`.
-#[pyclass(module = "polder._core", frozen, get_all)]
-pub(crate) struct Entry {
-    /// Its name.
-    pub(crate) name: String,
-    /// Its size in bytes.
-    pub(crate) nbytes: u64,
-    /// The host that created it, and in whose chunks it lies.
-    pub(crate) owner: u16,
-    /// The job that it is booked to.
-    pub(crate) job: u64,
-}
-
-impl From<ListedObject> for Entry {
-    fn from(ListedObject { name, bytes, owner, job, .. }: ListedObject) -> Self {
-        Self { name, nbytes: bytes, owner, job }
-    }
-}
-
-#[pymethods]
-impl Entry {
-    fn __repr__(&self) -> String {
-        format!("Entry(name={:?}, nbytes={}, owner={}, job={})", self.name, self.nbytes, self.owner, self.job)
     }
 }

@@ -1,9 +1,11 @@
 //! Steps of optimizers over arrays at addresses, which `polder.offload`'s optimizers take from torch's tensors.
 
 use polder_kernels::{Adam, Factor, Gradients, Lion, Piece, Update, Work, clip, squares, step};
+use polder_offload::expect_apart;
 use pyo3::prelude::*;
 
 use crate::errors::argument;
+use crate::range::of_step;
 
 /// A rule by its name, its learning rate, both betas, epsilon and the weight decay.
 pub(crate) type Settings = (String, f64, f64, f64, f64, f64);
@@ -59,35 +61,6 @@ unsafe fn gradients<'a>(at: usize, elements: usize, is_half: bool) -> PyResult<G
 pub(crate) const ARRAYS: [&str; 5] =
     ["the parameter", "the gradient", "exp_avg", "exp_avg_sq", "the parameter"];
 
-/// An array of a step: where it begins, its bytes, whether the step writes it, the number of its tensor, and what it is.
-pub(crate) type Array = (usize, usize, bool, usize, &'static str);
-
-/// That a step writes nowhere where it reads or writes something else.
-pub(crate) fn expect_apart(arrays: impl Iterator<Item = Array>) -> PyResult<()> {
-    let mut arrays: Vec<Array> = arrays.filter(|(at, bytes, ..)| *at != 0 && *bytes > 0).collect();
-    arrays.sort_unstable();
-    // The array that reaches furthest so far, and that of those that are written.
-    let mut furthest: [Option<Array>; 2] = [None; 2];
-    let end = |(at, bytes, ..): Array| at.saturating_add(bytes);
-    for array in arrays {
-        let (at, _, is_written, tensor, what) = array;
-        if let Some(other @ (.., before, whose)) = furthest[usize::from(!is_written)]
-            && at < end(other)
-        {
-            return Err(argument(format!(
-                "{what} of tensor {tensor} of the step shares memory with {whose} of tensor {before}; give each memory of \
-                 its own, and tie parameters by using one Parameter twice"
-            )));
-        }
-        for kept in &mut furthest[..1 + usize::from(is_written)] {
-            if kept.is_none_or(|kept| end(kept) < end(array)) {
-                *kept = Some(array);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// A tensor: settings, number of the step, addresses of parameters, gradients, both moments and the bf16 copy (0 for
 /// none), elements, and whether gradients are brain floats.
 type Tensor = (Settings, f64, (usize, usize, usize, usize, usize), usize, bool);
@@ -108,7 +81,8 @@ pub(crate) fn offload_step(
             (0..ARRAYS.len())
                 .map(move |index| (at[index], elements * widths[index], index != 1, tensor, ARRAYS[index]))
         },
-    ))?;
+    ))
+    .map_err(of_step)?;
     let mut work = Vec::with_capacity(tensors.len());
     for (settings, number, (p, g, m, v, copy), elements, is_half) in tensors {
         let moments = if settings.0 == "lion" { 0 } else { elements };

@@ -12,9 +12,9 @@ use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::entry::Entry;
 use crate::errors::{self, argument};
 use crate::number::{Bytes, Number};
-use crate::object::Entry;
 
 /// The size of a pool that is made without one.
 const DEFAULT_BYTES: u64 = 1 << 30;

@@ -3,17 +3,24 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use polder_mem::{Range as Pages, TierError};
+use polder_offload::{self as offload, Location, Range as Pages, StepError, TierError};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{ffi, prelude::*};
 
-use crate::errors::plain;
+use crate::errors::{argument, plain};
 
 pub(crate) fn of_tier(error: TierError) -> PyErr {
     let class = if error.is_full() { "TierFullError" } else { "TierError" };
     plain(class, error.to_string())
+}
+
+pub(crate) fn of_step(error: StepError) -> PyErr {
+    match error {
+        StepError::Tier(error) => of_tier(error),
+        error => argument(error.to_string()),
+    }
 }
 
 /// A tier of memory: a NUMA node, or the path of a dax device.
@@ -23,33 +30,24 @@ pub(crate) enum Place {
     Device(PathBuf),
 }
 
-impl Place {
-    /// Puts a piece of a range there.
-    pub(crate) fn put(&self, pages: &mut Pages, begin: usize, nbytes: usize) -> Result<(), TierError> {
-        match self {
-            Self::Node(node) => pages.bind(begin, nbytes, *node),
-            Self::Device(path) => pages.map(begin, nbytes, path).map(drop),
+impl From<Place> for offload::Place {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Node(node) => Self::Node(node),
+            Place::Device(path) => Self::Device(path),
         }
     }
 }
 
-/// Bytes of ranges in each place, as text.
-pub(crate) fn located<'a>(
-    ranges: impl IntoIterator<Item = &'a Pages>,
-) -> Result<Vec<(String, usize)>, TierError> {
-    let mut bytes = BTreeMap::new();
-    for range in ranges {
-        for (place, of) in range.locate()? {
-            *bytes.entry(place).or_insert(0) += of;
-        }
-    }
-    Ok(bytes.into_iter().map(|(place, of)| (place.to_string(), of)).collect())
+/// Bytes in each place, with places as text.
+pub(crate) fn named(bytes: BTreeMap<Location, usize>) -> Vec<(String, usize)> {
+    bytes.into_iter().map(|(place, of)| (place.to_string(), of)).collect()
 }
 
 /// Zeroed bytes at one range of addresses, exported as a buffer; given back when the object and what was made over it are gone.
 #[pyclass(module = "polder._core", frozen, weakref)]
 pub(crate) struct Range {
-    pages: Mutex<Pages>,
+    pages: Arc<Mutex<Pages>>,
     /// Where they begin: they never move.
     #[pyo3(get)]
     address: usize,
@@ -100,7 +98,7 @@ impl Range {
     fn new(nbytes: usize) -> PyResult<Self> {
         let pages = Pages::new(nbytes).map_err(of_tier)?;
         let (address, size) = (pages.address().expose_provenance(), pages.bytes());
-        Ok(Self { pages: Mutex::new(pages), address, nbytes, size, release: Release::default() })
+        Ok(Self { pages: Arc::new(Mutex::new(pages)), address, nbytes, size, release: Release::default() })
     }
 
     /// Puts the pages of `[begin, begin + nbytes)` on a NUMA node.
@@ -125,7 +123,7 @@ impl Range {
 
     /// Bytes in each place, as the kernel says: a node, a device, or pages that were never touched.
     fn r#where(&self, py: Python<'_>) -> PyResult<Vec<(String, usize)>> {
-        py.detach(|| located([&*self.lock()])).map_err(of_tier)
+        py.detach(|| self.lock().locate()).map(named).map_err(of_tier)
     }
 
     /// # Safety
@@ -160,12 +158,12 @@ pub(crate) unsafe fn export(
 }
 
 impl Range {
-    /// Bytes of its pages.
-    pub(crate) const fn size(&self) -> usize {
-        self.size
+    /// Its pages.
+    pub(crate) const fn pages(&self) -> &Arc<Mutex<Pages>> {
+        &self.pages
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
+    fn lock(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,16 +1,20 @@
 """An optimizer whose state the proxies of a parameter service keep: its settings, and its state both ways."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from polder import _core
 from polder.errors import ArgumentError
+from polder.torch.exchange import Route
+from polder.torch.planner import ALIKE, SIZES, SLACK, Planner, SyncPlan
 
 # torch's stubs leave the states of optimizers without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["HeldOptimizer", "Settings", "TakenGradient"]
+__all__ = ["HeldOptimizer", "Holder", "Settings", "TakenGradient"]
 
 Settings = tuple[str, float, float, float, float, float, bool]
 """The rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight decay, Nesterov."""
@@ -178,3 +182,91 @@ class HeldOptimizer:
         order = [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
         packed = zip(self._parameters, self.packed(moments), strict=True)
         state_dict["state"] = {order.index(id(parameter)): of for parameter, of in packed if of}
+
+
+class Holder(Planner):
+    """What a worker does where the proxies keep the optimizer's state: it brings them states, and gets them back."""
+
+    _held: HeldOptimizer | None
+    """The optimizer, where the proxies keep its state."""
+
+    def _hold(self, held: HeldOptimizer) -> None:
+        """Gives the proxies the parameters and the optimizer's state."""
+        with self._guarded(), torch.no_grad():
+            sizes = [parameter.nbytes for parameter in reversed(self._parameters)]
+            measured = self._probe_sizes(sum(sizes), [self.shard_bytes] if self.shard_bytes else SIZES)
+            shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], SLACK)
+            ring = max(2 * (self._size - 1) / self._size, 1e-9)
+            rate, copies, links = self._probe_links(measured, shard_bytes, sum(sizes))
+            shard_bytes = self.shard_bytes or shard_bytes
+            threshold, shards = _core.service_shards(sizes, shard_bytes, links, ALIKE)
+            # About the order in which gradients come.
+            self._order = list(range(len(self._parameters)))[::-1]
+            counts = [self._parameters[key].numel() for key in self._order]
+            self._routes = {key: Route(at, counts[at], counts[at]) for at, key in enumerate(self._order)}
+            self._begin(shards, [held.group_of(self._order[shard[0]]) for shard in shards])
+            total = sum(sizes)
+            measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
+            self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, 0)
+            self._held = held
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Brings the proxies the parameters and the optimizer's state, both as worker 0 has them."""
+        held = self._held
+        assert held is not None
+        with self._guarded(), torch.no_grad():
+            number, moments = held.taken()
+            said = torch.tensor([number])
+            dist.broadcast(said, group_src=0, group=self._group)
+            had_none, held.number = held.number == 0, int(said.item())
+            self._load_parameters()
+            # Proxies begin with zeros.
+            if held.number or not had_none:
+                for slot, tensors in enumerate(moments, 1):
+                    self._move(slot, tensors, is_load=True)
+
+    def _loaded(self, *_: object) -> None:
+        self._load_parameters()
+
+    def _load_parameters(self) -> None:
+        with self._guarded(), torch.no_grad():
+            self._move(0, [parameter.detach() for parameter in self._parameters], is_load=True)
+
+    def _write_state(self, _: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """What ``optimizer.state_dict()`` returns has the proxies' state. All workers call it."""
+        held = self._held
+        if held is not None:
+            held.write(state_dict, self._moments(held))
+
+    def _moments(self, held: HeldOptimizer) -> list[list[torch.Tensor]]:
+        """The moments of each parameter, from the proxies."""
+        if held.number == 0:
+            return []
+        moments = [[torch.empty_like(parameter.detach()) for parameter in self._parameters] for _ in held.moments]
+        for slot, tensors in enumerate(moments, 1):
+            self._move(slot, tensors, is_load=False)
+        return moments
+
+    def _move(self, slot: int, tensors: list[torch.Tensor], *, is_load: bool) -> None:
+        """Brings an array of each parameter to the proxies as worker 0 has it, or from them; all workers get it."""
+        service = self._service()
+        service.order_move(slot, is_load)
+        for key in self._order:
+            span = self._span(tensors[key], self._routes[key].count, writable=True)
+            service.push(self._routes[key].tensor, span, self._dtype, span)
+        service.wait()
+
+    def _forget_taken(self) -> None:
+        """Parameters whose gradients the proxies took have none."""
+        if self._held is not None:
+            for parameter in self._parameters:
+                TakenGradient.forget(parameter)
+
+    def _forget_of(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """What a parameter calls before its next gradient comes, which is not added to one that was taken."""
+
+        def forget(_: torch.Tensor) -> None:
+            TakenGradient.forget(parameter)
+
+        return forget

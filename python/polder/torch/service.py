@@ -6,19 +6,12 @@ pool. Section numbers below are the paper's.
 
 import atexit
 import contextlib
-import itertools
-import math
-import secrets
-import statistics
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 from weakref import WeakSet
 
 import torch
@@ -26,11 +19,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from polder import _core, address
+from polder import address
 from polder.errors import ArgumentError, PeerDeadError, PolderError
+from polder.torch.exchange import Run, attachment_of
+from polder.torch.expect import NUMBERS, EmulatedLinks, expect_carried, expect_links, expect_numbers, expect_places
 from polder.torch.held import HeldOptimizer, TakenGradient
-from polder.torch.meeting import Attachment, attachments
-from polder.torch.snapshot import Restored, restore
+from polder.torch.planner import RECENT, SyncPlan
+from polder.torch.shrink import Shrinker
 from polder.torch.survivors import Survivors
 
 # torch's stubs leave hooks and collectives without types.
@@ -38,111 +33,6 @@ from polder.torch.survivors import Survivors
 # pyright: reportPrivateUsage=false
 
 __all__ = ["EmulatedLinks", "ParameterService", "ProxyCount", "SyncPlan"]
-
-_SIZES = [1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22]
-"""Sizes of shards that a profile tries, in bytes."""
-_PROBE_BYTES = 8 << 20
-_PROBES = 3
-_LATENCY_BYTES = 64
-_LATENCY_PROBES = 10
-_SLACK = 0.05
-"""A bandwidth within so much of the highest is full."""
-_ALIKE = 0.2
-"""Values within so much of each other are equal: repeated measurements differ by as much."""
-_RECENT = 100
-"""A profile rests on so many of the last passes."""
-_APART = 1 << 20
-"""Gradients of so many bytes are averaged where they are; smaller ones are copied together first."""
-
-
-@dataclass(frozen=True)
-class EmulatedLinks:
-    """What links that are not here would take: token buckets let bytes through. What is timed so is emulated.
-
-    Attributes
-    ----------
-    proxies : list of (float, float)
-        The link of each proxy's device: seconds that it is busy with a shard besides the bytes, and bytes a second in
-        each direction. All workers share it.
-    workers : float
-        Bytes a second of each worker's link in an all-reduce of the workers, by the ring's formula.
-    """
-
-    proxies: Sequence[tuple[float, float]]
-    workers: float
-
-
-@dataclass(frozen=True)
-class _Profile:
-    """What was measured: the same on every worker."""
-
-    forward_s: float
-    backward_s: float
-    proxy_rate: float
-    worker_rate: float
-    copy_rate: float
-    links: list[tuple[float, float]]
-    shard_bytes: int
-    arrivals: dict[int, float]
-
-    def _is_like(self, other: "_Profile") -> bool:
-        """Whether nothing differs by more than repeated measurements do."""
-        pairs = [
-            (self.forward_s, other.forward_s),
-            (self.backward_s, other.backward_s),
-            (self.proxy_rate, other.proxy_rate),
-            (self.worker_rate, other.worker_rate),
-            *((one[1], two[1]) for one, two in zip(self.links, other.links, strict=True)),
-        ]
-        return all(abs(one - two) <= _ALIKE * max(one, two) for one, two in pairs)
-
-
-@dataclass(frozen=True)
-class SyncPlan(_Profile):
-    """What a profile found, and what follows from it; the same on every worker.
-
-    Attributes
-    ----------
-    forward_s, backward_s : float
-        Seconds of a forward and a backward pass without synchronisation: ``T_FP`` and ``T_BP`` (section III-F).
-    proxy_rate, worker_rate : float
-        ``BW_proxy`` and ``BW_worker`` (the paper's ``BW_GPU``) in bytes a second: ``2(p-1)/p`` times bytes, over
-        seconds, of a push, sum and pull by all proxies, and of an all-reduce by the workers.
-    copy_rate : float
-        Bytes a second with which the training thread pushes.
-    links : list of (float, float)
-        Seconds of the least message and bytes a second of large ones, of each proxy.
-    shard_bytes : int
-        The smallest size of a shard that reaches full bandwidth (section III-E).
-    arrivals : dict of int to float
-        When each gradient, or bucket of DDP, is complete: seconds from the begin of the backward pass. Its key is the
-        place of the parameter in the model, or of the bucket.
-    total_bytes : int
-        Bytes of all gradients: the paper's n.
-    split_bytes : float
-        The paper's m (section III-F). Its formula takes gradients for complete when the backward pass begins.
-    predicted : list of (int, float)
-        Of each number of tensors, from none to all: their bytes, and the seconds from the begin of the backward pass to
-        the last average if the proxies take them. It knows when each gradient is complete.
-    proxied_bytes : int
-        Bytes that the proxies take: whole tensors, those whose gradients come first, so that `predicted` is least.
-    threshold_bytes : float
-        Shards of so many bytes go to the proxies of higher latency and bandwidth, smaller ones to that of the least
-        latency (section III-E); 0 where one proxy is best for all.
-    shards : list of (int, int, int, int)
-        Of each shard its tensor, counted in the order of gradients, its first byte, its bytes, and its proxy. A
-        tensor is a parameter's gradient, or what the proxies sum of a bucket of DDP.
-    step : int
-        After how many steps the plan was made.
-    """
-
-    total_bytes: int
-    split_bytes: float
-    predicted: list[tuple[int, float]]
-    proxied_bytes: int
-    threshold_bytes: float
-    shards: list[tuple[int, int, int, int]]
-    step: int
 
 
 @dataclass(frozen=True)
@@ -167,25 +57,7 @@ class ProxyCount:
     alive: bool
 
 
-@dataclass
-class _Run:
-    """Gradients that come together and lie one behind the other: of a parameter, or of a bucket of DDP."""
-
-    flat: torch.Tensor
-    sizes: list[int]
-    """Elements of each parameter in it."""
-
-
-@dataclass
-class _Route:
-    """Which elements of a run the proxies sum: the first `count` of `total`, as tensor `tensor` of the exchange."""
-
-    tensor: int
-    count: int
-    total: int
-
-
-class ParameterService:
+class ParameterService(Shrinker):
     """Averages the gradients of data-parallel workers: the first by proxies, the last by the workers themselves.
 
     All workers of a group construct it, attach it, and close it. It needs the backend ``polder``.
@@ -273,15 +145,15 @@ class ParameterService:
         snapshots: str | None = None,
     ) -> None:
         numbers = (proxies, profile_steps, replan_steps, timeout, split, shard_bytes)
-        _expect_numbers(dict(zip(_NUMBERS, numbers, strict=True)))
-        _expect_links(emulated)
+        expect_numbers(dict(zip(NUMBERS, numbers, strict=True)))
+        expect_links(emulated)
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
-        _expect_places(optimizer, split, overlap, on_death, snapshots)
+        expect_places(optimizer, split, overlap, on_death, snapshots)
         self._snapshots = snapshots
-        self.restored: Restored | None = None
-        self._attachment = _attachment(self._group)
+        self.restored = None
+        self._attachment = attachment_of(self._group)
         self._survivors = None if snapshots is None else Survivors(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
@@ -292,18 +164,13 @@ class ParameterService:
         self._profile_steps, self._timeout = profile_steps, float(timeout)
         self._replan_steps = 0 if optimizer == "proxy" else replan_steps
         self._replans = False
-        self._held: HeldOptimizer | None = None
-        """The optimizer, where the proxies keep its state."""
+        self._held = None
         self._hooks: list[Any] = []
         self._ddp: DistributedDataParallel | None = None
         self._is_accumulating = False
-        self._plan: SyncPlan | None = None
-        self._profile: _Profile | None = None
-        self._routes: dict[int, _Route] = {}
-        """Of each run that has any, what the proxies sum of it."""
-        self._order: list[int] = []
-        """The runs in the order of their gradients, the same on all workers."""
-        self._came: dict[int, _Run] = {}
+        self._plan, self._profile = None, None
+        self._routes, self._order = {}, []
+        self._came: dict[int, Run] = {}
         """The runs of this backward pass, in the order in which they came."""
         self._error: BaseException | None = None
         """What went wrong in this backward pass; raised at its end."""
@@ -312,11 +179,9 @@ class ParameterService:
         self._planned_at = 0
         self._blocked_s = 0.0
         self._busy_until = 0.0
-        """When the emulated link of this worker is free."""
         self._failed = False
         self._closed = False
-        self._client: _core.ServiceClient | None = None
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._client, self._children = None, []
         self._open_service()
         _open.add(self)
 
@@ -327,32 +192,10 @@ class ParameterService:
 
     @split.setter
     def split(self, value: float | None) -> None:
-        _expect_numbers({"split": value})
+        expect_numbers({"split": value})
         if self._is_held:
-            _expect_places("proxy", value, self._overlap, "raise", None)
+            expect_places("proxy", value, self._overlap, "raise", None)
         self._split = value
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """The least bytes of a shard, or None for the measured size."""
-        return self._shard_bytes
-
-    @shard_bytes.setter
-    def shard_bytes(self, value: int | None) -> None:
-        _expect_numbers({"shard_bytes": value})
-        self._shard_bytes = value
-
-    @property
-    def emulated(self) -> EmulatedLinks | None:
-        """Links to emulate."""
-        return self._emulated
-
-    @emulated.setter
-    def emulated(self, value: EmulatedLinks | None) -> None:
-        _expect_links(value)
-        if value is not None and len(value.proxies) != self._proxies:
-            raise ArgumentError(f"{len(value.proxies)} emulated links for {self._proxies} proxies; give one each")
-        self._emulated = value
 
     @classmethod
     def central(cls, **options: Any) -> Self:
@@ -413,7 +256,7 @@ class ParameterService:
                 f"attach got a {type(model).__name__} and a {type(optimizer).__name__}; give a Module and its Optimizer"
             )
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        _expect_carried(model, self._parameters)
+        expect_carried(model, self._parameters)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if stepped.isdisjoint(map(id, self._parameters)):
             raise ArgumentError("the optimizer has no parameter of the model; give it model.parameters()")
@@ -432,7 +275,7 @@ class ParameterService:
         self._pushing_s = self._backward_s = 0.0
         self._forward = [0.0, 0.0]
         self._arrivals: dict[int, float] = {}
-        self._passes: deque[tuple[float, float, dict[int, float]]] = deque(maxlen=_RECENT)
+        self._passes = deque(maxlen=RECENT)
         if isinstance(model, DistributedDataParallel):
             self._join_ddp(model)
         else:
@@ -548,12 +391,6 @@ class ParameterService:
             raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
         self._forget_taken()
 
-    def _forget_taken(self) -> None:
-        """Parameters whose gradients the proxies took have none."""
-        if self._held is not None:
-            for parameter in self._parameters:
-                TakenGradient.forget(parameter)
-
     def _join_ddp(self, ddp: DistributedDataParallel) -> None:
         """Becomes the communication hook of `ddp`."""
         ranks = dist.get_process_group_ranks(self._group)
@@ -601,14 +438,6 @@ class ParameterService:
 
         return note
 
-    def _forget_of(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        """What a parameter calls before its next gradient comes, which is not added to one that was taken."""
-
-        def forget(_: torch.Tensor) -> None:
-            TakenGradient.forget(parameter)
-
-        return forget
-
     def _take(self, key: int, flat: torch.Tensor, sizes: list[int]) -> None:
         """A run of gradients is complete."""
         if not self._came:
@@ -620,7 +449,7 @@ class ParameterService:
         self._backward_s = self._last_gradient - self._forward[1] - self._pushing_s
         self._arrivals[key] = self._backward_s
         # The gradients of an optimizer on the proxies go when they have been pushed.
-        self._came[key] = _Run(flat if self._held is None else self._parameters[key].detach().view(-1), sizes)
+        self._came[key] = Run(flat if self._held is None else self._parameters[key].detach().view(-1), sizes)
         if self._overlap:
             try:
                 if self._held is not None and len(self._came) == 1:
@@ -646,11 +475,6 @@ class ParameterService:
         self._service().push(route.tensor, gradients, self._dtype, into)
         self._pushing_s += time.perf_counter() - began
 
-    def _span(self, tensor: torch.Tensor, count: int, *, writable: bool) -> tuple[int, int]:
-        """Where `count` elements lie that are pushed, or pulled to."""
-        what = "the parameter service"
-        return address.of(tensor, dtype=self._type, count=count, writable=writable, what=what), count
-
     def _end_backward(self) -> None:
         came, self._came = self._came, {}
         error, self._error = self._error, None
@@ -670,7 +494,7 @@ class ParameterService:
                 raise
             self._shrink(self._survivors)
 
-    def _expect_all(self, came: dict[int, _Run]) -> None:
+    def _expect_all(self, came: dict[int, Run]) -> None:
         if self._failed:
             raise ArgumentError("the service has failed; make another service")
         # DDP knows by itself.
@@ -681,7 +505,7 @@ class ParameterService:
                 "find_unused_parameters=True"
             )
 
-    def _count_step(self, came: dict[int, _Run]) -> None:
+    def _count_step(self, came: dict[int, Run]) -> None:
         """Notes how long the passes took, and plans where it is time to."""
         self._steps += 1
         arrivals, self._arrivals = self._arrivals, {}
@@ -700,32 +524,16 @@ class ParameterService:
             # A proxy of which nothing was awaited, so that nobody knew of it.
             self._fall_back(came, error, [])
 
-    def _plan_again(self, came: dict[int, _Run]) -> None:
-        """Plans anew where it is time to."""
-        assert self._plan is not None
-        if self._replans and self._profile is not None:
-            self._make_plan(came, self._profile)
-        elif self._replan_steps and self._steps - self._planned_at >= self._replan_steps:
-            profile = self._measure(came, self._profile)
-            if self._profile is not None and profile._is_like(self._profile):
-                self._planned_at = self._steps
-                self._passes.clear()
-                self._begin(self._plan.shards)
-            else:
-                self._make_plan(came, profile)
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Generator[None]:
-        """Remembers a failure: then the service is not ended together."""
-        try:
-            yield
-        except BaseException:
-            self._failed = True
-            raise
+    def _report(self) -> None:
+        if self._client is not None and self._plan is not None:
+            plan = self._plan
+            self._client.report(
+                self._steps, self._blocked_s, plan.proxied_bytes, plan.total_bytes, plan.threshold_bytes
+            )
 
     # Averages.
 
-    def _synchronise(self, came: dict[int, _Run]) -> None:
+    def _synchronise(self, came: dict[int, Run]) -> None:
         """Averages by the proxies and by the workers at once."""
         order = self._order if len(self._order) == len(came) else list(came)
         if not self._overlap:
@@ -750,420 +558,6 @@ class ParameterService:
         elif lost is not None:
             self._fall_back(came, lost, self._service().unsummed())
 
-    def _average(self, flats: list[torch.Tensor]) -> Callable[[], None]:
-        """Begins to average `flats` by the workers; what it returns waits for it."""
-        if not flats:
-            return lambda: None
-        small = [flat for flat in flats if flat.nbytes < _APART]
-        together = [torch.cat(small)] if small else []
-        reduced = [*together, *(flat for flat in flats if flat.nbytes >= _APART)]
-        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in reduced]
-        nbytes = sum(flat.nbytes for flat in reduced)
-        until = self._reserve(nbytes)
-
-        def finish() -> None:
-            for work in works:
-                assert work is not None
-                work.wait()
-            time.sleep(max(until - time.perf_counter(), 0))
-            for flat in reduced:
-                flat.div_(self._size)
-            for whole in together:
-                for flat, part in zip(small, whole.split([flat.numel() for flat in small]), strict=True):
-                    flat.copy_(part)
-
-        return finish
-
-    def _reserve(self, nbytes: int) -> float:
-        """When an all-reduce of so many bytes would be over, where links are emulated."""
-        if self.emulated is None:
-            return 0.0
-        ring = 2 * (self._size - 1) / self._size
-        self._busy_until = max(self._busy_until, time.perf_counter()) + ring * nbytes / self.emulated.workers
-        return self._busy_until
-
-    def _fall_back(self, came: dict[int, _Run], error: PeerDeadError, missing: list[tuple[int, int, int, int]]) -> None:
-        """A proxy has died: the workers average what is `missing` of its sums, and go on with the other proxies.
-
-        What it had published counts for every worker, and the others have summed the rest of theirs. So all workers
-        miss the same shards of the same step; they compare that first.
-        """
-        counts, plan = self._service().stat(), self._plan
-        if plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
-            raise error
-        mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
-        facts = torch.zeros(6, dtype=torch.int64)
-        facts[: len(mine)] = mine
-        everyones = [torch.empty_like(facts) for _ in range(self._size)]
-        dist.all_gather(everyones, facts, group=self._group)
-        if any(not torch.equal(facts, other) for other in everyones):
-            raise error
-        keys = {route.tensor: key for key, route in self._routes.items()}
-        width = self._parameters[0].element_size()
-        pieces = [
-            came[keys[tensor]].flat[start // width : (start + nbytes) // width] for tensor, start, nbytes, _ in missing
-        ]
-        self._average(pieces)()
-        dead = torch.tensor([not count[5] for count in counts], dtype=torch.uint8)
-        dist.all_reduce(dead, op=dist.ReduceOp.MAX, group=self._group)
-        is_left = [not gone for gone in dead.tolist()]
-        if self.emulated is not None:
-            links = [link for link, left in zip(self.emulated.proxies, is_left, strict=True) if left]
-            self.emulated = EmulatedLinks(links, self.emulated.workers)
-        self._abandon()
-        self._proxies = sum(is_left)
-        self._routes = {}
-        if self._proxies:
-            self._open_service()
-            self._make_plan(came, self._measure(came, self._profile))
-        else:
-            self._plan = replace(plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
-
-    # After the death of a worker, or of a proxy that has kept a part of the optimizer's state.
-
-    def _shrink(self, survivors: Survivors) -> None:
-        """Goes on without the dead from the newest snapshot, in a group of its own and with other proxies."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        held, self._held = self._held, None
-        while True:
-            self._abandon()
-            self._leave_smaller(survivors)
-            try:
-                with self._guarded(), torch.no_grad():
-                    self._go_on_in(survivors.regroup(), held)
-                return
-            except PolderError as error:
-                self._held = None
-                if not survivors.have_lost(error):
-                    raise
-
-    def _leave_smaller(self, survivors: Survivors) -> None:
-        """Leaves a group of survivors in which another worker has died: those that still wait in it are told."""
-        if self._group is not survivors.whole:
-            with contextlib.suppress(PolderError):
-                dist.destroy_process_group(self._group)
-        self._group = survivors.whole
-
-    def _go_on_in(self, group: dist.ProcessGroup, held: HeldOptimizer | None) -> None:
-        """Starts the service anew in a smaller group, with what `snapshots` has."""
-        assert self._snapshots is not None
-        self._group, self._attachment = group, _attachment(group)
-        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        if self._has_proxy_each:
-            self._proxies = self._size
-            if self.emulated is not None:
-                self.emulated = replace(self.emulated, proxies=list(self.emulated.proxies)[: self._size])
-        self._plan, self._profile, self._routes, self._order = None, None, {}, []
-        self._passes.clear()
-        self._profiled_from = self._steps
-        self._failed = False
-        self._open_service()
-        if held is not None:
-            self._hold(held)
-        self.restored = restore(self._snapshots, self._model, self._optimizer, group=group)
-
-    # The optimizer on the proxies.
-
-    def _hold(self, held: HeldOptimizer) -> None:
-        """Gives the proxies the parameters and the optimizer's state."""
-        with self._guarded(), torch.no_grad():
-            sizes = [parameter.nbytes for parameter in reversed(self._parameters)]
-            measured = self._probe_sizes(sum(sizes), [self.shard_bytes] if self.shard_bytes else _SIZES)
-            shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], _SLACK)
-            ring = max(2 * (self._size - 1) / self._size, 1e-9)
-            rate, copies, links = self._probe_links(measured, shard_bytes, sum(sizes))
-            shard_bytes = self.shard_bytes or shard_bytes
-            threshold, shards = _core.service_shards(sizes, shard_bytes, links, _ALIKE)
-            # About the order in which gradients come.
-            self._order = list(range(len(self._parameters)))[::-1]
-            counts = [self._parameters[key].numel() for key in self._order]
-            self._routes = {key: _Route(at, counts[at], counts[at]) for at, key in enumerate(self._order)}
-            self._begin(shards, [held.group_of(self._order[shard[0]]) for shard in shards])
-            total = sum(sizes)
-            measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
-            self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, 0)
-            self._held = held
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Brings the proxies the parameters and the optimizer's state, both as worker 0 has them."""
-        held = self._held
-        assert held is not None
-        with self._guarded(), torch.no_grad():
-            number, moments = held.taken()
-            said = torch.tensor([number])
-            dist.broadcast(said, group_src=0, group=self._group)
-            had_none, held.number = held.number == 0, int(said.item())
-            self._load_parameters()
-            # Proxies begin with zeros.
-            if held.number or not had_none:
-                for slot, tensors in enumerate(moments, 1):
-                    self._move(slot, tensors, is_load=True)
-
-    def _loaded(self, *_: object) -> None:
-        self._load_parameters()
-
-    def _load_parameters(self) -> None:
-        with self._guarded(), torch.no_grad():
-            self._move(0, [parameter.detach() for parameter in self._parameters], is_load=True)
-
-    def _write_state(self, _: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        """What ``optimizer.state_dict()`` returns has the proxies' state. All workers call it."""
-        held = self._held
-        if held is not None:
-            held.write(state_dict, self._moments(held))
-
-    def _moments(self, held: HeldOptimizer) -> list[list[torch.Tensor]]:
-        """The moments of each parameter, from the proxies."""
-        if held.number == 0:
-            return []
-        moments = [[torch.empty_like(parameter.detach()) for parameter in self._parameters] for _ in held.moments]
-        for slot, tensors in enumerate(moments, 1):
-            self._move(slot, tensors, is_load=False)
-        return moments
-
-    def _move(self, slot: int, tensors: list[torch.Tensor], *, is_load: bool) -> None:
-        """Brings an array of each parameter to the proxies as worker 0 has it, or from them; all workers get it."""
-        service = self._service()
-        service.order_move(slot, is_load)
-        for key in self._order:
-            span = self._span(tensors[key], self._routes[key].count, writable=True)
-            service.push(self._routes[key].tensor, span, self._dtype, span)
-        service.wait()
-
-    # The profile.
-
-    def _measure(self, came: dict[int, _Run], before: _Profile | None) -> _Profile:
-        """Measures the passes that were noted, the workers' all-reduce and the way over the proxies."""
-        total = sum(run.flat.nbytes for run in came.values())
-        # After a fault there may be no pass with a plan yet.
-        passes = list(self._passes)
-        if before is not None and not passes:
-            passes = [(before.forward_s, before.backward_s, before.arrivals)]
-        forward_s = statistics.median(each[0] for each in passes)
-        backward_s = statistics.median(each[1] for each in passes)
-        # DDP may have changed its buckets since the first passes.
-        seen = [[each[2][key] for each in passes if key in each[2]] or [backward_s] for key in sorted(came)]
-        forward_s, backward_s, *ready_s = self._agreed([forward_s, backward_s, *map(statistics.median, seen)])
-        ring = max(2 * (self._size - 1) / self._size, 1e-9)
-        worker_rate = ring * total / self._probe_workers(total)
-        fixed = self.shard_bytes or (before.shard_bytes if before else None)
-        measured = self._probe_sizes(total, [fixed] if fixed else _SIZES)
-        shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], _SLACK)
-        proxy_rate, copy_rate, links = self._probe_links(measured, shard_bytes, total)
-        return _Profile(
-            forward_s,
-            backward_s,
-            ring * proxy_rate,
-            worker_rate,
-            copy_rate,
-            links,
-            fixed or shard_bytes,
-            dict(zip(sorted(came), ready_s, strict=True)),
-        )
-
-    def _make_plan(self, came: dict[int, _Run], profile: _Profile) -> None:
-        order = torch.tensor(list(came))
-        dist.broadcast(order, group_src=0, group=self._group)
-        self._order = order.tolist()
-        runs = [came[key] for key in self._order]
-        width = self._parameters[0].element_size()
-        sizes = [size * width for run in runs for size in run.sizes]
-        rates = (profile.forward_s, profile.backward_s, profile.proxy_rate, profile.worker_rate)
-        shard_bytes = self.shard_bytes or profile.shard_bytes
-        split, taken = _core.service_split(sizes, self._size, *rates, self.split)
-        best, seconds = self._predict(runs, profile, shard_bytes)
-        if self.split is None:
-            taken = best
-        proxied = sum(sizes[:taken])
-        ends = itertools.accumulate(run.flat.nbytes for run in runs)
-        counts = [
-            max(min(proxied - (end - run.flat.nbytes), run.flat.nbytes), 0) for run, end in zip(runs, ends, strict=True)
-        ]
-        tensors = [count for count in counts if count]
-        threshold, shards = _core.service_shards(tensors, shard_bytes, profile.links, _ALIKE)
-        self._routes = {
-            key: _Route(tensor, count // width, run.flat.numel())
-            for tensor, (key, run, count) in enumerate(zip(self._order, runs, counts, strict=True))
-            if count
-        }
-        self._begin(shards)
-        self._profile = profile
-        self._replans = False
-        self._planned_at = self._steps
-        self._passes.clear()
-        self._plan = SyncPlan(
-            *rates,
-            profile.copy_rate,
-            profile.links,
-            shard_bytes,
-            profile.arrivals,
-            sum(sizes),
-            split,
-            list(zip(itertools.accumulate(sizes, initial=0), seconds, strict=True)),
-            proxied,
-            threshold,
-            shards,
-            self._steps,
-        )
-
-    def _predict(self, runs: list[_Run], profile: _Profile, shard_bytes: int) -> tuple[int, list[float]]:
-        """How many tensors the proxies should take, and the seconds of each number."""
-        width = self._parameters[0].element_size()
-        gradients = [
-            (size * width, profile.arrivals.get(key, profile.backward_s))
-            for key, run in zip(self._order, runs, strict=True)
-            for size in run.sizes
-        ]
-        # Proxies that share memory or cores are slower together than each alone.
-        ring = max(2 * (self._size - 1) / self._size, 1e-9)
-        together = min(profile.proxy_rate / ring / sum(rate for _, rate in profile.links), 1.0)
-        links = [(latency, rate * together) for latency, rate in profile.links]
-        rates = (profile.copy_rate, profile.worker_rate)
-        return _core.service_predict(gradients, self._size, profile.backward_s, rates, shard_bytes, links, _ALIKE)
-
-    def _begin(self, shards: list[tuple[int, int, int, int]], groups: Sequence[int] = ()) -> None:
-        links = [] if self.emulated is None else list(self.emulated.proxies)
-        self._service().begin(shards, self._proxies, self._dtype, self.first_layers_first, links, groups)
-
-    def _report(self) -> None:
-        if self._client is not None and self._plan is not None:
-            plan = self._plan
-            self._client.report(
-                self._steps, self._blocked_s, plan.proxied_bytes, plan.total_bytes, plan.threshold_bytes
-            )
-
-    def _probe_workers(self, total: int) -> float:
-        """Seconds of an all-reduce of all gradients by workers that have nothing else to do."""
-        dummy = torch.zeros(total // self._parameters[0].element_size(), dtype=self._parameters[0].dtype)
-        times: list[float] = []
-        for _ in range(_PROBES + 1):
-            dist.barrier(group=self._group)
-            began = time.perf_counter()
-            self._average([dummy])()
-            times.append(time.perf_counter() - began)
-        return self._agreed([statistics.median(times[1:])])[0]
-
-    def _probe_sizes(self, total: int, sizes: Iterable[int]) -> list[tuple[int, float, float]]:
-        """For each size of shards: bytes a second that all proxies together sum, and that a worker pushes."""
-        nbytes = max(min(_PROBE_BYTES, total), _SIZES[0]) // _SIZES[0] * _SIZES[0]
-        measured: list[tuple[int, float, float]] = []
-        for size in sizes:
-            piece = max(min(size, nbytes) // _LATENCY_BYTES, 1) * _LATENCY_BYTES
-            count = nbytes // piece
-            if count < self._proxies and measured:
-                break
-            shards = [(0, index * piece, piece, index % self._proxies) for index in range(count)]
-            seconds, pushing = self._probe(shards, _PROBES)
-            measured.append((piece, count * piece / seconds, count * piece / pushing))
-        return measured
-
-    def _probe_links(
-        self, measured: list[tuple[int, float, float]], shard_bytes: int, total: int
-    ) -> tuple[float, float, list[tuple[float, float]]]:
-        """Bytes a second that all proxies sum and that a worker pushes, in shards of this size; and the links."""
-        together, copies = next((rate, copies) for size, rate, copies in measured if size == shard_bytes)
-        links = [self._probe_link(proxy, shard_bytes, total) for proxy in range(self._proxies)]
-        # What is too short to fill the way there and back says too little, of all together as of each.
-        filled = sum(rate for _, rate, _ in links) / sum(rate for _, _, rate in links)
-        return together * filled, copies, [(latency, rate) for latency, rate, _ in links]
-
-    def _probe_link(self, proxy: int, shard_bytes: int, total: int) -> tuple[float, float, float]:
-        """Of one proxy: seconds of the least shard, and bytes a second of large ones, with a full way and as measured.
-
-        The way there and back of `n` shards takes as long as that of `n + 1` shards one way. So the time of one shard
-        is taken off.
-        """
-        latency, _ = self._probe([(0, 0, _LATENCY_BYTES, proxy)], _LATENCY_PROBES)
-        count = max(min(_PROBE_BYTES, total) // shard_bytes // self._proxies, 1)
-        shards = [(0, index * shard_bytes, shard_bytes, proxy) for index in range(count)]
-        seconds, _ = self._probe(shards, _PROBES)
-        one, _ = self._probe(shards[:1], _PROBES)
-        rate = count * shard_bytes / seconds
-        full = (count - 1) * shard_bytes / max(seconds - one, 1e-9)
-        return latency, min(max(full, rate), rate * (count + 1) / count), rate
-
-    def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> tuple[float, float]:
-        """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else, and of its push."""
-        self._begin(shards)
-        service, first = self._service(), self._parameters[0]
-        dummy = torch.zeros(sum(shard[2] for shard in shards) // first.element_size(), dtype=first.dtype)
-        times: list[float] = []
-        pushes: list[float] = []
-        for _ in range(rounds + 1):
-            began = time.perf_counter()
-            service.push(0, self._span(dummy, dummy.numel(), writable=True), self._dtype)
-            pushes.append(time.perf_counter() - began)
-            service.wait()
-            times.append(time.perf_counter() - began)
-        seconds, pushing = self._agreed([statistics.median(times[1:]), statistics.median(pushes[1:])])
-        return seconds, pushing
-
-    def _agreed(self, seconds: list[float]) -> list[float]:
-        """The mean of what all workers measured, the same bits on each."""
-        means = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(means, group=self._group)
-        return means.div_(self._size).tolist()
-
-    # Parts.
-
-    def _open_service(self) -> None:
-        """Starts this worker's proxies and joins the service with them."""
-        name = f"/sync/{self._token()}"
-        self._children = [
-            _start(self._attachment, name, proxy, self._proxies, self._size, self._timeout)
-            for proxy in range(self._rank, self._proxies, self._size)
-        ]
-        try:
-            self._client = _core.ServiceClient(
-                self._attachment.pool,
-                name,
-                self._rank,
-                self._size,
-                self._proxies,
-                timeout=self._timeout,
-                given_up=self._has_lost_one,
-            )
-        except BaseException:
-            self._failed = True
-            self._close_service()
-            raise
-
-    def _close_service(self) -> None:
-        client, self._client = self._client, None
-        try:
-            if client is not None:
-                client.abandon() if self._failed else client.close()
-        finally:
-            children, self._children = self._children, []
-            for child in children:
-                _end(child)
-
-    def _abandon(self) -> None:
-        """Leaves a service that has lost a proxy, which can agree on nothing any more."""
-        failed, self._failed = self._failed, True
-        try:
-            self._close_service()
-        finally:
-            self._failed = failed
-
-    def _token(self) -> str:
-        """A word that worker 0 draws."""
-        token = torch.frombuffer(bytearray(secrets.token_bytes(8)), dtype=torch.uint8)
-        dist.broadcast(token, group_src=0, group=self._group)
-        return bytes(token.tolist()).hex()
-
-    def _service(self) -> "_core.ServiceClient":
-        if self._client is None:
-            raise ArgumentError("the service is closed; make another one")
-        return self._client
-
-    def _has_lost_one(self) -> bool:
-        """Whether a proxy that this worker has started is gone, or a worker without which the others could go on."""
-        has_lost_worker = self._survivors is not None and self._survivors.have_lost()
-        return has_lost_worker or any(child.poll() is not None for child in self._children)
-
 
 _open: "WeakSet[ParameterService]" = WeakSet()
 
@@ -1176,90 +570,6 @@ def _close_all() -> None:
         service.__exit__(None, SystemExit(), None)
 
 
-def _attachment(group: dist.ProcessGroup) -> Attachment:
-    for attachment in attachments.values():
-        if group in attachment.groups:
-            return attachment
-    raise ArgumentError('the group is none of the backend polder; make it with backend="polder"')
-
-
-_NUMBERS: dict[str, tuple[type, float, float, str]] = {
-    "proxies": (Integral, 1, 1024, "a whole number from 1 to 1024, or None for one of each worker"),
-    "profile_steps": (Integral, 2, math.inf, "a whole number from 2 on, because the first step is not counted"),
-    "replan_steps": (Integral, 0, math.inf, "a whole number from 0 on"),
-    "timeout": (Real, 1e-9, 1e9, "seconds from 1e-9 to 1e9"),
-    "split": (Real, 0, 1, "a number from 0 to 1, or None for the planned part"),
-    "shard_bytes": (Integral, 1, 1 << 62, "a whole number of bytes from 1 on, or None for the measured size"),
-}
-"""What each number of the constructor may be: its kind, the least, the highest, and both in words."""
-
-
-def _is_number(value: object, kind: type, least: float, most: float = math.inf) -> bool:
-    # A bool is a whole number too, and never meant as one. What is not a number is between no two.
-    return isinstance(value, kind) and not isinstance(value, bool) and least <= cast(float, value) <= most
-
-
-def _expect_numbers(given: dict[str, object]) -> None:
-    for name, value in given.items():
-        kind, least, most, expected = _NUMBERS[name]
-        is_left_out = value is None and "None" in expected
-        if not is_left_out and not _is_number(value, kind, least, most):
-            raise ArgumentError(f"{name} is {value!r}; give {expected}")
-
-
-def _expect_links(emulated: object) -> None:
-    if emulated is None:
-        return
-    if not isinstance(emulated, EmulatedLinks):
-        raise ArgumentError(f"emulated is {emulated!r}; give EmulatedLinks or None")
-    try:
-        are_links = all(
-            _is_number(busy, Real, 0, 1e9) and _is_number(rate, Real, 1, 1e18) for busy, rate in emulated.proxies
-        )
-    except (TypeError, ValueError):
-        are_links = False
-    if not are_links or not _is_number(emulated.workers, Real, 1, 1e18):
-        raise ArgumentError(
-            f"emulated is {emulated!r}; give seconds from 0 to 1e9 and bytes a second from 1 to 1e18 of each proxy, "
-            "and bytes a second of the workers"
-        )
-
-
-def _expect_places(optimizer: str, split: float | None, overlap: bool, on_death: str, snapshots: str | None) -> None:
-    if optimizer not in ("worker", "proxy"):
-        raise ArgumentError(f'optimizer is {optimizer!r}; give "worker" or "proxy"')
-    if optimizer == "proxy" and (split not in (None, 1.0) or not overlap):
-        raise ArgumentError(
-            f"split {split} and overlap {overlap} with the optimizer on the proxies; leave both out, because the "
-            "proxies take all gradients as they come"
-        )
-    if on_death not in ("raise", "shrink") or (on_death == "shrink") != (snapshots is not None):
-        raise ArgumentError(
-            f'on_death is {on_death!r} and snapshots {snapshots!r}; give "shrink" and the name of the snapshots to go '
-            'back to, or "raise" and none'
-        )
-
-
-def _expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
-    if not parameters:
-        raise ArgumentError("the model has no parameters to train")
-    if any(hasattr(parameter, "device_mesh") for parameter in parameters):
-        raise ArgumentError("the parameters are DTensors, as those of FSDP2; the service carries plain ones")
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False):
-            raise ArgumentError(
-                f"{name or 'the model'} has sparse gradients; the service carries dense ones: give it sparse=False"
-            )
-    first = parameters[0]
-    for parameter in parameters:
-        is_carried = parameter.is_cpu and parameter.is_contiguous() and parameter.numel() > 0
-        if not is_carried or parameter.dtype != first.dtype or not parameter.is_floating_point():
-            raise ArgumentError(
-                f"a parameter of shape {tuple(parameter.shape)} and {parameter.dtype} on {parameter.device}; the "
-                f"service carries contiguous CPU tensors of one floating type, here {first.dtype}"
-            )
-
-
 def _expect_unattached(parameters: list[torch.nn.Parameter]) -> None:
     ours = {id(parameter) for parameter in parameters}
     for service in _open:
@@ -1268,34 +578,3 @@ def _expect_unattached(parameters: list[torch.nn.Parameter]) -> None:
                 "another ParameterService averages parameters of the model already, and one of them alone may; "
                 "call close() of it first"
             )
-
-
-def _start(
-    attachment: Attachment, name: str, proxy: int, proxies: int, clients: int, timeout: float
-) -> "subprocess.Popen[bytes]":
-    """Starts a proxy on this worker's host; it ends when this process does, because its standard input does."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "polder.proxy",
-        "--pool",
-        attachment.path,
-        "--host",
-        str(attachment.pool.host),
-    ]
-    command += ["--service", name, "--proxy", str(proxy), "--proxies", str(proxies), "--clients", str(clients)]
-    command += ["--timeout", str(timeout), "--tied", *(["--own"] if attachment.share is not None else [])]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Waits for a proxy that has been told to end, and ends one that does not."""
-    with contextlib.suppress(OSError):
-        if child.stdin is not None:
-            child.stdin.close()
-    try:
-        child.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

@@ -77,8 +77,8 @@ impl Ranks {
     /// Makes a pool of the job's own.
     pub(super) fn make_pool(&self, pool: &Path) -> Result<(), Failure> {
         let folder = pool.parent().unwrap_or(pool);
-        let free = job_pool::free_bytes(folder)
-            .map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
+        let free =
+            session::free_bytes(folder).map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
         let least = self.least_size().unwrap_or(u64::MAX);
         if least > free {
             return Err(Failure(format!(

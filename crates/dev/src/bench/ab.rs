@@ -198,7 +198,7 @@ impl Side {
         let text = fs::read_to_string(self.folder.join("cpu.stat")).unwrap_or_default();
         let cpu = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse::<f64>().ok());
         let counts = self.cgroup.counts(&Host::new()).unwrap_or_default();
-        [cpu.unwrap_or(0.0) / 1e6, (counts.promoted + counts.demoted) as f64 * polder_mem::PAGE as f64]
+        [cpu.unwrap_or(0.0) / 1e6, (counts.promoted + counts.demoted) as f64 * polder_offload::PAGE as f64]
     }
 }
 

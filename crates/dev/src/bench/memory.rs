@@ -5,8 +5,9 @@ use std::fs;
 
 use clap::Args;
 use polder_linux::parse_nodes;
+use polder_mem::allowed_cpus;
 use polder_mem::lines::{Mix, Sampling, hot_latency, latencies, loaded_latency, mixed_bandwidth};
-use polder_mem::{Location, Range, allowed_cpus};
+use polder_offload::{Location, Range};
 
 use crate::Failure;
 use polder_measure::machine::processor;
@@ -90,7 +91,7 @@ pub(super) fn run(arguments: &MemoryArguments) -> Result<Vec<Row>, Failure> {
 fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) {
     let cpus = allowed_cpus().len();
     for mix in Mix::ALL {
-        let rate = mixed_bandwidth(range, cpus, mix, effort);
+        let rate = mixed_bandwidth(range.words(), cpus, mix, effort);
         rows.push(row(
             "memory",
             format!("node {node} {} {cpus} threads", mix.name()),
@@ -112,7 +113,7 @@ fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) 
     // A core is left to the thread whose loads are timed.
     let readers = (cpus - 1).max(1);
     for share in SHARES {
-        let found = loaded_latency(range, readers, share, effort);
+        let found = loaded_latency(range.words(), readers, share, effort);
         let case = match share {
             0.0 => format!("node {node} idle"),
             share => format!("node {node} {readers} readers {:.0}% of the time", 100.0 * share),
@@ -125,7 +126,7 @@ fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) 
     let mut counts = vec![1, cpus];
     counts.dedup();
     for threads in counts {
-        let times = latencies(range, threads, effort);
+        let times = latencies(range.words(), threads, effort);
         for percentile in PERCENTILES {
             let at = ((times.len() - 1) as f64 * percentile / 100.0).round() as usize;
             let case = format!("node {node} p{percentile} {threads} latency threads");
@@ -159,11 +160,11 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for &hot in &arguments.hot {
         let bytes = pages(bytes, hot);
-        if bytes < readers * polder_mem::PAGE {
+        if bytes < readers * polder_offload::PAGE {
             let needs = format!("--hot {hot}: expected a page or more for each of {readers} readers");
             return Err(Failure(format!("{needs}; give more --mib")));
         }
-        let found = hot_latency(&mut range, bytes, readers, arguments.effort.sampling());
+        let found = hot_latency(range.words(), bytes, readers, arguments.effort.sampling());
         let case = format!("{hot}% hot, {local}% local");
         rows.push(row("knee", case.clone(), "latency", found.latency, "ns"));
         // Every hot byte is read equally often, so a node's part of the traffic is its part of the hot bytes.
@@ -185,7 +186,7 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
 
 /// Whole pages of a percentage of `bytes`.
 const fn pages(bytes: usize, percent: u8) -> usize {
-    bytes * percent as usize / 100 / polder_mem::PAGE * polder_mem::PAGE
+    bytes * percent as usize / 100 / polder_offload::PAGE * polder_offload::PAGE
 }
 
 /// The nodes with memory; 0 on a kernel without NUMA.
@@ -257,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_percentage_is_whole_pages_within_the_footprint() {
-        assert_eq!(pages(1 << 20, 75) % polder_mem::PAGE, 0);
+        assert_eq!(pages(1 << 20, 75) % polder_offload::PAGE, 0);
         assert!(pages(1 << 20, 100) <= 1 << 20 && pages(1 << 20, 1) > 0);
     }
 }

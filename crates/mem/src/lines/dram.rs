@@ -3,8 +3,6 @@
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 
-use crate::Range;
-
 use super::{LINE_BYTES, Sampling, Timing};
 
 /// Words in a line.
@@ -20,12 +18,11 @@ pub fn memory_latency(bytes: usize, effort: Sampling) -> Timing {
     chase(&cycle(bytes / LINE_BYTES), effort)
 }
 
-/// As [`memory_latency`], over a range.
+/// As [`memory_latency`], over words that lie where the caller put them.
 ///
 /// # Panics
-/// When it holds less than two lines.
-pub fn range_latency(range: &mut Range, effort: Sampling) -> Timing {
-    let words = words_of(range);
+/// When there are less than two lines of them.
+pub fn range_latency(words: &mut [u64], effort: Sampling) -> Timing {
     link(words);
     chase(words, effort)
 }
@@ -54,9 +51,8 @@ pub fn memory_bandwidth(threads: usize, bytes: usize, effort: Sampling) -> Timin
     })
 }
 
-/// GB/s that `threads` threads read from a range, and write to it, a part of it each, over and over.
-pub fn range_bandwidth(range: &mut Range, threads: usize, effort: Sampling) -> [Timing; 2] {
-    let words = words_of(range);
+/// GB/s that `threads` threads read of words that lie where the caller put them, and write to them, a part of them each, over and over.
+pub fn range_bandwidth(words: &mut [u64], threads: usize, effort: Sampling) -> [Timing; 2] {
     let each = words.len() / threads;
     let read = effort.bandwidth(threads, 8 * each as u64, |thread| {
         let part = &words[thread * each..][..each];
@@ -69,12 +65,6 @@ pub fn range_bandwidth(range: &mut Range, threads: usize, effort: Sampling) -> [
         black_box(&mut **part);
     });
     [read, write]
-}
-
-/// The words of a range, which is borrowed alone.
-pub(super) fn words_of(range: &mut Range) -> &mut [u64] {
-    // SAFETY: the range's pages are aligned, are words of any bits, and are borrowed with it; no other range maps them.
-    unsafe { std::slice::from_raw_parts_mut(range.address().cast::<u64>(), range.bytes() / 8) }
 }
 
 /// One random cycle through `lines` lines: the first word of each holds the number of the next (Sattolo's shuffle).
@@ -137,7 +127,7 @@ mod tests {
         let (near, far) = (memory_latency(8 << 10, effort), memory_latency(128 << 20, effort));
         assert!(near.low < far.low, "{near:?} {far:?}");
         assert!(memory_bandwidth(2, 1 << 20, effort).low > 0.0);
-        let mut range = Range::new(1 << 20).expect("a range");
+        let mut range = words(1 << 17);
         assert!(range_latency(&mut range, effort).low > 0.0);
         assert!(range_bandwidth(&mut range, 2, effort).iter().all(|it| it.low > 0.0));
     }

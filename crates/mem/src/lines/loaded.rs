@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::dram::{STEPS, chase, link, words_of};
+use super::dram::{STEPS, chase, link};
 use super::{LINE_BYTES, Sampling, Timing, on_threads};
-use crate::Range;
 
 /// Words that are read, or read and modified, at once: 4 KiB.
 const BLOCK: usize = 512;
@@ -65,8 +64,7 @@ impl Mix {
 ///
 /// # Panics
 /// When a part holds less than the blocks of one turn, which are 12 KiB at most.
-pub fn mixed_bandwidth(range: &mut Range, threads: usize, mix: Mix, effort: Sampling) -> Timing {
-    let words = words_of(range);
+pub fn mixed_bandwidth(words: &mut [u64], threads: usize, mix: Mix, effort: Sampling) -> Timing {
     let each = words.len() / threads / (mix.turn() * BLOCK) * mix.turn() * BLOCK;
     assert!(each > 0, "{} words are too few for {threads} threads", words.len());
     let bytes = each / (mix.turn() * BLOCK) * mix.turn_bytes();
@@ -91,9 +89,8 @@ pub struct UnderLoad {
 ///
 /// # Panics
 /// When `share` is not from 0 to 1, or the range holds less than 16 KiB a thread.
-pub fn loaded_latency(range: &mut Range, threads: usize, share: f64, effort: Sampling) -> UnderLoad {
+pub fn loaded_latency(words: &mut [u64], threads: usize, share: f64, effort: Sampling) -> UnderLoad {
     assert!((0.0..=1.0).contains(&share), "a share is from 0 to 1");
-    let words = words_of(range);
     let (chased, read) = words.split_at_mut(words.len() / 4);
     link(chased);
     beside_readers(chased, read, if share > 0.0 { threads } else { 0 }, share, effort)
@@ -104,8 +101,8 @@ pub fn loaded_latency(range: &mut Range, threads: usize, share: f64, effort: Sam
 ///
 /// # Panics
 /// When `hot` is less than 4 KiB a thread, or more than the range.
-pub fn hot_latency(range: &mut Range, hot: usize, threads: usize, effort: Sampling) -> UnderLoad {
-    let words = &mut words_of(range)[..hot / 8];
+pub fn hot_latency(words: &mut [u64], hot: usize, threads: usize, effort: Sampling) -> UnderLoad {
+    let words = &mut words[..hot / 8];
     link(words);
     let words: &[u64] = words;
     beside_readers(words, words, threads, 1.0, effort)
@@ -159,8 +156,7 @@ fn pause(took: Duration, share: f64) -> Duration {
 ///
 /// # Panics
 /// When a part holds less than two lines.
-pub fn latencies(range: &mut Range, threads: usize, effort: Sampling) -> Vec<f64> {
-    let words = words_of(range);
+pub fn latencies(words: &mut [u64], threads: usize, effort: Sampling) -> Vec<f64> {
     let each = words.len() / threads / (LINE_BYTES / 8) * (LINE_BYTES / 8);
     let parts: Vec<Mutex<&mut [u64]>> = words.chunks_exact_mut(each).map(Mutex::new).collect();
     let times = on_threads(threads, |thread| {
@@ -217,7 +213,7 @@ mod tests {
 
     #[test]
     fn every_figure_comes_and_a_chase_visits_what_is_hot_alone() {
-        let mut range = Range::new(1 << 20).expect("a range");
+        let mut range = vec![0; 1 << 17];
         for mix in Mix::ALL {
             assert!(mixed_bandwidth(&mut range, 2, mix, EFFORT).low > 0.0, "{}", mix.name());
         }
@@ -226,9 +222,9 @@ mod tests {
         let full = loaded_latency(&mut range, 1, 1.0, EFFORT);
         assert!(full.load > 0.0, "{full:?}");
         let hot = 1 << 18;
-        words_of(&mut range).fill(u64::MAX);
+        range.fill(u64::MAX);
         assert!(hot_latency(&mut range, hot, 1, EFFORT).load > 0.0);
-        let cold = words_of(&mut range)[hot / 8..].iter().all(|word| *word == u64::MAX);
+        let cold = range[hot / 8..].iter().all(|word| *word == u64::MAX);
         assert!(cold, "what is cold is not linked");
         let times = latencies(&mut range, 2, EFFORT);
         assert_eq!(times.len(), 2 * EFFORT.samples * STEPS / LOADS);

@@ -27,9 +27,6 @@ use polder_mem::{LINE, Offset, ProcessSlot};
 use crate::line::{self, Words};
 use crate::object::MAX_HEADER_LINES;
 
-/// Bits of a generation.
-pub(crate) const GENERATION_BITS: u32 = 56;
-
 const CLAIMED: u8 = 3;
 const LIVE: u8 = 5;
 const CONDEMNED: u8 = 6;

@@ -1,7 +1,7 @@
 //! How a host comes to its id where the keeper gives ids: the claim, and the wait for its answer.
 //!
 //! A claimant writes its claim on the claim line of the host id; the keeper answers with its grant line and its view. The
-//! module [`keeper`](super::keeper) says what the keeper does with a claim.
+//! module [`keeper`](crate::keeper) says what the keeper does with a claim.
 
 use std::time::Duration;
 

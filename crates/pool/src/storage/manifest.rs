@@ -23,8 +23,8 @@ use std::collections::BTreeMap;
 use polder_mem::{LINE, Memory};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::entry::{GENERATION_BITS, halves};
-use crate::object::Object;
+use crate::entry::halves;
+use crate::object::{GENERATION_BITS, Object};
 use crate::{PoolError, line};
 
 /// The line of the head.

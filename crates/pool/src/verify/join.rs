@@ -36,8 +36,8 @@ pub(super) fn suites() -> Vec<Suite> {
 const HARMLESS: &[Harmless] = &[
     harmless("group/join.rs", "one look at an acknowledgement", Change::Drop),
     harmless("group/join.rs", "one look at an acknowledgement", Change::Weaken),
-    harmless("objects/object.rs", "bytes that nobody fills", Change::Drop),
-    harmless("objects/object.rs", "bytes that nobody fills", Change::Weaken),
+    harmless("object.rs", "bytes that nobody fills", Change::Drop),
+    harmless("object.rs", "bytes that nobody fills", Change::Weaken),
 ];
 
 const NAME: &str = "/ranks";

@@ -11,18 +11,17 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use crate::affinity::bind_memory;
-use crate::buffer::PAGE;
+use polder_mem::{MemoryFile, RegionKind, bind_memory};
+
+use crate::buffer::{HUGE_PAGE, PAGE};
+use crate::error::TierError;
 use crate::numa;
-use crate::region::{self, RegionKind};
-use crate::tier::{TierError, free};
+use crate::tier::free;
 
-/// Huge pages of x86-64. A range begins at one, so that it is made of them as far as they go.
-pub const HUGE_PAGE: usize = 2 << 20;
-
-/// Pages that belong to this range alone; unmapped when dropped.
+/// Pages that belong to this range alone; unmapped when dropped. It begins at a huge page, so that it is made of them as far
+/// as they go.
 ///
-/// There is no slice of it: what uses the address decides when it is read and written.
+/// What uses the address decides when it is read and written.
 #[derive(Debug)]
 pub struct Range {
     at: NonNull<u8>,
@@ -37,8 +36,17 @@ struct Mapped {
     begin: usize,
     bytes: usize,
     path: PathBuf,
-    file: File,
+    file: MemoryFile,
     offset: u64,
+}
+
+/// A tier of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A NUMA node.
+    Node(usize),
+    /// A dax device, or a file in memory.
+    Device(PathBuf),
 }
 
 /// Where pages lie.
@@ -62,7 +70,7 @@ impl fmt::Display for Location {
     }
 }
 
-// SAFETY: the pages belong to no thread, and a range hands out their address only.
+// SAFETY: the pages belong to no thread, and a range hands out their address, and their words where it is borrowed alone.
 unsafe impl Send for Range {}
 // SAFETY: as above.
 unsafe impl Sync for Range {}
@@ -111,6 +119,12 @@ impl Range {
         self.at.as_ptr()
     }
 
+    /// Its words.
+    pub fn words(&mut self) -> &mut [u64] {
+        // SAFETY: the range's pages are aligned, are words of any bits, and are borrowed with it; no other range maps them.
+        unsafe { std::slice::from_raw_parts_mut(self.address().cast::<u64>(), self.bytes / 8) }
+    }
+
     /// Bytes of its pages.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -157,7 +171,8 @@ impl Range {
     /// # Errors
     /// [`TierError`]: nothing that can be mapped there, one that has no room, and a piece that does not fit its pages.
     pub fn map(&mut self, begin: usize, bytes: usize, path: &Path) -> Result<u64, TierError> {
-        let (file, _, kind, size, multiple) = region::measured(path).map_err(TierError::Memory)?;
+        let opened = MemoryFile::open(path).map_err(TierError::Memory)?;
+        let MemoryFile { ref file, kind, bytes: size, multiple } = opened;
         if kind == RegionKind::File {
             return Err(TierError::NotInPlace { path: path.into() });
         }
@@ -166,7 +181,7 @@ impl Range {
             return Ok(0);
         }
         let unmappable = |source| TierError::Unmappable { path: path.into(), bytes, source };
-        let claimed = claim(&file, bytes as u64, size, multiple).map_err(unmappable)?;
+        let claimed = claim(file, bytes as u64, size, multiple).map_err(unmappable)?;
         let offset = claimed.ok_or_else(|| TierError::NoRoom { path: path.into(), bytes, size })?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = offset.cast_signed();
@@ -190,8 +205,19 @@ impl Range {
         // SAFETY: as many bytes were just mapped there, and the lock keeps other ranges away.
         unsafe { at.as_ptr().write_bytes(0, bytes) };
         let index = self.mapped.partition_point(|it| it.begin < begin);
-        self.mapped.insert(index, Mapped { begin, bytes, path: path.into(), file, offset });
+        self.mapped.insert(index, Mapped { begin, bytes, path: path.into(), file: opened, offset });
         Ok(offset)
+    }
+
+    /// Puts `[begin, begin + bytes)` into a tier of memory.
+    ///
+    /// # Errors
+    /// Those of [`Range::bind`] and [`Range::map`].
+    pub fn put(&mut self, begin: usize, bytes: usize, place: &Place) -> Result<(), TierError> {
+        match place {
+            Place::Node(node) => self.bind(begin, bytes, *node),
+            Place::Device(path) => self.map(begin, bytes, path).map(drop),
+        }
     }
 
     /// Copies bytes into the range.
@@ -221,7 +247,7 @@ impl Range {
     pub fn check(&self) -> Result<(), TierError> {
         for Mapped { path, file, offset, bytes, .. } in &self.mapped {
             let needed = offset + *bytes as u64;
-            let size = region::present_size(path, file);
+            let size = file.present_size(path);
             if size < needed {
                 return Err(TierError::Gone { path: path.clone(), size, needed });
             }
@@ -318,6 +344,22 @@ impl Range {
     }
 }
 
+/// Bytes of ranges in each place, as the kernel says.
+///
+/// # Errors
+/// What the kernel said.
+pub fn located<'a>(
+    ranges: impl IntoIterator<Item = &'a Range>,
+) -> Result<BTreeMap<Location, usize>, TierError> {
+    let mut bytes = BTreeMap::new();
+    for range in ranges {
+        for (location, of) in range.locate()? {
+            *bytes.entry(location).or_insert(0) += of;
+        }
+    }
+    Ok(bytes)
+}
+
 /// Locks the first bytes of a file that nothing else has locked, and says where they begin.
 fn claim(file: &File, bytes: u64, size: u64, multiple: u64) -> io::Result<Option<u64>> {
     let lock_of = |offset: u64| libc::flock {
@@ -365,8 +407,9 @@ impl Drop for Range {
 
 #[cfg(test)]
 mod tests {
+    use polder_mem::testing::Scratch;
+
     use super::*;
-    use crate::testing::Scratch;
 
     fn fill(range: &mut Range, begin: usize, bytes: usize, value: u8) {
         range.copy_in(begin, &vec![value; bytes]);

@@ -4,11 +4,13 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::range::HUGE_PAGE;
-use crate::tier::TierError;
+use crate::error::TierError;
 
 /// The unit of direct I/O and of placement.
 pub const PAGE: usize = 4096;
+
+/// Huge pages of x86-64.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Zeroed pages, aligned for direct I/O and unmapped when dropped.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use polder_mem::{Memory, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::directory::{Directory, Sight};
-use crate::entry::{self, Entry, GENERATION_BITS, Record, State};
+use crate::entry::{self, Entry, Record, State};
 use crate::extents::Extents;
 use crate::local::LocalLock;
+use crate::object::GENERATION_BITS;
 use crate::opens::{Announcement, Opens};
 use crate::state::{DAMAGED, LockName, Marks};
 use crate::{PoolError, line};

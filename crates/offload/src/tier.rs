@@ -17,235 +17,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use polder_mem::forks;
+
 use crate::buffer::{Buffer, PAGE};
-use crate::{RegionError, forks};
-
-/// Why bytes do not reach a tier, or do not come back.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TierError {
-    /// No memory for a buffer.
-    #[error("{bytes} bytes of memory cannot be mapped: {source}")]
-    NoMemory {
-        /// How many were asked for.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// No such NUMA node.
-    #[error(
-        "NUMA node {node}: this machine has none of this number; name one of /sys/devices/system/node/has_memory"
-    )]
-    NoNode {
-        /// Which.
-        node: usize,
-    },
-    /// A NUMA node that others may use.
-    #[error(
-        "NUMA node {node}: this process may use {allowed:?} alone; add {node} to the cpuset.mems of its cgroup"
-    )]
-    NotAllowed {
-        /// Which.
-        node: usize,
-        /// Those that it may use.
-        allowed: Vec<usize>,
-    },
-    /// A NUMA node with too little memory.
-    #[error("NUMA node {node}: {bytes} bytes do not fit, {room} are free; free some, or place less there")]
-    TooSmall {
-        /// Which.
-        node: usize,
-        /// How many were to lie there.
-        bytes: usize,
-        /// How many it can still give.
-        room: u64,
-    },
-    /// The kernel does not put pages on a node.
-    #[error("NUMA node {node}: the kernel binds no pages to it: {source}")]
-    Node {
-        /// Which.
-        node: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The kernel does not say where pages lie.
-    #[error("the kernel does not say where pages lie (move_pages): {0}")]
-    Pages(io::Error),
-    /// A piece that is not in its range, or that is mapped.
-    #[error(
-        "[{begin}, +{bytes}) is no piece of a range of {size} bytes; name multiples of {multiple} inside it, where nothing is mapped"
-    )]
-    Piece {
-        /// Where it begins.
-        begin: usize,
-        /// How many bytes.
-        bytes: usize,
-        /// What both must be a multiple of.
-        multiple: usize,
-        /// Bytes of the range.
-        size: usize,
-    },
-    /// Nothing that can be mapped.
-    #[error(transparent)]
-    Memory(RegionError),
-    /// A file that lies on a disk.
-    #[error("{}: this file lies on a disk, and mapped it would be page cache; name a dax device, or the folder as a tier", path.display())]
-    NotInPlace {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A device or file that other ranges have.
-    #[error("{}: no {bytes} bytes in a row are free of its {size}; place less there, or end what else uses it", path.display())]
-    NoRoom {
-        /// The device or file.
-        path: PathBuf,
-        /// How many bytes.
-        bytes: usize,
-        /// Bytes of the device or file.
-        size: u64,
-    },
-    /// Bytes that a failed transfer was to bring.
-    #[error("a saved tensor was lost when a transfer of it failed; run the forward pass again")]
-    Lost,
-    /// A file in memory, on a file system that has no room left.
-    #[error("{}: its file system has no room for {bytes} bytes, {free} are free; free some, or place less there", path.display())]
-    FullMemory {
-        /// The file.
-        path: PathBuf,
-        /// How many bytes.
-        bytes: usize,
-        /// How many are free.
-        free: u64,
-    },
-    /// The kernel does not map a device or file.
-    #[error("{}: {bytes} bytes cannot be mapped: {source}", path.display())]
-    Unmappable {
-        /// The device or file.
-        path: PathBuf,
-        /// How many bytes.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A mapped device or file has lost bytes.
-    #[error(
-        "{}: it has {size} bytes left of {needed} that are mapped; something has unbound or truncated it, so end this program",
-        path.display()
-    )]
-    Gone {
-        /// The device or file.
-        path: PathBuf,
-        /// Bytes that it has.
-        size: u64,
-        /// Bytes that it had at least.
-        needed: u64,
-    },
-    /// No file can be made there.
-    #[error("{}: no file can be made in this folder: {source}", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The folder lies in memory.
-    #[error("{}: this folder lies in memory (tmpfs), so it is no tier beside DRAM; name one on a disk", path.display())]
-    InMemory {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file of the process that forked this one.
-    #[error("{}: what lies here belongs to the process that forked this one; place anew in this process", path.display())]
-    Forked {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// The file system takes no direct I/O.
-    #[error("{}: this file system takes no direct I/O ({source}); name a folder on a disk", path.display())]
-    Indirect {
-        /// The folder.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The disk has no room.
-    #[error("{}: {bytes} bytes do not fit on this disk, {free} are free; free some, or name another folder", path.display())]
-    Full {
-        /// The folder.
-        path: PathBuf,
-        /// How many were to be written.
-        bytes: u64,
-        /// How many are free.
-        free: u64,
-    },
-    /// A write ended before its last byte.
-    #[error("{}: {bytes} bytes at {offset} were not written: {source}", path.display())]
-    Write {
-        /// The folder.
-        path: PathBuf,
-        /// Where in the tier.
-        offset: u64,
-        /// How many were left to write.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A read ended before its last byte.
-    #[error("{}: {bytes} bytes at {offset} were not read: {source}", path.display())]
-    Read {
-        /// The folder.
-        path: PathBuf,
-        /// Where in the tier.
-        offset: u64,
-        /// How many were left to read.
-        bytes: usize,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The file is shorter than the tier.
-    #[error("{}: the file ends at {ends}, where {bytes} more bytes were written before; something has truncated it", path.display())]
-    Truncated {
-        /// The folder.
-        path: PathBuf,
-        /// Where it ends.
-        ends: u64,
-        /// How many bytes are missing of those that were to be read.
-        bytes: usize,
-    },
-    /// The file has lost blocks that were reserved.
-    #[error("{}: the disk has {blocks} bytes of this file of {size}; something has truncated it or punched holes into it", path.display())]
-    Holes {
-        /// The folder.
-        path: PathBuf,
-        /// Bytes that the disk has.
-        blocks: u64,
-        /// Bytes of the tier.
-        size: u64,
-    },
-    /// A transfer beyond the end of the tier, or not in whole pages.
-    #[error("[{offset}, +{bytes}) is no range of whole pages in the {size} bytes of the tier in {}; use a larger tier", path.display())]
-    Range {
-        /// The folder.
-        path: PathBuf,
-        /// Where it begins.
-        offset: u64,
-        /// How many bytes.
-        bytes: usize,
-        /// Bytes of the tier.
-        size: u64,
-    },
-}
-
-impl TierError {
-    /// Whether the tier is there and has no room.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        matches!(
-            self,
-            Self::TooSmall { .. } | Self::NoRoom { .. } | Self::Full { .. } | Self::FullMemory { .. }
-        )
-    }
-}
+use crate::error::TierError;
 
 /// Threads of a tier: enough for a disk to have several requests at once.
 const THREADS: usize = 4;
@@ -346,7 +121,7 @@ impl TierFile {
         Self::over(file, folder, size)
     }
 
-    fn over(file: File, folder: &Path, size: u64) -> Result<Self, TierError> {
+    pub(crate) fn over(file: File, folder: &Path, size: u64) -> Result<Self, TierError> {
         let (queue, wake) = (Mutex::default(), Condvar::new());
         let is_reserved = blocks(&file).is_some_and(|blocks| blocks >= size);
         let (forks, folder) = (forks(), folder.into());
@@ -387,6 +162,12 @@ impl TierFile {
     /// [`TierError::Range`] when they are not there, and as [`Self::write`].
     pub fn read(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<PendingTransfer, TierError> {
         self.submit(false, offset, bytes, buffer)
+    }
+
+    /// Cuts the file, as nothing but a foreign program does.
+    #[cfg(test)]
+    pub(crate) fn cut(&self, ends: u64) {
+        self.shared.file.set_len(ends).expect("cut");
     }
 
     fn submit(
@@ -641,13 +422,10 @@ pub fn disk_rates(folder: &Path, bytes: usize, rounds: usize) -> Result<DiskRate
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::testing::{Child, Ended};
+    use polder_mem::testing::{Child, Ended};
 
-    /// A folder on a disk: that of the build.
-    fn disk() -> PathBuf {
-        std::env::current_exe().expect("a test has a file").parent().expect("in a folder").into()
-    }
+    use super::*;
+    use crate::testing::{disk, full};
 
     fn pattern(seed: u8) -> Buffer {
         let mut buffer = Buffer::new(2 * PAGE).expect("two pages");
@@ -708,7 +486,7 @@ mod tests {
     fn a_file_that_was_cut_is_said_to_be() {
         let tier = TierFile::create(&disk(), 4 * PAGE as u64).expect("a tier");
         for ends in [3 * PAGE as u64, 2 * PAGE as u64 + 100, 0] {
-            tier.shared.file.set_len(ends).expect("cut");
+            tier.cut(ends);
             let said = tier.read(2 * PAGE as u64, 2 * PAGE, pattern(0)).expect("inside").wait();
             let said = said.expect_err("cut").to_string();
             assert!(said.contains("something has truncated it"), "{ends}: {said}");
@@ -726,7 +504,7 @@ mod tests {
             .expect("inside")
             .wait()
             .expect("written");
-        tier.shared.file.set_len(0).expect("cut");
+        tier.cut(0);
         tier.write(2 * PAGE as u64, 2 * PAGE, pattern(0)).expect("inside").wait().expect("written");
         let said = tier.read(0, 2 * PAGE, pattern(0)).expect("inside").wait().expect_err("zeros").to_string();
         assert!(
@@ -739,9 +517,12 @@ mod tests {
     fn a_full_disk_is_said_to_be_full_before_and_while_it_is_written() {
         let said = TierFile::create(&disk(), 1 << 50).expect_err("a pebibyte").to_string();
         assert!(said.contains(&format!("{} bytes do not fit on this disk, ", 1_u64 << 50)), "{said}");
-        let full = OpenOptions::new().write(true).open("/dev/full").expect("there");
-        let tier = TierFile::over(full, &disk(), 4 * PAGE as u64).expect("threads");
-        let said = tier.write(0, PAGE, pattern(0)).expect("inside").wait().expect_err("full").to_string();
+        let said = full(4 * PAGE as u64)
+            .write(0, PAGE, pattern(0))
+            .expect("inside")
+            .wait()
+            .expect_err("full")
+            .to_string();
         assert!(said.contains("4096 bytes do not fit on this disk, "), "{said}");
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::ptr::NonNull;
 
 use crate::buffer::PAGE;
-use crate::tier::TierError;
+use crate::error::TierError;
 
 /// What `mbind` does with pages that lie elsewhere (linux/mempolicy.h): fails if one cannot be moved.
 const MPOL_MF_STRICT: libc::c_uint = 1;

@@ -21,10 +21,11 @@ use polder_mem::{Coherence, LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PoolError;
-use crate::entry::GENERATION_BITS;
 use crate::line::{self, Words};
 use crate::name::{MAX_NAME_BYTES, MAX_TEXT_BYTES, Name};
 
+/// Bits of a generation.
+pub(crate) const GENERATION_BITS: u32 = 56;
 const FIXED_BYTES: usize = 32;
 const MAX_HEADER_BYTES: usize = (FIXED_BYTES + MAX_NAME_BYTES).next_multiple_of(LINE as usize);
 /// The lines of the longest header.

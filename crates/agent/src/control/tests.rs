@@ -1,0 +1,1012 @@
+//! Rounds over a fake host: what is decided, what is written, and what a kill leaves.
+
+use polder_linux::fake::Tree;
+use polder_linux::{DEMOTION, INTERLEAVE, INTERLEAVE_AUTO};
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const JOURNAL: &str = "/run/polder/agent.journal";
+const TEXT: &str = "step = \"32MiB\"
+    [service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\nlocal_low = 0.45\nlocal_high = 0.55
+    [service.web]\ncgroup = \"/web\"\ntier = \"opt-out\"\n";
+
+fn machine() -> Tree {
+    let tree = Tree::new(512 * MIB);
+    tree.add_group("/cache", [200 * MIB, 0]);
+    tree.add_group("/web", [80 * MIB, 20 * MIB]);
+    tree
+}
+
+fn start(tree: &Tree) -> Agent<&Tree> {
+    Agent::start(tree, Policy::parse(TEXT).unwrap(), JOURNAL, false).unwrap().0
+}
+
+/// A round of a test, where time does not pass.
+fn look(agent: &mut Agent<&Tree>) -> Round {
+    agent.round(0).unwrap().0
+}
+
+#[test]
+fn a_share_over_its_bound_comes_within_it_in_steps() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    let demoted: Vec<u64> = (0..5).map(|_| look(&mut agent).services[0].demoted / MIB).collect();
+    assert_eq!(demoted, [32, 32, 26, 0, 0]);
+    assert_eq!(tree.bytes("/cache"), [110 * MIB, 90 * MIB]);
+}
+
+#[test]
+fn services_over_their_bound_share_the_step_and_none_says_that_it_is_within() {
+    let text = |low: f64| {
+        format!(
+            "[service.big]\ncgroup = \"/big\"\ntier = \"opt-in\"\nlocal_high = 0.40\n\
+             [service.small]\ncgroup = \"/small\"\ntier = \"opt-in\"\nlocal_high = {low:?}\n"
+        )
+    };
+    let tree = Tree::new(4096 * MIB);
+    tree.add_group("/big", [2000 * MIB, 0]);
+    tree.add_group("/small", [650 * MIB, 350 * MIB]);
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text(0.4)).unwrap(), JOURNAL, false).unwrap();
+    let round = look(&mut agent);
+    // 1,200 and 250 MiB are too much.
+    let demoted: Vec<u64> = round.services.iter().map(|row| row.demoted).collect();
+    assert_eq!(demoted.iter().sum::<u64>().div_ceil(MIB), 32);
+    assert_eq!(demoted[1].div_ceil(MIB), 6, "{demoted:?}");
+    for row in &round.services {
+        assert_eq!(row.cause.what, "it is over local_high, and its coldest pages go down");
+    }
+    // A part of a byte a round is no page yet.
+    tree.put_bytes("/big", [1 << 40, 0]);
+    tree.put_bytes("/small", [MIB, 0]);
+    let row = look(&mut agent).services.remove(1);
+    assert_eq!(
+        (row.demoted, row.cause.what.as_str()),
+        (0, "it is over local_high, and waits for its part of step")
+    );
+    assert_eq!(row.cause.line, Some(8));
+}
+
+#[test]
+fn a_service_that_cannot_go_down_keeps_the_step_from_no_other_and_says_so() {
+    let text = "[service.a]\ncgroup = \"/a\"\ntier = \"background\"\n[service.b]\ncgroup = \"/b\"\ntier = \"background\"\n\
+        [service.c]\ncgroup = \"/c\"\ntier = \"background\"\n";
+    let tree = Tree::new(4096 * MIB);
+    tree.add_group("/a", [2000 * MIB, 0]);
+    tree.lock("/a", 2000 * MIB);
+    tree.add_group("/b", [2000 * MIB, 0]);
+    tree.take("/sys/fs/cgroup/b/memory.reclaim");
+    tree.add_group("/c", [60 * MIB, 0]);
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    (0..3).for_each(|_| drop(look(&mut agent)));
+    assert!(tree.bytes("/c")[0] < MIB, "{:?}", tree.bytes("/c"));
+    let round = look(&mut agent);
+    assert_eq!(round.services[0].cause.what, "it is background, and the kernel can move none of its pages");
+    assert!(
+        matches!(&round.alarms[..], [Alarm::NoSuchCgroup { service, .. }] if service == "b"),
+        "{:?}",
+        round.alarms
+    );
+    // Once it can, it goes on as before.
+    tree.lock("/a", 0);
+    look(&mut agent);
+    assert_eq!(look(&mut agent).services[0].demoted.div_ceil(MIB), 32);
+}
+
+#[test]
+fn a_service_that_cannot_come_up_keeps_the_step_from_no_other() {
+    let text = "[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\nlocal_low = 0.5\n\
+        [service.b]\ncgroup = \"/b\"\ntier = \"opt-in\"\nlocal_low = 0.5\n";
+    let tree = Tree::new(8192 * MIB);
+    tree.add_group("/a", [0, 2000 * MIB]);
+    tree.share("/a", 2000 * MIB);
+    tree.add_group("/b", [0, 60 * MIB]);
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    (0..3).for_each(|_| drop(look(&mut agent)));
+    assert_eq!(tree.bytes("/b"), [30 * MIB, 30 * MIB]);
+    assert!(agent.causes()["a"].last().unwrap().what.contains("is shared"), "{:?}", agent.causes());
+}
+
+#[test]
+fn a_service_whose_cold_pages_the_kernel_demoted_comes_to_its_low_bound_within_12_rounds() {
+    let tree = machine();
+    tree.put("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
+    let mut agent = start(&tree);
+    (0..4).for_each(|_| drop(look(&mut agent)));
+    // 25 points below 45%, and the tree promotes nothing by itself.
+    tree.write("/sys/fs/cgroup/cache/memory.reclaim", &(70 * MIB).to_string()).unwrap();
+    assert_eq!(tree.bytes("/cache"), [40 * MIB, 160 * MIB]);
+    let rounds: Vec<ServiceRound> = (0..12).map(|_| look(&mut agent).services.remove(0)).collect();
+    let promoted: Vec<u64> = rounds.iter().map(|row| row.promoted / MIB).collect();
+    assert_eq!(promoted, [0, 32, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(rounds.iter().all(|row| row.demoted == 0), "it never goes down again");
+    assert_eq!(tree.bytes("/cache"), [90 * MIB, 110 * MIB]);
+    let causes = agent.causes();
+    let said: Vec<&str> = causes["cache"].iter().map(|cause| cause.what.as_str()).collect();
+    assert_eq!(said.last(), Some(&"it is within its bounds"));
+    assert!(said.contains(&"it is under local_low, and its pages come up"), "{said:?}");
+}
+
+#[test]
+fn nothing_comes_up_without_room_or_against_a_limit_or_where_it_cannot_be_moved() {
+    let up = |text: &str, fast: u64, prepare: &dyn Fn(&Tree)| {
+        let tree = Tree::new(fast * MIB);
+        tree.add_group("/cache", [40 * MIB, 160 * MIB]);
+        tree.add_group("/web", [80 * MIB, 20 * MIB]);
+        prepare(&tree);
+        let policy = Policy::parse(text).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        let rounds: Vec<Round> = (0..12).map(|_| look(&mut agent)).collect();
+        assert!(rounds.iter().all(|round| round.alarms.is_empty()), "{rounds:?}");
+        tree.bytes("/cache")[0] / MIB
+    };
+    assert_eq!(up(TEXT, 512, &|_| {}), 90, "the control");
+    // The kernel keeps back 2 MiB of 140, and web takes 100.
+    assert_eq!(up(TEXT, 140, &|_| {}), 40);
+    assert_eq!(up(&format!("free_low = 0.8\n{TEXT}"), 512, &|_| {}), 40);
+    // 12 rounds of 1.9 MiB, but for the first.
+    assert_eq!(up(&format!("promotion_limit = \"1MB/s\"\n{TEXT}"), 512, &|_| {}), 60);
+    assert_eq!(up(TEXT, 512, &|tree| tree.lacks_promotion()), 40);
+    assert_eq!(up(TEXT, 512, &|tree| tree.share("/cache", 150 * MIB)), 50);
+    assert_eq!(up(TEXT, 512, &|tree| tree.suffer("/cache", 25.0, 0, 0)), 40);
+}
+
+#[test]
+fn pages_that_cannot_be_moved_are_tried_ever_more_seldom() {
+    let tree = machine();
+    tree.put_bytes("/cache", [40 * MIB, 160 * MIB]);
+    tree.share("/cache", 160 * MIB);
+    let mut agent = start(&tree);
+    look(&mut agent);
+    let tried = |agent: &Agent<&Tree>| agent.known[&"cache".to_owned().into()].rise.rest;
+    let mut tries = 0;
+    for _ in 0..200 {
+        let before = tried(&agent);
+        look(&mut agent);
+        tries += u32::from(tried(&agent) > before);
+    }
+    assert!((5..=8).contains(&tries), "{tries} tries");
+    assert!(agent.causes()["cache"].last().unwrap().what.contains("is shared"));
+    tree.share("/cache", 0);
+    (0..70).for_each(|_| drop(look(&mut agent)));
+    assert_eq!(tree.bytes("/cache")[0], 90 * MIB);
+}
+
+#[test]
+fn an_opt_out_that_demotion_broke_is_repaired_in_the_round_that_sees_it() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    assert_eq!(tree.bytes("/web"), [100 * MIB, 0], "the cpuset moves what is there");
+    tree.write("/sys/fs/cgroup/web/memory.reclaim", &(20 * MIB).to_string()).unwrap();
+    assert_eq!(tree.bytes("/web"), [80 * MIB, 20 * MIB], "demotion ignores cpusets");
+    let round = look(&mut agent);
+    let broken = Alarm::OptOutBroken { service: "web".to_owned(), found: 20 * MIB, left: 0 };
+    assert_eq!(round.alarms, [broken]);
+    assert_eq!(tree.bytes("/web"), [100 * MIB, 0]);
+}
+
+#[test]
+fn a_service_that_is_gone_is_an_alarm_and_the_others_go_on() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    tree.remove_group("/web");
+    let round = look(&mut agent);
+    let gone = Alarm::NoSuchCgroup { service: "web".to_owned(), cgroup: "/web".to_owned() };
+    assert_eq!((round.alarms, round.services.len()), (vec![gone], 1));
+    agent.stop().unwrap();
+}
+
+#[test]
+fn a_kernel_with_one_tier_is_refused_because_reclaim_would_evict() {
+    let tree = machine();
+    tree.merge_tiers();
+    for dry_run in [false, true] {
+        let started = Agent::start(&tree, Policy::parse(TEXT).unwrap(), JOURNAL, dry_run);
+        let error = started.expect_err("it is refused").to_string();
+        assert!(error.contains("puts nodes 0-1 into one memory tier"), "{error}");
+    }
+    assert!(tree.disk().is_empty());
+}
+
+#[test]
+fn the_setting_of_a_cgroup_that_is_gone_is_not_given_to_a_later_one_of_its_path() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    tree.remove_group("/web");
+    tree.add_group("/web", [10 * MIB, 0]);
+    tree.set_nodes("/web", "1");
+    look(&mut agent);
+    assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "0", "the later one is opted out too");
+    agent.stop().unwrap();
+    assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "1");
+}
+
+#[test]
+fn a_change_restores_what_the_new_policy_leaves_out_and_touches_nothing_else() {
+    let tree = machine();
+    tree.set_nodes("/web", "0-1");
+    let mut agent = start(&tree);
+    look(&mut agent);
+    agent
+        .change(Policy::parse("[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\n").unwrap())
+        .unwrap();
+    let settings = tree.settings();
+    assert_eq!(settings["/sys/fs/cgroup/web/cpuset.mems"], "0-1");
+    assert_eq!(settings[DEMOTION], "true\n");
+}
+
+#[test]
+fn a_dry_run_decides_and_writes_nothing() {
+    let tree = machine();
+    let before = tree.settings();
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(TEXT).unwrap(), JOURNAL, true).unwrap();
+    assert_eq!(look(&mut agent).services[0].demoted, 32 * MIB);
+    agent.stop().unwrap();
+    assert_eq!((tree.settings(), tree.bytes("/cache"), tree.disk().len()), (before, [200 * MIB, 0], 0));
+}
+
+#[test]
+fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes() {
+    let text = format!("fair_share = \"kernel\"\npromotion_limit = \"200MB/s\"\n{TEXT}");
+    let written = |dry_run: bool, prepare: &dyn Fn(&Tree)| {
+        let tree = machine();
+        tree.has_goals();
+        tree.add_cxl("mem0");
+        prepare(&tree);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, dry_run).unwrap();
+        let rounds = [look(&mut agent), look(&mut agent)];
+        assert!(rounds[1].settings.is_empty(), "each is named once: {:?}", rounds[1].settings);
+        let alarms: Vec<Alarm> = rounds.iter().flat_map(|round| round.alarms.clone()).collect();
+        (rounds[0].settings.iter().map(ToString::to_string).collect::<Vec<_>>(), alarms)
+    };
+    let (wrote, _) = written(false, &|_| {});
+    let (would, alarms) = written(true, &|_| {});
+    let state = "/sys/kernel/mm/damon/admin/kdamonds/0/state: off -> on";
+    assert_eq!(wrote.last().map(String::as_str), Some(state));
+    assert_eq!(would, wrote[..wrote.len() - 1], "the state is there once the kdamond is");
+    for line in [
+        "/proc/sys/kernel/numa_balancing: 1 -> 2",
+        "/sys/kernel/mm/numa/demotion_enabled: false -> true",
+        "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 200",
+        "/sys/fs/cgroup/web/cpuset.mems: \"\" -> 0",
+        "/sys/module/damon_stat/parameters/enabled: Y -> N",
+        "/sys/kernel/tracing/instances/polder: absent -> made",
+    ] {
+        assert!(would.iter().any(|it| it == line), "{line} is not in {would:?}");
+    }
+    // What lies on the slow tier is told of; nothing is said of a repair.
+    let broken = |alarm: &Alarm| matches!(alarm, Alarm::OptOutBroken { .. });
+    assert!(alarms.iter().all(broken), "{alarms:?}");
+    // Beside an agent that runs there is nothing to write.
+    let agent = |tree: &Tree| {
+        let (mut agent, _) = Agent::start(tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        look(&mut agent);
+        std::mem::forget(agent);
+    };
+    let (would, alarms) = written(true, &agent);
+    assert!(would.is_empty() && alarms.is_empty(), "{would:?} {alarms:?}");
+}
+
+#[test]
+fn a_policy_of_pods_costs_by_their_number_and_not_by_its_square() {
+    const ADDRESS: &str = "http://127.0.0.1:10255/pods";
+    let text = "[kubernetes]\npods = \"http://127.0.0.1:10255/pods\"\n\
+        [service.web]\nlabel = \"app=web\"\ntier = \"opt-out\"\n";
+    // Comparisons of names and calls of the kernel, in a round that looks at so many pods, half of which are there.
+    let cost = |pods: usize| {
+        let tree = machine();
+        let pod = |index: usize| {
+            if index.is_multiple_of(2) {
+                tree.add_group(&format!("/kubepods/pod{index}"), [MIB, 0]);
+            }
+            format!(
+                "{{\"metadata\":{{\"name\":\"p{index}\",\"uid\":\"{index}\",\"labels\":{{\"app\":\"web\"}}}}}}"
+            )
+        };
+        let items: Vec<String> = (0..pods).map(pod).collect();
+        tree.answer(ADDRESS, Some(&format!("{{\"items\":[{}]}}", items.join(","))));
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        look(&mut agent);
+        let before = (crate::name::COMPARISONS.get(), tree.calls());
+        let round = agent.round(20_000).unwrap().0;
+        assert_eq!((round.services.len(), round.alarms.len()), (pods / 2, pods / 2));
+        (crate::name::COMPARISONS.get() - before.0, tree.calls() - before.1)
+    };
+    let (few, many) = (cost(200), cost(1600));
+    println!("200 pods: {few:?}; 1,600 pods: {many:?}");
+    // Eight times as many, and as the logarithm grows.
+    assert!(many.0 <= 16 * few.0 && many.1 <= 9 * few.1, "{few:?} {many:?}");
+    assert!(few.0 > 200 && few.1 > 200, "the control: {few:?}");
+}
+
+#[test]
+fn an_agent_that_is_killed_at_any_of_its_writes_leaves_nothing_behind_after_the_next_start() {
+    let kills = killed_at_each_write(TEXT, &|_| {});
+    assert!(kills >= 12, "the agent wrote {kills} times only");
+    let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &Tree::has_goals);
+    assert!(kills >= 50, "the agent wrote {kills} times only");
+    let kills = killed_at_each_write(&format!("health.bad_memory = \"drain\"\n{TEXT}"), &|tree| {
+        tree.add_cxl("mem0");
+        tree.poison("mem0", 0x1000, u64::MAX);
+    });
+    assert!(kills >= 20, "the agent wrote {kills} times only");
+}
+
+/// How many writes an agent makes; it is killed at each of them once.
+fn killed_at_each_write(text: &str, prepare: &dyn Fn(&Tree)) -> u32 {
+    let mut kills = 0;
+    for writes in 1.. {
+        let tree = machine();
+        prepare(&tree);
+        let before = tree.settings();
+        tree.kill_after(writes);
+        let policy = || Policy::parse(text).unwrap();
+        if let Ok((mut agent, _)) = Agent::start(&tree, policy(), JOURNAL, false) {
+            for _ in 0..3 {
+                drop(agent.round(0));
+            }
+            drop(agent.stop());
+        }
+        if !tree.is_dead() {
+            break;
+        }
+        kills += 1;
+        tree.revive();
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, false).unwrap();
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before, "killed at write {writes}");
+        assert!(tree.disk().is_empty(), "killed at write {writes}");
+    }
+    println!("killed at {kills} writes");
+    kills
+}
+
+#[test]
+fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
+    let tree = machine();
+    tree.has_goals();
+    let before = tree.settings();
+    let policy = Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    let local = |round: &Round| round.services[0].local;
+    for _ in 0..6 {
+        assert_eq!(look(&mut agent).services[0].demoted, 0, "the agent itself demotes nothing");
+    }
+    let round = look(&mut agent);
+    assert!((0.45..=0.55).contains(&local(&round)) && round.alarms.is_empty(), "{round:?}");
+    assert_eq!(round.services[0].cause.what, "the kernel holds its share by goals of DAMON");
+    tree.put_bytes("/cache", [60 * MIB, 240 * MIB]);
+    (0..6).for_each(|_| drop(look(&mut agent)));
+    assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it grew, and its hot pages went up");
+    tree.remove_group("/cache");
+    tree.add_group("/cache", [300 * MIB, 0]);
+    (0..6).for_each(|_| drop(look(&mut agent)));
+    assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it was made anew within a period");
+    tree.put_bytes("/cache", [300 * MIB, 0]);
+    tree.suffer("/cache", 25.0, 0, 0);
+    look(&mut agent);
+    // A goal is a whole part of 10,000 of the node.
+    let part = 512 * MIB / 10_000 + 1;
+    let left = tree.bytes("/cache")[0];
+    assert!((300 * MIB - part..=300 * MIB).contains(&left), "one that suffers keeps what it has: {left}");
+    agent.change(Policy::parse(TEXT).unwrap()).unwrap();
+    assert_eq!(tree.settings()["/sys/module/damon_stat/parameters/enabled"], "Y\n", "DAMON_STAT runs again");
+    agent.stop().unwrap();
+    assert_eq!(tree.settings(), before);
+}
+
+#[test]
+fn a_kernel_without_goals_or_with_another_user_of_damon_leaves_shares_to_the_agent() {
+    let policy = || Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+    let said = |prepare: &dyn Fn(&Tree)| {
+        let tree = machine();
+        prepare(&tree);
+        let before = tree.settings();
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        assert_eq!(round.services[0].demoted, 32 * MIB);
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+        round.alarms.iter().map(ToString::to_string).collect::<String>()
+    };
+    let old = said(&|_| {});
+    assert!(old.starts_with("fair_share: Linux 6.12.0-fake has no goals of DAMON by cgroup"), "{old}");
+    let used = said(&|tree| {
+        tree.has_goals();
+        tree.write("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "1").unwrap();
+    });
+    assert!(used.contains("has 1 kdamonds of another program"), "{used}");
+}
+
+/// A host whose CXL device has a page of cache on a poisoned place.
+fn poisoned(policy: &str, prepare: &dyn Fn(&Tree)) -> (Tree, Policy, BTreeMap<String, String>) {
+    let tree = machine();
+    tree.add_cxl("mem0");
+    tree.put_bytes("/cache", [100 * MIB, 100 * MIB]);
+    tree.set_nodes("/cache", "0-1");
+    tree.poison("mem0", 0x1000, 0x1_1000_1000);
+    tree.put_page(0x1_1000_1000, "/cache");
+    prepare(&tree);
+    let before = tree.settings();
+    (tree, Policy::parse(&format!("{policy}{TEXT}")).unwrap(), before)
+}
+
+fn named(round: &Round) -> Vec<(Option<&str>, bool)> {
+    let named = round.alarms.iter().filter_map(|alarm| match alarm {
+        Alarm::CxlMemory { service, is_guess, .. } => Some((service.as_deref(), *is_guess)),
+        _ => None,
+    });
+    named.collect()
+}
+
+#[test]
+fn poison_names_the_service_whose_page_lies_there_and_the_policy_answers() {
+    for (policy, off, cache, web) in [
+        ("", false, 100 * MIB, 100 * MIB),
+        ("health.bad_memory = \"alarm\"\n", false, 100 * MIB, 100 * MIB),
+        ("health.bad_memory = \"opt-out\"\n", true, 200 * MIB, 100 * MIB),
+        ("health.bad_memory = \"drain\"\n", true, 200 * MIB, 100 * MIB),
+    ] {
+        let (tree, policy, before) = poisoned(policy, &|_| {});
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        assert_eq!(named(&round), [(Some("cache"), false)]);
+        let said = round.alarms.iter().map(ToString::to_string).collect::<String>();
+        assert!(said.contains("cache has pages on bad memory of mem0: poison (Injected) at 0x1000 on the device, 0x110001000"), "{said}");
+        assert_eq!((tree.bytes("/cache")[0], tree.bytes("/web")[0]), (cache, web));
+        assert_eq!(round.services[0].bad_memory, 1);
+        assert_eq!((round.devices[0].device.as_str(), round.devices[0].bad_places), ("mem0", 1));
+        assert_eq!(
+            round.services[0].cause.what.contains("CXL memory is bad"),
+            off,
+            "{:?}",
+            round.services[0].cause
+        );
+        assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], if off { "0" } else { "0-1" });
+        // It stays so from round to round, and over a change of the policy.
+        agent.change(agent.policy().clone()).unwrap();
+        let round = agent.round(2000).unwrap().0;
+        assert_eq!((named(&round).len(), round.services[0].bad_memory), (1, 1));
+        assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], if off { "0" } else { "0-1" });
+        // The next look at the list finds it cleared, and the service may use both tiers again.
+        tree.clear_poison("mem0");
+        assert_eq!(named(&agent.round(3000).unwrap().0).len(), 1, "the list is asked for once a minute");
+        let round = agent.round(70_000).unwrap().0;
+        assert_eq!((named(&round).len(), round.devices[0].bad_places), (0, 0));
+        assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], "0-1");
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+    }
+}
+
+#[test]
+fn a_drain_keeps_every_service_off_a_device_that_is_not_well() {
+    let (tree, policy, _) = poisoned("health.bad_memory = \"drain\"\n", &|tree| tree.clear_poison("mem0"));
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    assert_eq!(named(&look(&mut agent)), []);
+    tree.put_bytes("/cache", [120 * MIB, 80 * MIB]);
+    tree.trace("cxl_memory_module: memdev=mem0 log=Failure : health_status='REPLACEMENT_NEEDED' media_status='Normal'");
+    tree.trace("cxl_poison: memdev=mem0 dpa=none");
+    let round = look(&mut agent);
+    assert_eq!(
+        named(&round),
+        [(Some("cache"), true)],
+        "it has bytes on the slow tier, and no place is named"
+    );
+    assert!(
+        round
+            .alarms
+            .iter()
+            .any(|alarm| alarm.kind() == "host-setting" && alarm.to_string().contains("dpa=0x"))
+    );
+    assert_eq!((round.devices[0].events, tree.bytes("/cache")[1]), (1, 0));
+    assert_eq!(round.services[0].cause.line, Some(1));
+    agent.change(agent.policy().clone()).unwrap();
+    assert_eq!(named(&look(&mut agent)), [], "a reload forgets what is on no list");
+}
+
+#[test]
+fn what_of_health_cannot_be_had_is_said() {
+    let said = |prepare: &dyn Fn(&Tree)| {
+        let (tree, policy, before) = poisoned("health.bad_memory = \"opt-out\"\n", prepare);
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        let moved = tree.bytes("/cache")[1] == 0;
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+        (round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"), moved)
+    };
+    let (untraced, moved) = said(&|tree| tree.take("/sys/kernel/tracing/events/cxl/enable"));
+    assert!(untraced.contains("it needs 6.3 or later, tracefs") && !moved, "{untraced}");
+    assert!(untraced.contains("poison and faults of CXL devices (mem0) are not seen"), "{untraced}");
+    let (old, moved) = said(&|tree| tree.put("/proc/sys/kernel/osrelease", "6.10.1\n"));
+    assert!(old.contains("may stop when it moves a poisoned page") && !moved, "{old}");
+    let (unlisted, moved) = said(&|tree| {
+        tree.take("/sys/bus/cxl/devices/mem0/trigger_poison_list");
+        tree.put("/sys/bus/cxl/devices/mem0/serial", "1\n");
+    });
+    assert!(unlisted.contains("mem0: no trigger_poison_list") && !moved, "{unlisted}");
+    let (other, moved) = said(&|tree| tree.make_folder(polder_linux::CxlWatch::path()).unwrap());
+    assert!(other.contains("this agent has not made it") && !moved, "{other}");
+    let tree = machine();
+    assert!(look(&mut start(&tree)).devices.is_empty(), "a host without CXL devices");
+}
+
+#[test]
+fn each_service_says_why_it_is_as_it_is_since_when_and_by_which_line() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    let mut causes = Vec::new();
+    for round in 0..5 {
+        let (round, _) = agent.round(1000 * round).unwrap();
+        causes.push((round.services[0].cause.since_ms, round.services[0].cause.line));
+    }
+    assert_eq!(causes, [(0, Some(6)), (0, Some(6)), (0, Some(6)), (3000, Some(6)), (3000, Some(6))]);
+    let history = &agent.causes()["cache"];
+    let said: Vec<&str> = history.iter().map(|cause| cause.what.as_str()).collect();
+    assert_eq!(said, ["it is over local_high, and its coldest pages go down", "it is within its bounds"]);
+    assert_eq!(agent.causes()["web"][0].what, "it is opted out, and nothing lies on the slow tier");
+}
+
+#[test]
+fn a_unit_is_found_in_slices_of_the_system_and_never_in_those_of_users() {
+    let tree = machine();
+    let policy = "[service.db]\nunit = \"db.service\"\ntier = \"background\"\n";
+    tree.add_group("/user.slice", [0, 0]);
+    tree.add_group("/user.slice/db.service", [MIB, 0]);
+    tree.add_group("/system.slice", [0, 0]);
+    tree.add_group("/system.slice/web.service", [0, 0]);
+    tree.add_group("/system.slice/web.service/db.service", [MIB, 0]);
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(policy).unwrap(), JOURNAL, false).unwrap();
+    let none = Alarm::NoSuchCgroup { service: "db".to_owned(), cgroup: "db.service".to_owned() };
+    assert_eq!(look(&mut agent).alarms, [none]);
+    tree.add_group("/system.slice/db.slice", [0, 0]);
+    tree.add_group("/system.slice/db.slice/db.service", [8 * MIB, 0]);
+    assert_eq!(look(&mut agent).services[0].cgroup, "/system.slice/db.slice/db.service");
+    assert_eq!(tree.bytes("/system.slice/db.slice/db.service"), [0, 8 * MIB]);
+    tree.rename_group("/system.slice/db.slice/db.service", "/system.slice/db.service");
+    assert_eq!(look(&mut agent).services[0].cgroup, "/system.slice/db.service");
+}
+
+#[test]
+fn pods_with_a_label_are_services_as_they_come_and_go() {
+    const ADDRESS: &str = "http://127.0.0.1:10255/pods";
+    const PATH: &str = "/kubepods/burstable/pod";
+    let text = "[kubernetes]\npods = \"http://127.0.0.1:10255/pods\"\n\
+        [service.web]\nlabel = \"app=web\"\nnamespace = \"shop\"\ntier = \"opt-out\"\n";
+    let pods = include_str!("../../tests/pods.json");
+    let (first, second) = ("b2c1f8c0-1df0-4c1c-9c6f-7a3de1b0a6f1", "c9a0d1de-7b44-4f5e-8d2a-63b7a9f0c4e2");
+    let tree = machine();
+    for id in [first, second] {
+        tree.add_group(&format!("{PATH}{id}"), [50 * MIB, 30 * MIB]);
+    }
+    let before = tree.settings();
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    let said = |round: &Round| round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    let round = look(&mut agent);
+    assert!(
+        said(&round).contains("kubernetes.pods: http://127.0.0.1:10255/pods: connection refused"),
+        "{}",
+        said(&round)
+    );
+    tree.answer(ADDRESS, Some(pods));
+    let round = agent.round(10_000).unwrap().0;
+    let names: Vec<&str> = round.services.iter().map(|row| row.service.as_str()).collect();
+    assert_eq!(names, ["web/web-6d4cf56db6-7xk2p", "web/web-6d4cf56db6-qz9lm"]);
+    assert_eq!(tree.bytes(&format!("{PATH}{first}")), [80 * MIB, 0]);
+    // A kubelet that cannot be reached for a while: its pods go on.
+    tree.answer(ADDRESS, None);
+    let round = agent.round(20_000).unwrap().0;
+    assert_eq!((round.services.len(), said(&round).contains("connection refused")), (2, true));
+    tree.answer(ADDRESS, Some("Unauthorized"));
+    let round = agent.round(30_000).unwrap().0;
+    assert!(round.services.len() == 2 && said(&round).contains("it is no list of pods"), "{}", said(&round));
+    // One pod ends: before the kubelet's next list its cgroup is missed, and then it is forgotten.
+    tree.remove_group(&format!("{PATH}{second}"));
+    let round = agent.round(31_000).unwrap().0;
+    assert!(
+        round.services.len() == 1 && said(&round).contains("web/web-6d4cf56db6-qz9lm has no cgroup"),
+        "{}",
+        said(&round)
+    );
+    tree.answer(ADDRESS, Some(&pods.replace("\"phase\": \"Running\"", "\"phase\": \"Failed\"")));
+    tree.remove_group(&format!("{PATH}{first}"));
+    let round = agent.round(40_000).unwrap().0;
+    assert_eq!(round.services.len(), 0);
+    assert_eq!(said(&round), "web has no pods: no pod of this node is in the namespace shop");
+    assert!(agent.causes().is_empty(), "pods that are gone leave nothing behind");
+    agent.stop().unwrap();
+    let settings = tree.settings();
+    assert!(settings.iter().all(|(path, value)| before.get(path) == Some(value)), "{settings:?}");
+}
+
+#[test]
+fn a_pod_that_two_labels_select_is_of_one_service() {
+    let text = "[kubernetes]\npods = \"/etc/polder/pods.json\"\n\
+        [service.all]\nlabel = \"app=web\"\ntier = \"opt-out\"\n\
+        [service.canary]\nlabel = \"track=canary\"\ntier = \"background\"\n";
+    let tree = machine();
+    tree.add_group("/kubepods/burstable/podc9a0d1de-7b44-4f5e-8d2a-63b7a9f0c4e2", [50 * MIB, 30 * MIB]);
+    tree.append("/etc/polder/pods.json", include_str!("../../tests/pods.json")).unwrap();
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    let round = look(&mut agent);
+    assert_eq!(round.services.len(), 1);
+    let said = round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    assert!(
+        said.contains("canary/web-6d4cf56db6-qz9lm: the pod is that of all/web-6d4cf56db6-qz9lm too"),
+        "{said}"
+    );
+    agent.stop().unwrap();
+}
+
+#[test]
+fn pods_of_one_name_in_two_namespaces_are_two_services() {
+    let pod = |namespace: &str, id: &str| {
+        format!(
+            "{{\"metadata\": {{\"name\": \"web-0\", \"namespace\": \"{namespace}\", \"uid\": \"{id}\", \"labels\": {{\"app\": \"web\"}}}}}}"
+        )
+    };
+    let tree = machine();
+    for id in ["a", "b"] {
+        tree.add_group(&format!("/kubepods/pod{id}"), [50 * MIB, 0]);
+    }
+    let text = "[kubernetes]\npods = \"/pods.json\"\n[service.web]\nlabel = \"app=web\"\ntier = \"opt-in\"\n";
+    tree.append("/pods.json", &format!("{{\"items\": [{}, {}]}}", pod("shop", "a"), pod("bank", "b")))
+        .unwrap();
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    let names: Vec<_> = look(&mut agent).services.into_iter().map(|row| row.service).collect();
+    assert_eq!(names, ["web/shop/web-0", "web/bank/web-0"]);
+    assert_eq!(agent.causes().len(), 2);
+}
+
+#[test]
+fn a_cgroup_that_goes_at_any_step_is_an_alarm_and_leaves_nothing_behind() {
+    let mut steps = 0;
+    for calls in 0.. {
+        let tree = machine();
+        let mut before = tree.settings();
+        tree.remove_after(calls, "/web");
+        let mut agent = start(&tree);
+        let mut alarms = vec![];
+        for _ in 0..3 {
+            // Demotion breaks the opt-out in each round.
+            drop(tree.write("/sys/fs/cgroup/web/memory.reclaim", &(20 * MIB).to_string()));
+            alarms.extend(look(&mut agent).alarms);
+        }
+        agent.stop().unwrap();
+        if tree.bytes("/web") != [0, 0] {
+            break;
+        }
+        let is_known =
+            |alarm: &Alarm| matches!(alarm, Alarm::NoSuchCgroup { .. } | Alarm::OptOutBroken { .. });
+        assert!(alarms.iter().all(is_known), "removed at step {calls}: {alarms:?}");
+        before.remove("/sys/fs/cgroup/web/cpuset.mems");
+        assert_eq!(tree.settings(), before, "removed at step {calls}");
+        assert!(tree.disk().is_empty(), "removed at step {calls}");
+        steps += 1;
+    }
+    println!("removed at {steps} steps");
+    assert!(steps >= 60, "the agent took {steps} steps only");
+}
+
+#[test]
+fn a_cgroup_without_a_controller_is_there_and_the_alarm_names_the_controller() {
+    for (file, controller) in [("memory.numa_stat", "memory"), ("cpuset.mems.effective", "cpuset")] {
+        let tree = machine();
+        tree.take(&format!("/sys/fs/cgroup/web/{file}"));
+        let mut agent = start(&tree);
+        let alarms = look(&mut agent).alarms;
+        let said = alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        let expected = format!(
+            "no {controller} controller; enable it with: echo +{controller} > /sys/fs/cgroup/cgroup.subtree_control"
+        );
+        assert!(alarms.len() == 1 && said.contains(&expected), "{said}");
+    }
+}
+
+#[test]
+fn page_cache_goes_down_and_a_kernel_that_cannot_tell_it_is_an_alarm() {
+    let policy = "[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
+    for (can_tell, left) in [(true, 170), (false, 200)] {
+        let tree = machine();
+        tree.set_cache("/cache", [30 * MIB, 0]);
+        if !can_tell {
+            tree.lacks_swappiness();
+        }
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(policy).unwrap(), JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        assert_eq!(tree.bytes("/cache")[0], left * MIB);
+        let is_refused =
+            matches!(&round.alarms[..], [Alarm::Refused { error, .. }] if error.contains("before Linux 6.9"));
+        assert_eq!(is_refused, !can_tell, "{:?}", round.alarms);
+    }
+}
+
+#[test]
+fn interleave_weights_are_set_and_what_the_kernel_lacks_is_an_alarm() {
+    let auto = "[interleave]\nweights = \"auto\"\n";
+    let tree = machine();
+    let alarms = |tree: &Tree| {
+        let (mut agent, _) = Agent::start(tree, Policy::parse(auto).unwrap(), JOURNAL, false).unwrap();
+        let alarms = look(&mut agent).alarms;
+        let weights = [0, 1].map(|node| tree.read(&format!("{INTERLEAVE}/node{node}")).unwrap_or_default());
+        agent.stop().unwrap();
+        (alarms.len(), weights.concat())
+    };
+    assert_eq!(alarms(&tree), (1, "1\n1\n".to_owned()), "HMAT is missing");
+    for (node, rate) in [(0, 60_000), (1, 20_000)] {
+        let path = format!("/sys/devices/system/node/node{node}/access0/initiators/read_bandwidth");
+        tree.put(&path, &rate.to_string());
+    }
+    let before = tree.settings();
+    assert_eq!(alarms(&tree), (0, "3\n1\n".to_owned()));
+    assert_eq!(tree.settings(), before);
+    tree.take(&format!("{INTERLEAVE}/node0"));
+    tree.take(&format!("{INTERLEAVE}/node1"));
+    assert_eq!(alarms(&tree).0, 2, "each weight is named");
+}
+
+#[test]
+fn weights_that_the_kernel_derived_are_derived_again_after_a_stop() {
+    let tree = machine();
+    tree.derives_weights();
+    let before = tree.settings();
+    let policy = Policy::parse("[interleave]\nweights = { 0 = 3, 1 = 1 }\n").unwrap();
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    assert_eq!(tree.settings()[INTERLEAVE_AUTO], "false\n");
+    agent.change(Policy::parse("").unwrap()).unwrap();
+    assert_eq!(tree.settings(), before);
+}
+
+#[test]
+fn a_service_that_suffers_or_loses_processes_is_seen() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    tree.suffer("/cache", 25.0, 0, 2);
+    let round = look(&mut agent);
+    assert_eq!(round.services[0].demoted, 0);
+    assert!(round.services[0].cause.what.contains("pressure_limit"));
+    assert_eq!(round.alarms, [Alarm::OomKill { service: "cache".to_owned(), kills: 2 }]);
+    tree.suffer("/cache", 0.0, 1_000_000, 0);
+    assert!(look(&mut agent).services[0].cause.what.contains("refault_limit"));
+}
+
+#[test]
+fn an_opt_out_keeps_the_nodes_that_an_operator_left_out() {
+    let tree = machine();
+    tree.set_parent_nodes("/web", "1");
+    let mut agent = start(&tree);
+    let alarms = look(&mut agent).alarms;
+    let is_named = |alarm: &Alarm| matches!(alarm, Alarm::Refused { error, .. } if error.contains("give the parent a fast node"));
+    assert!(alarms.iter().any(is_named), "{alarms:?}");
+    agent.stop().unwrap();
+}
+
+#[test]
+fn a_record_of_a_run_replays_to_the_same_decisions() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    let mut record = Vec::new();
+    for round in 0..12 {
+        if round == 4 {
+            tree.suffer("/cache", 25.0, 0, 0);
+        }
+        if round == 5 {
+            tree.suffer("/cache", 0.0, 0, 0);
+            tree.put_bytes("/cache", [400 * MIB, 0]);
+        }
+        let line = serde_json::to_string(&agent.round(0).unwrap().1).unwrap();
+        record.push(serde_json::from_str(&line).unwrap());
+    }
+    let (moves, otherwise) = pages::replay(&record);
+    assert_eq!(otherwise, None);
+    assert!(moves >= 8, "{moves} moves");
+}
+
+/// A policy of up to four services, with keys of the host, drawn.
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let service = (0..4usize, 0..3usize, 0.0..1.0f64, 0.0..1.0f64, any::<bool>(), any::<bool>());
+    let answers = proptest::sample::select(vec!["", "alarm", "opt-out", "drain"]);
+    let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>(), any::<bool>(), answers);
+    (proptest::collection::vec(service, 0..4), host).prop_map(
+        |(drawn, (weights, rate, fills, by_kernel, answer))| {
+            let mut text = String::new();
+            if by_kernel {
+                text += "fair_share = \"kernel\"\n";
+            }
+            if !answer.is_empty() {
+                text += &format!("health.bad_memory = \"{answer}\"\n");
+            }
+            if let Some(rate) = rate {
+                text += &format!("promotion_limit = \"{rate}MB/s\"\n");
+            }
+            if fills {
+                text += "free_low = 0.4\nfree_high = 0.5\n";
+            }
+            text += [
+                "",
+                "[interleave]\nweights = \"auto\"\n",
+                "[interleave]\nweights = { 0 = 5, 1 = 2 }\n",
+                "[interleave]\nweights = { 0 = 5, 9 = 2 }\n",
+            ][weights];
+            let mut taken = BTreeSet::new();
+            for (group, rule, a, b, by_unit, slow_cache) in drawn {
+                if !taken.insert(group) {
+                    continue;
+                }
+                let tier = ["opt-in", "opt-out", "background"][rule];
+                let place = match by_unit {
+                    true => format!("unit = \"g{group}.service\""),
+                    false => format!("cgroup = \"/system.slice/g{group}.service\""),
+                };
+                text += &format!("[service.s{group}]\n{place}\ntier = \"{tier}\"\n");
+                if rule == 0 {
+                    text += &format!("local_low = {:?}\nlocal_high = {:?}\n", a.min(b), a.max(b));
+                }
+                if slow_cache && rule != 1 {
+                    text += "page_cache = \"slow\"\n";
+                }
+            }
+            Policy::parse(&text).expect(&text)
+        },
+    )
+}
+
+/// What happens to a host beside the agent, before one of its changes.
+#[derive(Clone, Debug)]
+enum Event {
+    Killed,
+    Busy(u64),
+    Gone(usize),
+    Renamed(usize),
+    Recreated(usize),
+    LosesFile(usize, usize),
+    Suffers(usize),
+    Grows(usize),
+    Poisoned(usize),
+    Cleared,
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        Just(Event::Killed),
+        (0..6u64).prop_map(Event::Busy),
+        (0..4usize).prop_map(Event::Gone),
+        (0..4usize).prop_map(Event::Renamed),
+        (0..4usize).prop_map(Event::Recreated),
+        (0..4usize, 0..4usize).prop_map(|(group, file)| Event::LosesFile(group, file)),
+        (0..4usize).prop_map(Event::Suffers),
+        (0..4usize).prop_map(Event::Grows),
+        (0..4usize).prop_map(Event::Poisoned),
+        Just(Event::Cleared),
+    ]
+}
+
+const FILES: [&str; 4] = ["memory.pressure", "memory.reclaim", "memory.stat", "cpuset.mems"];
+
+fn happen(tree: &Tree, event: &Event, before: &mut BTreeMap<String, String>) {
+    let path = |group: &usize| format!("/system.slice/g{group}.service");
+    let mems = |group: &usize| format!("/sys/fs/cgroup{}/cpuset.mems", path(group));
+    match event {
+        Event::Killed => {}
+        Event::Busy(writes) => tree.busy_after(*writes),
+        Event::Gone(group) => {
+            tree.remove_group(&path(group));
+            before.remove(&mems(group));
+        }
+        Event::Renamed(group) => {
+            let to = format!("/system.slice/renamed.slice/g{group}.service");
+            if before.remove(&mems(group)).is_some() {
+                tree.rename_group(&path(group), &to);
+                before.insert(format!("/sys/fs/cgroup{to}/cpuset.mems"), "0-1".to_owned());
+            }
+        }
+        Event::Recreated(group) => {
+            tree.add_group(&path(group), [70 * MIB, 10 * MIB]);
+            before.insert(mems(group), "0-1".to_owned());
+        }
+        Event::LosesFile(group, 3) => {
+            // A controller that is turned off takes the setting with it.
+            if before.contains_key(&mems(group)) && tree.settings()[&mems(group)] == before[&mems(group)] {
+                tree.take(&mems(group));
+            }
+        }
+        Event::LosesFile(group, file) => {
+            tree.take(&format!("/sys/fs/cgroup{}/{}", path(group), FILES[*file]))
+        }
+        Event::Suffers(group) => tree.suffer(&path(group), 30.0, 5000, 1),
+        Event::Grows(group) => tree.put_bytes(&path(group), [90 * MIB, 30 * MIB]),
+        Event::Poisoned(group) => {
+            let at = *group as u64 * 4096;
+            tree.poison("mem0", at, 0x1_0000_0000 + at);
+            tree.put_page(0x1_0000_0000 + at, &path(group));
+        }
+        Event::Cleared => tree.clear_poison("mem0"),
+    }
+}
+
+#[test]
+fn ten_thousand_random_policy_changes_leave_every_setting_as_found() {
+    const RUNS: u32 = 500;
+    const CHANGES: usize = 20;
+    let made = std::cell::Cell::new([0_u64; 3]);
+    let strategy = (
+        proptest::collection::vec((any_policy(), proptest::option::of(any_event())), CHANGES),
+        proptest::option::of(1..200u64),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+    );
+    let config = ProptestConfig { cases: RUNS, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let outcome = runner.run(&strategy, |(changes, kill, derives, goals, cxl)| {
+        let tree = Tree::new(512 * MIB);
+        if cxl {
+            tree.add_cxl("mem0");
+        }
+        if goals {
+            tree.has_goals();
+        }
+        if derives {
+            tree.derives_weights();
+        }
+        tree.add_group("/system.slice", [0, 0]);
+        for group in 0..4 {
+            let path = format!("/system.slice/g{group}.service");
+            tree.add_group(&path, [60 * MIB, 30 * MIB]);
+            tree.set_cache(&path, [20 * MIB, 0]);
+            tree.set_nodes(&path, ["", "0", "0-1", "1"][group]);
+            tree.set_parent_nodes(&path, ["", "", "0", ""][group]);
+        }
+        let mut before = tree.settings();
+        tree.kill_after(kill.unwrap_or(u64::MAX));
+        let [mut count, mut kills, mut moved] = made.get();
+        let mut agent = Agent::start(&tree, Policy::parse("").unwrap(), JOURNAL, false).ok();
+        for (policy, event) in changes {
+            if let Some(event) = &event {
+                happen(&tree, event, &mut before);
+                if matches!(event, Event::Killed) {
+                    agent = None;
+                }
+            }
+            if agent.is_none() || tree.is_dead() {
+                // It was killed, and a service manager starts it anew.
+                kills += 1;
+                tree.revive();
+                agent =
+                    Agent::start(&tree, policy, JOURNAL, false).ok().map(|(agent, _)| (agent, Vec::new()));
+            } else if let Some((agent, _)) = &mut agent {
+                // What fails is an alarm of the next round.
+                drop(agent.change(policy));
+            }
+            if let Some((agent, _)) = &mut agent {
+                moved += agent.round(0).map_or(0, |(_, recorded)| recorded.decision.moves.len() as u64);
+            }
+            count += 1;
+        }
+        made.set([count, kills, moved]);
+        if let Some((mut agent, _)) = agent {
+            drop(agent.stop());
+        }
+        if tree.is_dead() || !tree.disk().is_empty() {
+            tree.revive();
+            Settings::start(&tree, JOURNAL).unwrap();
+        }
+        prop_assert_eq!(tree.settings(), before);
+        prop_assert!(tree.disk().is_empty());
+        Ok(())
+    });
+    let [count, kills, moved] = made.get();
+    println!("{count} changes, {kills} kills, {moved} moves");
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    assert!(
+        count >= 10_000 && kills >= 500 && moved >= 5_000,
+        "{count} changes, {kills} kills, {moved} moves"
+    );
+}

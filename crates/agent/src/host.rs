@@ -1,0 +1,80 @@
+//! The settings of the host that a policy asks for.
+
+use std::collections::BTreeMap;
+
+use polder_linux::{
+    BALANCING, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, PROMOTION_LIMIT, Settings, Tiers,
+};
+
+use crate::policy::{Policy, Weights, weights_of};
+use crate::report::Alarm;
+
+/// Key of the policy, file and value of each setting of the host; and what this kernel lacks of them.
+pub(crate) fn wanted(
+    kernel: &impl Kernel,
+    tiers: &Tiers,
+    policy: &Policy,
+) -> (Vec<(&'static str, String, String)>, Vec<Alarm>) {
+    let mut settings = Vec::new();
+    let mut alarms = Vec::new();
+    if !policy.services.is_empty() {
+        // Demotion on, and promotion of hot pages of the slow tier.
+        settings.push(("service", DEMOTION.to_owned(), "true".to_owned()));
+        settings.push(("service", BALANCING.to_owned(), "2".to_owned()));
+    }
+    if let Some(rate) = policy.promotion_limit_mbps {
+        settings.push(("promotion_limit", PROMOTION_LIMIT.to_owned(), rate.to_string()));
+    }
+    let weights = match &policy.weights {
+        None => Ok(BTreeMap::new()),
+        Some(Weights::Given(weights)) => Ok(weights.clone()),
+        Some(Weights::Auto) => tiers.bandwidths(kernel).map(|bandwidths| weights_of(&bandwidths)),
+    };
+    match weights {
+        Ok(weights) => {
+            // A weight that is written ends the kernel's own derivation, which is a setting too.
+            if !weights.is_empty() && kernel.read(INTERLEAVE_AUTO).is_ok() {
+                settings.push(("interleave", INTERLEAVE_AUTO.to_owned(), "false".to_owned()));
+            }
+            settings.extend(weights.into_iter().map(|(node, weight)| {
+                ("interleave", format!("{INTERLEAVE}/node{node}"), weight.to_string())
+            }));
+        }
+        Err(error) => {
+            alarms.push(Alarm::HostSetting { key: "interleave".to_owned(), error: error.to_string() });
+        }
+    }
+    (settings, alarms)
+}
+
+/// Makes the settings of the host. One that tiering can do without becomes an alarm.
+///
+/// # Errors
+/// [`KernelError`] for a setting without which nothing moves between tiers.
+pub(crate) fn set<K: Kernel>(
+    settings: &mut Settings<K>,
+    tiers: &Tiers,
+    policy: &Policy,
+) -> Result<Vec<Alarm>, KernelError> {
+    let (wanted, mut alarms) = wanted(settings.kernel(), tiers, policy);
+    for (key, path, value) in wanted {
+        match settings.set(&path, &value) {
+            Err(error) if key == "service" && error.is_gone() => {
+                let lacks = format!(
+                    "this kernel has no {path}, without which nothing moves between tiers; is /proc mounted? polder doctor says more"
+                );
+                return Err(KernelError::Missing(lacks));
+            }
+            Err(error) if key == "service" => return Err(error),
+            Err(error) => alarms.push(Alarm::HostSetting {
+                key: key.to_owned(),
+                error: match error.is_gone() {
+                    true => format!("this kernel has no {path}; see polder doctor"),
+                    false => error.to_string(),
+                },
+            }),
+            Ok(_) => {}
+        }
+    }
+    Ok(alarms)
+}

@@ -1,0 +1,93 @@
+//! Why the kernel's files could not be read or written.
+
+use std::io::{self, ErrorKind};
+
+/// Why the kernel's files could not be read, written or understood.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The kernel refused.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file says what this program does not understand.
+    #[error("{path}: {text:?} is not {expected}")]
+    Format {
+        /// The file.
+        path: String,
+        /// What it says.
+        text: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// A file of this program's own could be led elsewhere by another user of the host.
+    #[error("{path} {why}")]
+    Unsafe {
+        /// The file, or a folder on the way to it.
+        path: String,
+        /// What is wrong with it, and the remedy.
+        why: &'static str,
+    },
+    /// A line of the journal is no record.
+    #[error(
+        "{path}: line {line} is damaged: {why}; {outcome}; read the line, set by hand what it names, and take it out of the file"
+    )]
+    Damaged {
+        /// The journal.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+        /// What became of the settings.
+        outcome: String,
+    },
+    /// The machine lacks what tiering needs.
+    #[error("{0}")]
+    Missing(String),
+}
+
+impl KernelError {
+    /// The kind of the kernel's refusal, if it refused.
+    #[must_use]
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::File { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+
+    /// The number of the kernel's refusal, if it refused.
+    pub(crate) fn raw(&self) -> Option<i32> {
+        match self {
+            Self::File { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// Whether the file is gone, as that of a cgroup that was removed: such files answer ENOENT or ENODEV.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        const ENODEV: i32 = 19;
+        match self {
+            Self::File { source, .. } => {
+                source.kind() == ErrorKind::NotFound || source.raw_os_error() == Some(ENODEV)
+            }
+            _ => false,
+        }
+    }
+
+    /// That `path` is gone.
+    #[must_use]
+    pub fn gone(path: &str) -> Self {
+        Self::File { path: path.to_owned(), source: ErrorKind::NotFound.into() }
+    }
+
+    pub(crate) fn file(path: &str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File { path: path.to_owned(), source }
+    }
+}

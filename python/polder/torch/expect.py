@@ -1,0 +1,114 @@
+"""What a parameter service takes: its numbers, links, places and models."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import cast
+
+import torch
+
+from polder.errors import ArgumentError
+
+# torch's stubs leave modules without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+__all__ = ["NUMBERS", "EmulatedLinks", "expect_carried", "expect_links", "expect_numbers", "expect_places"]
+
+
+@dataclass(frozen=True)
+class EmulatedLinks:
+    """What links that are not here would take: token buckets let bytes through. What is timed so is emulated.
+
+    Attributes
+    ----------
+    proxies : list of (float, float)
+        The link of each proxy's device: seconds that it is busy with a shard besides the bytes, and bytes a second in
+        each direction. All workers share it.
+    workers : float
+        Bytes a second of each worker's link in an all-reduce of the workers, by the ring's formula.
+    """
+
+    proxies: Sequence[tuple[float, float]]
+    workers: float
+
+
+NUMBERS: dict[str, tuple[type, float, float, str]] = {
+    "proxies": (Integral, 1, 1024, "a whole number from 1 to 1024, or None for one of each worker"),
+    "profile_steps": (Integral, 2, math.inf, "a whole number from 2 on, because the first step is not counted"),
+    "replan_steps": (Integral, 0, math.inf, "a whole number from 0 on"),
+    "timeout": (Real, 1e-9, 1e9, "seconds from 1e-9 to 1e9"),
+    "split": (Real, 0, 1, "a number from 0 to 1, or None for the planned part"),
+    "shard_bytes": (Integral, 1, 1 << 62, "a whole number of bytes from 1 on, or None for the measured size"),
+}
+"""What each number of the constructor may be: its kind, the least, the highest, and both in words."""
+
+
+def _is_number(value: object, kind: type, least: float, most: float = math.inf) -> bool:
+    # A bool is a whole number too, and never meant as one. What is not a number is between no two.
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= cast(float, value) <= most
+
+
+def expect_numbers(given: dict[str, object]) -> None:
+    """Raises an ArgumentError for a number of the constructor that is none, or is out of its range."""
+    for name, value in given.items():
+        kind, least, most, expected = NUMBERS[name]
+        is_left_out = value is None and "None" in expected
+        if not is_left_out and not _is_number(value, kind, least, most):
+            raise ArgumentError(f"{name} is {value!r}; give {expected}")
+
+
+def expect_links(emulated: object) -> None:
+    """Raises an ArgumentError for what are no links."""
+    if emulated is None:
+        return
+    if not isinstance(emulated, EmulatedLinks):
+        raise ArgumentError(f"emulated is {emulated!r}; give EmulatedLinks or None")
+    try:
+        are_links = all(
+            _is_number(busy, Real, 0, 1e9) and _is_number(rate, Real, 1, 1e18) for busy, rate in emulated.proxies
+        )
+    except (TypeError, ValueError):
+        are_links = False
+    if not are_links or not _is_number(emulated.workers, Real, 1, 1e18):
+        raise ArgumentError(
+            f"emulated is {emulated!r}; give seconds from 0 to 1e9 and bytes a second from 1 to 1e18 of each proxy, "
+            "and bytes a second of the workers"
+        )
+
+
+def expect_places(optimizer: str, split: float | None, overlap: bool, on_death: str, snapshots: str | None) -> None:
+    """Raises an ArgumentError where options of the constructor do not go together."""
+    if optimizer not in ("worker", "proxy"):
+        raise ArgumentError(f'optimizer is {optimizer!r}; give "worker" or "proxy"')
+    if optimizer == "proxy" and (split not in (None, 1.0) or not overlap):
+        raise ArgumentError(
+            f"split {split} and overlap {overlap} with the optimizer on the proxies; leave both out, because the "
+            "proxies take all gradients as they come"
+        )
+    if on_death not in ("raise", "shrink") or (on_death == "shrink") != (snapshots is not None):
+        raise ArgumentError(
+            f'on_death is {on_death!r} and snapshots {snapshots!r}; give "shrink" and the name of the snapshots to go '
+            'back to, or "raise" and none'
+        )
+
+
+def expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
+    """Raises an ArgumentError for a model that the service does not carry."""
+    if not parameters:
+        raise ArgumentError("the model has no parameters to train")
+    if any(hasattr(parameter, "device_mesh") for parameter in parameters):
+        raise ArgumentError("the parameters are DTensors, as those of FSDP2; the service carries plain ones")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False):
+            raise ArgumentError(
+                f"{name or 'the model'} has sparse gradients; the service carries dense ones: give it sparse=False"
+            )
+    first = parameters[0]
+    for parameter in parameters:
+        is_carried = parameter.is_cpu and parameter.is_contiguous() and parameter.numel() > 0
+        if not is_carried or parameter.dtype != first.dtype or not parameter.is_floating_point():
+            raise ArgumentError(
+                f"a parameter of shape {tuple(parameter.shape)} and {parameter.dtype} on {parameter.device}; the "
+                f"service carries contiguous CPU tensors of one floating type, here {first.dtype}"
+            )
