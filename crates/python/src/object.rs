@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use polder_attach::each;
 use polder_attach::session::Session;
-use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
 use polder_pool::{ListedObject, Object as PoolObject};
 use pyo3::prelude::*;
@@ -47,16 +46,6 @@ pub(crate) struct Extent {
     pub(crate) bytes: u64,
     pub(crate) elements: Elements,
     pub(crate) _kept: Arc<dyn Any + Send + Sync>,
-}
-
-impl Extent {
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.elements.dtype
-    }
-
-    pub(crate) fn op(&self, name: &str) -> PyResult<Op> {
-        self.elements.op(name)
-    }
 }
 
 impl Object {
