@@ -12,7 +12,9 @@ use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
-use polder_pool::{InitialContents, Object, Pool, PoolError, PrivateMemory, Process};
+use polder_pool::{
+    Buffers, Collective, InitialContents, Object, Operation, Pool, PoolError, PrivateMemory, Process,
+};
 
 /// A part of the pool, as hosts 0 and 1 use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,14 +329,16 @@ fn collectives<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
         }
         let mut all = vec![0; 2 * 300];
         let mine = bytes(round + group.rank(), 300);
-        group.all_gather(Dtype::U8, &mine, &mut all).unwrap();
+        let gather = Operation::moving(Collective::AllGather, Dtype::U8);
+        group.run(&gather, Buffers::Apart { input: &mine, output: &mut all }).unwrap();
         assert_eq!(all, [bytes(round, 300), bytes(round + 1, 300)].concat(), "all-gather {round}");
         let root = round % 2;
         let mut data = if group.rank() == root { bytes(round, 3000) } else { vec![0; 3000] };
         group.broadcast(root, Dtype::U8, &mut data).unwrap();
         assert_eq!(data, bytes(round, 3000), "broadcast {round}");
         object.write_at(pool.memory(), 0, &elements(round, group.rank(), 512)).unwrap();
-        group.all_reduce_in_pool(Op::Sum, Dtype::U64, object.at(), 4096).unwrap();
+        let add = Operation::reducing(Collective::AllReduce, Op::Sum, Dtype::U64);
+        group.run(&add, Buffers::Pool { at: object.at(), bytes: 4096 }).unwrap();
         assert_eq!(read(pool, &object), sum(round, 512), "all-reduce in the pool {round}");
     }
     // So that nobody finds the other gone too early.

@@ -4,6 +4,7 @@ import builtins
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
+from types import NotImplementedType
 from typing import Any, Self, TypedDict
 
 from numpy.typing import NDArray
@@ -330,60 +331,32 @@ class Group:
     def all_to_all(self, array: _Array, out: _Array) -> None: ...
     def start(
         self,
-        collective: str,
-        source: tuple[int, int],
-        target: tuple[int, int],
-        dtype: str,
-        op: str,
-        root: int,
+        operation: Operation,
+        sources: list[Any],
+        targets: list[Any],
         timeout: float | None,
-        wait: bool,
-        arrays: Any,
+        is_async: bool,
         ready: Callable[[], object] | None = None,
-    ) -> Ticket | None: ...
-    def start_lists(
-        self,
-        collective: str,
-        sources: list[tuple[int, int]],
-        targets: list[tuple[int, int]],
-        dtype: str,
-        op: str,
-        root: int,
-        timeout: float | None,
-        wait: bool,
-        arrays: Any,
-        ready: Callable[[], object] | None = None,
-    ) -> Ticket | None: ...
+        piece: tuple[Agreed, PoolMemory | None, int, int] | None = None,
+    ) -> Ticket | NotImplementedType | None: ...
     def agree(
-        self,
-        agreed: Agreed,
-        yes: bool,
-        message: int,
-        timeout: float | None,
-        wait: bool,
-        arrays: Any,
-    ) -> Ticket | None: ...
-    def start_piece(
-        self,
-        collective: str,
-        agreed: Agreed,
-        pooled: PoolMemory | None,
-        address: int,
-        begin: int,
-        nbytes: int,
-        message: int,
-        dtype: str,
-        op: str,
-        root: int,
-        timeout: float | None,
-        wait: bool,
-        arrays: Any,
-        ready: Callable[[], object],
+        self, agreed: Agreed, yes: bool, message: int, timeout: float | None, is_async: bool
     ) -> Ticket | None: ...
     def called_ahead(self, rank: int) -> str | None: ...
     def members(self) -> list[tuple[int, int, bool]]: ...
     def give_up(self) -> None: ...
     def close(self) -> None: ...
+
+class Operation:
+    def __new__(cls, call: str, collective: str, dtype: str, reduction: str = "sum", root: int = 0) -> Operation: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def reduction(self) -> str: ...
+    @property
+    def root(self) -> int: ...
 
 class Agreed: ...
 
@@ -399,17 +372,17 @@ class Messages:
 
 class Channel:
     def __new__(cls, messages: Messages, group: Group) -> Channel: ...
-    def exchange(
+    def start(
         self,
         what: str,
         kind: str,
         tag: int,
-        sends: list[tuple[int, int, int]],
-        receives: list[tuple[int, int, int]],
+        rank: int | None,
+        place: tuple[int, int],
+        receives: bool,
         dtype: str,
         timeout: float,
         arrays: Any,
-        any_source: bool = False,
     ) -> Message: ...
     def unreceived(self, rank: int) -> str | None: ...
     def close(self) -> None: ...

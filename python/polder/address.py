@@ -1,8 +1,10 @@
-"""Where a tensor's bytes lie, for Rust: the one way by which an address leaves Python.
+"""Where a tensor's bytes lie, for Rust: the way by which an address leaves Python.
+
+A collective's tensors go to Rust themselves. It asks DLPack for their addresses, and `find` where DLPack does not know.
 
 Rust takes the bytes at an address for the values of a tensor, in order. They are not where a tensor has other strides,
 is a lazy negative or conjugate, lies on a GPU, or has no memory of its own. `of` refuses such a tensor. `is_plain`
-says so beforehand to a front that gives a copy in its place.
+says so beforehand to a front that gives a copy in its place, and `find` gives None.
 """
 
 import torch
@@ -10,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from polder.errors import ArgumentError
 
-__all__ = ["is_plain", "of"]
+__all__ = ["find", "is_plain", "of"]
 
 _STRIDED = torch.strided
 _LOW = 1 << 40
@@ -24,6 +26,31 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()))
     )
+
+
+def find(tensor: torch.Tensor, what: str) -> int | None:
+    """The address of a tensor in memory of the host whose bytes are its values in order; None for any other tensor.
+
+    Raises
+    ------
+    ArgumentError
+        Says that the tensor has no memory.
+    """
+    # As `is_plain`, without its call: this runs for every tensor of an operation.
+    if (
+        not tensor.is_cpu
+        or tensor.layout is not _STRIDED
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+        or (tensor.dtype.is_complex and tensor.is_conj())
+    ):
+        return None
+    at = tensor.data_ptr()
+    if at < _LOW and tensor.numel() and not (at and tensor.untyped_storage().nbytes()):
+        raise ArgumentError(
+            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory; give one that has"
+        )
+    return at
 
 
 def of(
@@ -63,23 +90,13 @@ def of(
         ...
     polder.errors.ArgumentError: push got a tensor of shape [3, 4] with strides [1, 3]; call .contiguous() first
     """
-    own = tensor.dtype
-    # As `is_plain`, without its call: this runs for every operation.
+    at = find(tensor, what)
     if (
-        not tensor.is_cpu
-        or tensor.layout is not _STRIDED
-        or not tensor.is_contiguous()
-        or tensor.is_neg()
-        or (own.is_complex and tensor.is_conj())
-        or (dtype is not None and own is not dtype)
+        at is None
+        or (dtype is not None and tensor.dtype is not dtype)
         or (count is not None and tensor.numel() != count)
     ):
         raise _refusal(tensor, dtype, count, what)
-    at = tensor.data_ptr()
-    if at < _LOW and tensor.numel() and not (at and tensor.untyped_storage().nbytes()):
-        raise ArgumentError(
-            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory; give one that has"
-        )
     if writable:
         increment_version(tensor)
     return at

@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from polder import address, errors  # noqa: E402
+import polder  # noqa: E402
+from polder import _core, address, errors  # noqa: E402
 
 
 def freed() -> Any:
@@ -65,3 +66,49 @@ def test_only_a_tensor_that_is_written_gets_a_new_version(mode: Any) -> None:
     with torch.inference_mode():
         unversioned = torch.ones(3)
     assert address.of(unversioned, writable=True) == unversioned.data_ptr()
+
+
+class Elsewhere(torch.Tensor):
+    """Says of itself what its bytes do not."""
+
+    is_cpu = False
+
+
+def test_a_collective_starts_on_tensors_that_are_their_bytes_and_on_no_others(pool: polder.Pool) -> None:
+    plain = [
+        torch.ones(4, 3),
+        torch.ones(4, 3)[1:, :],
+        torch.ones(3, 1)[:, :1].t()[:, :1],
+        torch.tensor(1.0),
+        torch.empty(0),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3).as_subclass(type("Named", (torch.Tensor,), {})),
+    ]
+    others = [
+        torch.ones(4, 3).t(),
+        torch.ones(3).expand(2, 3),
+        torch._neg_view(torch.ones(3)),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.ones(3, dtype=torch.complex64).conj().imag,
+        torch.eye(3).to_sparse(),
+        torch.ones(3, device="meta"),
+        torch.ones(3).as_subclass(Elsewhere),
+    ]
+    operation = _core.Operation("broadcast", "broadcast", "uint8")
+    with polder.Group(pool, "/one", 0, 1) as group:
+        for tensor in plain:
+            before = tensor._version
+            assert group.start(operation, [tensor], [], None, False) is None
+            assert tensor._version == before
+            assert group.start(operation, [], [tensor], None, False) is None
+            assert tensor._version == before + 1
+        for tensor in others:
+            before = tensor._version
+            assert group.start(operation, [], [tensor], None, False) is NotImplemented
+            assert tensor._version == before
+        for made in (freed, lambda: torch._efficientzerotensor(4)):
+            with pytest.raises(
+                errors.ArgumentError, match=r"^broadcast got a Tensor of .* elements that has no memory"
+            ):
+                group.start(operation, [], [made()], None, False)

@@ -1,5 +1,6 @@
 """Predicted steps from Python are those of the command, and tables of many those of one."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,18 @@ import polder
 from polder import plan
 
 POLDER = Path(sys.executable).with_name("polder")
+
+
+def test_the_columns_of_a_table_are_the_fields_of_a_layout() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(plan.Layout)}
+    within = {
+        name: dataclasses.fields(of)
+        for name, of in fields.items()
+        if isinstance(of, type) and of not in (int, bool, str)
+    }
+    flat = [f"{name}_{it.name}" for name in fields if name in within for it in within[name]]
+    assert [*(name for name in fields if name not in within), *flat] == list(plan._NUMBERS)
+    assert {*plan._CHOICES, *plan._LEFT_OUT} <= {*plan._NUMBERS}
 
 
 def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:

@@ -143,6 +143,22 @@ def test_a_sparse_tensor_in_a_call_that_has_none_is_an_error_that_says_what_to_d
         assert name == "ArgumentError" and ".to_dense()" in text
 
 
+def test_a_call_of_c10d_is_translated_with_its_type_and_its_reduction() -> None:
+    backend = importlib.import_module("polder.torch.backend")
+    ops = torch.distributed.ReduceOp
+    made = backend._operation("reduce_scatter_tensor", torch.float32, hash(ops(ops.AVG)), 3)
+    found = (made.call, made.collective, made.reduction, made.root)
+    assert found == ("reduce_scatter_tensor", "reduce-scatter", "avg", 3)
+    assert all(backend._operation(call, torch.complex64) for call in backend._COLLECTIVES if "reduce" not in call)
+    for dtype, op, said in (
+        (torch.bool, ops.AVG, "bools have no average"),
+        (torch.complex64, ops.SUM, "complex64 cannot be combined"),
+        (torch.quint8, ops.SUM, "no tensor of type quint8"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=said):
+            backend._operation("all_reduce", dtype, hash(ops(op)))
+
+
 def test_registered_memory_is_used_again_when_no_view_of_it_is_left() -> None:
     gpu = importlib.import_module("polder.torch.gpu")
     rooms = [gpu._room(torch.empty(1000)) for _ in range(2)]

@@ -14,6 +14,8 @@ use polder_mem::testing::{Child, Scratch};
 use polder_mem::{Bell, Coherent, HostPlan, Memory, Offset, ProcessSlot, Region, Software};
 use polder_pool::group::{Group, GroupOptions, RankPlace, extent_bytes};
 use polder_pool::wait::Patience;
+use polder_pool::{Buffers, Operation};
+use polder_schedule::Collective;
 
 const PAGE: u64 = 2 << 20;
 
@@ -153,7 +155,10 @@ impl Case {
     fn once<M: Memory>(&self, group: &mut Group<M>, data: &mut [u8], at: Offset, bytes: u64) {
         match self.operation.as_str() {
             "all-reduce" => group.all_reduce(Op::Sum, Dtype::F32, data),
-            "in-pool" => group.all_reduce_in_pool(Op::Sum, Dtype::F32, at, bytes),
+            "in-pool" => {
+                let sum = Operation::reducing(Collective::AllReduce, Op::Sum, Dtype::F32);
+                group.run(&sum, Buffers::Pool { at, bytes })
+            }
             "broadcast" => group.broadcast(0, Dtype::F32, data),
             _ => group.barrier(),
         }

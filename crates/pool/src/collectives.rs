@@ -8,6 +8,7 @@
 //! place, that is the whole buffer.
 
 mod data;
+mod lists;
 mod pace;
 mod run;
 #[cfg(test)]
@@ -41,7 +42,71 @@ pub(crate) struct Workshop {
     paces: Paces,
 }
 
-/// A collective with its sizes.
+/// What every rank of a group names alike in one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// What the ranks do together.
+    pub collective: Collective,
+    /// The rank that alone gives the input or gets the output; 0 where a collective has no root.
+    pub root: usize,
+    /// The elements.
+    pub dtype: Dtype,
+    /// How inputs are combined, in a collective that combines them.
+    pub reduction: Option<Op>,
+}
+
+impl Operation {
+    /// A collective that only moves elements, with root 0.
+    #[must_use]
+    pub const fn moving(collective: Collective, dtype: Dtype) -> Self {
+        Self { collective, root: 0, dtype, reduction: None }
+    }
+
+    /// A collective that combines elements by `op`, with root 0.
+    #[must_use]
+    pub const fn reducing(collective: Collective, op: Op, dtype: Dtype) -> Self {
+        Self { collective, root: 0, dtype, reduction: Some(op) }
+    }
+
+    /// The same with this root.
+    #[must_use]
+    pub const fn with_root(self, root: usize) -> Self {
+        Self { root, ..self }
+    }
+}
+
+/// Where a rank has the input and the output of an operation. A side that has all ranks' chunks has them in the order of the
+/// ranks. What a rank does not read or write may be empty: the input of a scatter and the output of a gather away from the root.
+pub enum Buffers<'a> {
+    /// In one buffer, in whole, or as chunk `r` of rank `r` of all chunks: not for gather, scatter and all-to-all.
+    InPlace(&'a mut [u8]),
+    /// In two.
+    Apart {
+        /// What this rank gives.
+        input: &'a [u8],
+        /// What it gets.
+        output: &'a mut [u8],
+    },
+    /// With a buffer for each chunk, of all-gather, gather, scatter, reduce-scatter or all-to-all. A side that is one chunk is
+    /// a list of one. Chunks may differ in length in an all-to-all, where only the two ranks of a chunk have to know it, and in an
+    /// all-gather or reduce-scatter, where all ranks do.
+    Lists {
+        /// What this rank gives.
+        input: &'a [&'a [u8]],
+        /// What it gets.
+        output: &'a mut [&'a mut [u8]],
+    },
+    /// In place in the pool, where each rank has its own extent and peers read it: nothing is staged. For all-reduce,
+    /// reduce-scatter, all-gather and broadcast. When the call returns, peers have read what they need.
+    Pool {
+        /// The first byte, aligned to a line.
+        at: Offset,
+        /// How many bytes there are.
+        bytes: u64,
+    },
+}
+
+/// An operation with its sizes.
 struct Call {
     collective: Collective,
     root: usize,
@@ -49,6 +114,8 @@ struct Call {
     reduction: Option<Reduction>,
     /// Bytes of the message that all ranks must agree on.
     bytes: u64,
+    /// Whether ranks tell each other the lengths of their parts.
+    tells_lengths: bool,
 }
 
 /// An operation that is being timed, if it is.
@@ -59,271 +126,105 @@ struct Timed {
 }
 
 impl<M: Memory> Group<M> {
-    /// Combines the `data` of all ranks; every rank gets the result, in place.
+    /// Runs one operation.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit. [`PoolError::Mismatch`] where a chunk of an all-to-all of lists is
+    /// not as long as this rank expects; the group is whole then, and the other chunks have come.
+    pub fn run(&mut self, operation: &Operation, buffers: Buffers<'_>) -> Result<(), PoolError> {
+        let (rank, size) = (self.rank(), self.size());
+        match buffers {
+            _ if operation.collective == Collective::Barrier => self.barrier(),
+            Buffers::InPlace(data) => {
+                let chunk = self.chunk_in_place(operation, data.len(), "one buffer")?;
+                let own = (rank * chunk) as u64;
+                let [input_at, output_at] = match operation.collective {
+                    Collective::AllGather => [own, 0],
+                    Collective::ReduceScatter => [0, own],
+                    _ => [0, 0],
+                };
+                self.perform(&self.call(operation, chunk)?, Data::Same { data, input_at, output_at })
+            }
+            Buffers::Apart { input, output } => {
+                let (inputs, outputs) = self.chunks(operation);
+                let chunk = match (inputs, outputs) {
+                    (1, _) => input.len(),
+                    (_, 1) => output.len(),
+                    _ => input.len() / size,
+                };
+                if inputs > 0 {
+                    same_length("input", input.len(), inputs * chunk)?;
+                }
+                if outputs > 0 {
+                    same_length("output", output.len(), outputs * chunk)?;
+                }
+                self.perform(&self.call(operation, chunk)?, Data::Apart { input, output })
+            }
+            Buffers::Lists { input, output } => self.run_lists(operation, input, output),
+            Buffers::Pool { at, bytes } => {
+                let length = self.extent_length(at, bytes)?;
+                let chunk = self.chunk_in_place(operation, length, "the pool")?;
+                let strides = match operation.collective {
+                    Collective::AllGather => (chunk as u64, 0),
+                    Collective::ReduceScatter => (0, chunk as u64),
+                    Collective::Reduce => return Err(unplaced(operation.collective, "the pool")),
+                    _ => (0, 0),
+                };
+                self.perform_in_pool(&self.call(operation, chunk)?, at, bytes, strides)
+            }
+        }
+    }
+
+    /// [`Group::run`] of an all-reduce in place.
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
     pub fn all_reduce(&mut self, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let call = self.reducing(Collective::AllReduce, 0, op, dtype, data.len())?;
-        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
+        self.run(&Operation::reducing(Collective::AllReduce, op, dtype), Buffers::InPlace(data))
     }
 
-    /// Combines the `input` of all ranks into `output`, of the same length, on every rank.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_reduce_into(
-        &mut self,
-        op: Op,
-        dtype: Dtype,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), PoolError> {
-        same_length("output", output.len(), input.len())?;
-        let call = self.reducing(Collective::AllReduce, 0, op, dtype, input.len())?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// Combines the `data` of all ranks; the root gets the result, in place, and the others' data stays.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn reduce(&mut self, root: usize, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let call = self.reducing(Collective::Reduce, root, op, dtype, data.len())?;
-        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
-    }
-
-    /// Combines the chunks `r` of the `input` of all ranks, of which each has as many as there are ranks, into the
-    /// `output` of rank `r`.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn reduce_scatter(
-        &mut self,
-        op: Op,
-        dtype: Dtype,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), PoolError> {
-        let chunk = output.len();
-        same_length("input", input.len(), chunk * self.size())?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// As [`Group::reduce_scatter`], with the result in chunk `r` of rank `r`'s `data`; the other chunks stay.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn reduce_scatter_in_place(
-        &mut self,
-        op: Op,
-        dtype: Dtype,
-        data: &mut [u8],
-    ) -> Result<(), PoolError> {
-        let chunk = self.chunk_of(data.len())?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
-        let output_at = (self.rank() * chunk) as u64;
-        self.perform(&call, Data::Same { data, input_at: 0, output_at })
-    }
-
-    /// Copies the root's `data` to every rank.
+    /// [`Group::run`] of a broadcast.
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
     pub fn broadcast(&mut self, root: usize, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let call = self.moving(Collective::Broadcast, root, dtype, data.len())?;
-        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
+        let operation = Operation::moving(Collective::Broadcast, dtype).with_root(root);
+        self.run(&operation, Buffers::InPlace(data))
     }
 
-    /// Copies the `input` of all ranks to the `output` of every rank, in the order of the ranks.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_gather(&mut self, dtype: Dtype, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
-        same_length("output", output.len(), input.len() * self.size())?;
-        let call = self.moving(Collective::AllGather, 0, dtype, input.len())?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// As [`Group::all_gather`], with the input in chunk `r` of rank `r`'s `data`.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_gather_in_place(&mut self, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let chunk = self.chunk_of(data.len())?;
-        let call = self.moving(Collective::AllGather, 0, dtype, chunk)?;
-        let input_at = (self.rank() * chunk) as u64;
-        self.perform(&call, Data::Same { data, input_at, output_at: 0 })
-    }
-
-    /// Copies the `input` of all ranks to the root's `output`, in the order of the ranks. Elsewhere `output` is left alone.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn gather(
-        &mut self,
-        root: usize,
-        dtype: Dtype,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), PoolError> {
-        if self.rank() == root {
-            same_length("output", output.len(), input.len() * self.size())?;
-        }
-        let call = self.moving(Collective::Gather, root, dtype, input.len())?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// Copies chunk `r` of the root's `input` to the `output` of rank `r`. Elsewhere `input` is not read.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn scatter(
-        &mut self,
-        root: usize,
-        dtype: Dtype,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), PoolError> {
-        let (chunk, all) = (output.len(), output.len() * self.size());
-        if self.rank() == root {
-            same_length("input", input.len(), all)?;
-        }
-        let call = self.moving(Collective::Scatter, root, dtype, chunk)?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// Copies chunk `r` of rank `s`'s `input` to chunk `s` of rank `r`'s `output`.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_to_all(&mut self, dtype: Dtype, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
-        same_length("output", output.len(), input.len())?;
-        let chunk = self.chunk_of(input.len())?;
-        let call = self.moving(Collective::AllToAll, 0, dtype, chunk)?;
-        self.perform(&call, Data::Apart { input, output })
-    }
-
-    /// As the collective of that name, which may be all-gather, gather, scatter, reduce-scatter or all-to-all, with a buffer
-    /// for each chunk where the other call has one for all. A side that is one chunk is a list of one. What this rank does not
-    /// read or write may be empty. `op` combines.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn over_lists(
-        &mut self,
-        (collective, root): (Collective, usize),
-        op: Option<Op>,
-        dtype: Dtype,
-        input: &[&[u8]],
-        output: &mut [&mut [u8]],
-    ) -> Result<(), PoolError> {
-        let (size, is_root) = (self.size(), self.rank() == root);
-        let (inputs, outputs) = match collective {
-            Collective::AllGather => (1, size),
-            Collective::Gather => (1, if is_root { size } else { 0 }),
-            Collective::Scatter => (if is_root { size } else { 0 }, 1),
+    /// How many chunks this rank gives and gets.
+    fn chunks(&self, operation: &Operation) -> (usize, usize) {
+        let (size, at_root) = (self.size(), if self.rank() == operation.root { self.size() } else { 0 });
+        match operation.collective {
+            Collective::Barrier => (0, 0),
+            Collective::Broadcast | Collective::Reduce | Collective::AllReduce => (1, 1),
             Collective::ReduceScatter => (size, 1),
+            Collective::AllGather => (1, size),
+            Collective::Gather => (1, at_root),
+            Collective::Scatter => (at_root, 1),
             Collective::AllToAll => (size, size),
-            other => {
-                let expected = "all-gather, gather, scatter, reduce-scatter and all-to-all have";
-                return Err(PoolError::Argument {
-                    what: "lists of",
-                    value: other.name().to_owned(),
-                    expected,
-                });
-            }
-        };
-        let chunk = input.first().map(|part| part.len()).or(output.first().map(|part| part.len()));
-        let chunk = chunk.unwrap_or_default();
-        let lengths = || input.iter().map(|part| part.len()).chain(output.iter().map(|part| part.len()));
-        if (input.len(), output.len()) != (inputs, outputs) || lengths().any(|length| length != chunk) {
-            let value = format!(
-                "{} buffers to {}, of {:?} bytes",
-                input.len(),
-                output.len(),
-                lengths().collect::<Vec<_>>()
-            );
-            let expected = "one buffer for each chunk, all of one length";
-            return Err(PoolError::Argument { what: "the list", value, expected });
         }
-        let call = match op {
-            Some(op) => self.reducing(collective, root, op, dtype, chunk)?,
-            None => self.moving(collective, root, dtype, chunk)?,
-        };
-        let output = output.iter_mut().map(|part| &mut **part).collect();
-        self.perform(&call, Data::Lists { input: input.to_vec(), output, chunk: chunk as u64 })
     }
 
-    /// Combines the `bytes` bytes that each rank has at its own `at` in the pool; every rank gets the result there. The
-    /// peers read it in place: nothing is staged. When it returns they have read what they need.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_reduce_in_pool(
-        &mut self,
-        op: Op,
-        dtype: Dtype,
-        at: Offset,
-        bytes: u64,
-    ) -> Result<(), PoolError> {
-        let length = self.extent_length(at, bytes)?;
-        let call = self.reducing(Collective::AllReduce, 0, op, dtype, length)?;
-        self.perform_in_pool(&call, at, bytes, (0, 0))
-    }
-
-    /// Combines the chunks `r` of all ranks' `bytes` bytes in the pool into chunk `r` of rank `r`'s, in place.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn reduce_scatter_in_pool(
-        &mut self,
-        op: Op,
-        dtype: Dtype,
-        at: Offset,
-        bytes: u64,
-    ) -> Result<(), PoolError> {
-        let length = self.extent_length(at, bytes)?;
-        let chunk = self.chunk_of(length)?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
-        self.perform_in_pool(&call, at, bytes, (0, chunk as u64))
-    }
-
-    /// Copies chunk `r` of rank `r`'s `bytes` bytes in the pool to chunk `r` of everybody's.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn all_gather_in_pool(&mut self, dtype: Dtype, at: Offset, bytes: u64) -> Result<(), PoolError> {
-        let length = self.extent_length(at, bytes)?;
-        let chunk = self.chunk_of(length)?;
-        let call = self.moving(Collective::AllGather, 0, dtype, chunk)?;
-        self.perform_in_pool(&call, at, bytes, (chunk as u64, 0))
-    }
-
-    /// Copies the root's `bytes` bytes in the pool to everybody's.
-    ///
-    /// # Errors
-    /// The group's error, or an argument that does not fit.
-    pub fn broadcast_in_pool(
-        &mut self,
-        root: usize,
-        dtype: Dtype,
-        at: Offset,
-        bytes: u64,
-    ) -> Result<(), PoolError> {
-        let length = self.extent_length(at, bytes)?;
-        let call = self.moving(Collective::Broadcast, root, dtype, length)?;
-        self.perform_in_pool(&call, at, bytes, (0, 0))
-    }
-
-    fn moving(
+    /// The bytes of a chunk of data of `length` bytes that is input and output.
+    fn chunk_in_place(
         &self,
-        collective: Collective,
-        root: usize,
-        dtype: Dtype,
-        bytes: usize,
-    ) -> Result<Call, PoolError> {
+        operation: &Operation,
+        length: usize,
+        place: &'static str,
+    ) -> Result<usize, PoolError> {
+        let chunks = match operation.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
+            Collective::AllGather | Collective::ReduceScatter => self.size(),
+            other => return Err(unplaced(other, place)),
+        };
+        same_length("data", length, length / chunks * chunks)?;
+        Ok(length / chunks)
+    }
+
+    /// The operation on chunks of `bytes` bytes, when it can be one.
+    fn call(&self, operation: &Operation, bytes: usize) -> Result<Call, PoolError> {
+        let Operation { collective, root, dtype, reduction } = *operation;
         if root >= self.size() {
             let value = format!("{root} of {} ranks", self.size());
             return Err(PoolError::Argument { what: "root", value, expected: "a rank below the size" });
@@ -340,31 +241,19 @@ impl<M: Memory> Group<M> {
         if bytes > MAX_BYTES {
             return Err(too_long(bytes));
         }
-        Ok(Call { collective, root, dtype, reduction: None, bytes })
-    }
-
-    fn reducing(
-        &self,
-        collective: Collective,
-        root: usize,
-        op: Op,
-        dtype: Dtype,
-        bytes: usize,
-    ) -> Result<Call, PoolError> {
-        if op.check(dtype).is_err() {
+        if let Some(op) = reduction.filter(|op| op.check(dtype).is_err()) {
             let value = format!("{op} of {dtype}");
             let expected = "floats have sum, product, min, max and average";
             return Err(PoolError::Argument { what: "reduction", value, expected });
         }
+        if collective.combines() != reduction.is_some() {
+            let value = format!("{reduction:?} in {collective}");
+            let expected = "one where elements are combined, and none elsewhere";
+            return Err(PoolError::Argument { what: "reduction", value, expected });
+        }
         let ranks = u32::try_from(self.size()).ok().and_then(NonZeroU32::new).expect("a group has ranks");
-        let call = self.moving(collective, root, dtype, bytes)?;
-        Ok(Call { reduction: Some(Reduction { op, dtype, ranks }), ..call })
-    }
-
-    fn chunk_of(&self, length: usize) -> Result<usize, PoolError> {
-        let chunk = length / self.size();
-        same_length("data", length, chunk * self.size())?;
-        Ok(chunk)
+        let reduction = reduction.map(|op| Reduction { op, dtype, ranks });
+        Ok(Call { collective, root, dtype, reduction, bytes, tells_lengths: false })
     }
 
     /// The length of this rank's extent of `bytes` bytes at `at`, when it can be one.
@@ -510,8 +399,14 @@ fn bounded(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Res
 impl Call {
     fn signature(&self) -> Signature {
         let signature = Signature::new(self.collective, self.root, self.bytes).of(self.dtype);
+        let signature = if self.tells_lengths { signature.of_parts() } else { signature };
         self.reduction.map_or(signature, |reduction| signature.reducing(reduction.op))
     }
+}
+
+fn unplaced(collective: Collective, place: &'static str) -> PoolError {
+    let expected = "all-reduce, reduce-scatter, all-gather and broadcast can be, and reduce outside the pool";
+    PoolError::Argument { what: "a collective in", value: format!("{place}: {collective}"), expected }
 }
 
 /// The error of a message that no operation may move.

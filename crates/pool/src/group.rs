@@ -673,7 +673,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Breaks the group and says so to the others.
-    fn fail(&mut self, failure: Failure) -> PoolError {
+    pub(crate) fn fail(&mut self, failure: Failure) -> PoolError {
         let failure = self.own_mismatch(failure);
         let mark = self.mark_of(&failure);
         let error = self.explain(failure);

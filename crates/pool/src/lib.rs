@@ -41,6 +41,7 @@ use directory::{entry, list, opens};
 use objects::{owned, private};
 use wait::watch;
 
+pub use collectives::{Buffers, Operation};
 pub use error::{Peer, PoolError};
 pub use inspect::{HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
 pub use jobs::SweepReport;
@@ -50,6 +51,7 @@ pub use layout::format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, 
 pub use list::ListedObject;
 pub use membership::{HeartbeatMonitor, HostLine, HostState, Process, ProcessState};
 pub use object::{InitialContents, Object};
+pub use polder_schedule::Collective;
 pub use pool::{Member, PeerState, Pool};
 pub use private::PrivateMemory;
 pub use view::{IdSource, View};

@@ -10,9 +10,10 @@ use polder_mem::{
     Bell, Coherent, FlushSite, HostPlan, Liveness, Memory, Offset, ProcessSlot, Region, Software, Trigger,
     TriggerAction, Wrapped,
 };
-use polder_pool::PoolError;
 use polder_pool::group::{Group, GroupOptions, LINES, RankPlace, extent_bytes};
 use polder_pool::wait::Patience;
+use polder_pool::{Buffers, Operation, PoolError};
+use polder_schedule::Collective;
 
 /// Bytes of each rank's data in the pool.
 const DATA: u64 = 16 << 10;
@@ -138,7 +139,8 @@ fn operations<M: Memory>(group: &mut Group<M>, at: Offset, salt: usize) -> Resul
     group.broadcast(salt % ranks, Dtype::U32, &mut data)?;
     assert!(data == input(salt % ranks, salt, 500), "a broadcast is wrong on rank {rank}");
     group.memory().copy_in(at, &input(rank, salt, 300))?;
-    group.all_reduce_in_pool(Op::Sum, Dtype::U32, at, 1200)?;
+    let reduce = Operation::reducing(Collective::AllReduce, Op::Sum, Dtype::U32);
+    group.run(&reduce, Buffers::Pool { at, bytes: 1200 })?;
     let mut data = vec![0; 1200];
     group.memory().copy_out(at, &mut data)?;
     assert!(data == sum(ranks, salt, 300), "a sum in the pool is wrong on rank {rank}");

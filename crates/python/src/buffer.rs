@@ -19,6 +19,8 @@ pub(crate) struct Elements {
 }
 
 impl Elements {
+    pub(crate) const BYTES: Self = Self { dtype: Dtype::U8, logical: false };
+
     /// The type of this name; bools are bytes.
     pub(crate) fn named(name: &str) -> PyResult<Self> {
         let logical = name == "bool";
@@ -82,23 +84,20 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `count` elements at an address, of the type that torch calls `dtype`.
+    /// No bytes.
+    pub(crate) const EMPTY: Self = Self { at: 0, bytes: 0, elements: Elements::BYTES };
+
+    /// `bytes` bytes at an address.
     ///
     /// # Safety
     /// They stay allocated, and writable if `bytes_mut` is called, until the span is no longer used.
-    pub(crate) unsafe fn raw((at, count): (usize, usize), dtype: &str) -> PyResult<Self> {
-        let elements = Elements::named(dtype)?;
-        let bytes = count.checked_mul(elements.dtype.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
+    pub(crate) unsafe fn raw((at, bytes): (usize, usize), elements: Elements) -> PyResult<Self> {
         match bytes {
-            Some(bytes) if at != 0 || bytes == 0 => Ok(Self { at, bytes, elements }),
-            _ => Err(argument(format!("{count} elements of {dtype} at address {at:#x} are no array"))),
+            bytes if isize::try_from(bytes).is_ok() && (at != 0 || bytes == 0) => {
+                Ok(Self { at, bytes, elements })
+            }
+            _ => Err(argument(format!("{bytes} bytes at address {at:#x} are no array"))),
         }
-    }
-
-    /// These bytes, which stay where they are as long as the span is used.
-    pub(crate) fn over(bytes: &[u8]) -> Self {
-        let elements = Elements { dtype: Dtype::U8, logical: false };
-        Self { at: bytes.as_ptr() as usize, bytes: bytes.len(), elements }
     }
 
     pub(crate) fn dtype(&self) -> Dtype {
@@ -216,11 +215,7 @@ pub(crate) fn bytes_to_read(array: &Bound<'_, PyAny>) -> PyResult<Held> {
     if rc != 0 {
         return Err(PyErr::fetch(array.py()));
     }
-    let span = Span {
-        at: view.buf as usize,
-        bytes: view.len.unsigned_abs(),
-        elements: Elements { dtype: Dtype::U8, logical: false },
-    };
+    let span = Span { at: view.buf as usize, bytes: view.len.unsigned_abs(), elements: Elements::BYTES };
     let held = Held { view, span };
     // SAFETY: the view is filled.
     if unsafe { ffi::PyBuffer_IsContiguous(&raw const *held.view, b'C' as c_char) } == 0 {

@@ -8,17 +8,20 @@ use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Memory;
 use polder_pool::wait::Patience;
-use polder_pool::{PoolError, group};
+use polder_pool::{Operation, PoolError, group};
 use polder_schedule::Collective;
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
-use crate::lane::{self, Arrays, Call, Collectives, Interrupt, Lane, Member};
+use crate::lane::{self, Arrays, Buffers, Call, Collectives, Interrupt, Lane, Member};
 use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
 use crate::pool_memory::PoolMemory;
+use crate::tensor;
 
 /// Ranks that call the same operations in the same order.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
@@ -35,17 +38,52 @@ impl Group {
         self.lane.with(Arc::clone)
     }
 
-    fn all_reduce_times(&self, array: &Bound<'_, PyAny>, op: &str, times: u32) -> PyResult<()> {
-        if let Some(extent) = self.in_pool(array)? {
-            return self.run(array.py(), Call::AllReduceInPool { op: extent.op(op)?, extent, times });
-        }
-        let held = buffer::writable(array)?;
-        self.run(array.py(), Call::AllReduce { data: held.span, op: held.span.elements.op(op)?, times })
+    /// A collective on an Object where it lies, or on an array in place.
+    fn in_place(
+        &self,
+        collective: Collective,
+        array: &Bound<'_, PyAny>,
+        (op, root): (&str, usize),
+        times: u32,
+    ) -> PyResult<()> {
+        let operation = |elements| operation(collective, elements, op, root);
+        let held = match self.in_pool(array)? {
+            Some(extent) => {
+                let operation = operation(extent.elements)?;
+                let buffers = Buffers::Pool(extent);
+                return self.run(array.py(), Call::Collective { operation, buffers, times });
+            }
+            None => buffer::writable(array)?,
+        };
+        let (operation, buffers) = (operation(held.span.elements)?, Buffers::InPlace(held.span));
+        self.run(array.py(), Call::Collective { operation, buffers, times })
+    }
+
+    /// A collective from one array into another; a side that this rank has no use for is missing.
+    fn apart(
+        &self,
+        py: Python<'_>,
+        (collective, op, root): (Collective, &str, usize),
+        from: Option<&buffer::Held>,
+        into: Option<&buffer::Held>,
+    ) -> PyResult<()> {
+        let elements = from.or(into).map_or(Elements::BYTES, |held| held.span.elements);
+        let operation = operation(collective, elements, op, root)?;
+        let [from, into] = [from, into].map(|held| held.map_or(Span::EMPTY, |held| held.span));
+        self.run(py, Call::Collective { operation, buffers: Buffers::Apart { from, into }, times: 1 })
     }
 
     /// The array of an object that a collective works on in place, when it got one instead of an array.
     fn in_pool(&self, array: &Bound<'_, PyAny>) -> PyResult<Option<Extent>> {
         array.cast::<Object>().ok().map(|object| object.get().extent(&self.session)).transpose()
+    }
+
+    /// A collective on an Object where it lies, of a call that got no array for the result.
+    fn in_object(&self, collective: Collective, array: &Bound<'_, PyAny>, op: &str) -> PyResult<()> {
+        if !array.is_instance_of::<Object>() {
+            return Err(missing_out());
+        }
+        self.in_place(collective, array, (op, 0), 1)
     }
 
     /// Runs a call over held buffers.
@@ -64,14 +102,15 @@ impl Group {
         let mut whole = vec![0; record.len() * self.size];
         // SAFETY: both live until the call is over, and are this function's alone.
         let (from, into) = unsafe {
-            let into = Span::raw((whole.as_mut_ptr() as usize, whole.len()), "uint8")?;
-            (Span::raw((record.as_ptr() as usize, record.len()), "uint8")?, into)
+            let into = Span::raw((whole.as_mut_ptr() as usize, whole.len()), Elements::BYTES)?;
+            (Span::raw((record.as_ptr() as usize, record.len()), Elements::BYTES)?, into)
         };
-        self.run(py, Call::AllGather { from, into })?;
+        let operation = Operation::moving(Collective::AllGather, Dtype::U8);
+        self.run(py, Call::Collective { operation, buffers: Buffers::Apart { from, into }, times: 1 })?;
         Ok(whole)
     }
 
-    /// Runs a call now when `wait` is set, and queues it otherwise.
+    /// Queues a call when `is_async` is set, and runs it now otherwise.
     ///
     /// # Safety
     /// `arrays` keep the memory of the call's spans alive, and nobody else touches it until the call is over.
@@ -80,12 +119,12 @@ impl Group {
         py: Python<'_>,
         call: Call,
         timeout: Option<f64>,
-        wait: bool,
+        is_async: bool,
         arrays: Arrays,
     ) -> PyResult<Option<Ticket>> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;
-        if wait {
+        if !is_async {
             // SAFETY: `arrays` live until this returns.
             unsafe { lane.run(py, call, timeout, Some(&arrays))? };
             return Ok(None);
@@ -178,51 +217,47 @@ impl Group {
 
     /// Returns once every rank has called it.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, Call::Barrier)
+        let operation = Operation::moving(Collective::Barrier, Dtype::U8);
+        self.run(py, Call::Collective { operation, buffers: Buffers::InPlace(Span::EMPTY), times: 1 })
     }
 
     /// Combines the arrays of all ranks; every rank gets the result, in place. An Object is combined where it lies.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<()> {
-        self.all_reduce_times(array, op, 1)
+        self.in_place(Collective::AllReduce, array, (op, 0), 1)
     }
 
     /// Sums the arrays of all ranks `times` times, with no Python between: the row of a benchmark that shows what a call
     /// from Python adds.
     fn repeat_all_reduce(&self, array: &Bound<'_, PyAny>, times: u32) -> PyResult<()> {
-        self.all_reduce_times(array, "sum", times)
+        self.in_place(Collective::AllReduce, array, ("sum", 0), times)
     }
 
     /// Combines the arrays of all ranks; the root gets the result, in place.
     #[pyo3(signature = (array, op="sum", root=Number::default()))]
     fn reduce(&self, array: &Bound<'_, PyAny>, op: &str, root: Number) -> PyResult<()> {
         let root = self.root(root)?;
+        // It takes no Object, as `writable` says.
         let held = buffer::writable(array)?;
-        self.run(array.py(), Call::Reduce { data: held.span, op: held.span.elements.op(op)?, root })
+        let operation = operation(Collective::Reduce, held.span.elements, op, root)?;
+        let buffers = Buffers::InPlace(held.span);
+        self.run(array.py(), Call::Collective { operation, buffers, times: 1 })
     }
 
     /// Copies the root's array to every rank's. Objects are copied where they lie.
     #[pyo3(signature = (array, root=Number::default()))]
     fn broadcast(&self, array: &Bound<'_, PyAny>, root: Number) -> PyResult<()> {
-        let root = self.root(root)?;
-        if let Some(extent) = self.in_pool(array)? {
-            return self.run(array.py(), Call::BroadcastInPool { extent, root });
-        }
-        let held = buffer::writable(array)?;
-        self.run(array.py(), Call::Broadcast { data: held.span, root })
+        self.in_place(Collective::Broadcast, array, ("sum", self.root(root)?), 1)
     }
 
     /// Copies the arrays of all ranks to every rank's `out`, in the order of ranks. An Object without `out` is gathered
     /// where it lies: chunk r from rank r.
     #[pyo3(signature = (array, out=None))]
     fn all_gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let Some(out) = out else {
-            let extent = self.in_pool(array)?.ok_or_else(missing_out)?;
-            return self.run(array.py(), Call::AllGatherInPool { extent });
-        };
+        let Some(out) = out else { return self.in_object(Collective::AllGather, array, "sum") };
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
         self.check_each(&into.span, &from.span, "out")?;
-        self.run(array.py(), Call::AllGather { from: from.span, into: into.span })
+        self.apart(array.py(), (Collective::AllGather, "sum", 0), Some(&from), Some(&into))
     }
 
     /// Combines chunk r of all ranks' arrays into rank r's `out`. An Object without `out` is combined where it lies, into
@@ -234,14 +269,10 @@ impl Group {
         out: Option<&Bound<'_, PyAny>>,
         op: &str,
     ) -> PyResult<()> {
-        let Some(out) = out else {
-            let extent = self.in_pool(array)?.ok_or_else(missing_out)?;
-            return self.run(array.py(), Call::ReduceScatterInPool { op: extent.op(op)?, extent });
-        };
+        let Some(out) = out else { return self.in_object(Collective::ReduceScatter, array, op) };
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
         self.check_each(&from.span, &into.span, "array")?;
-        let op = from.span.elements.op(op)?;
-        self.run(array.py(), Call::ReduceScatter { from: from.span, into: into.span, op })
+        self.apart(array.py(), (Collective::ReduceScatter, op, 0), Some(&from), Some(&into))
     }
 
     /// Copies the arrays of all ranks to the root's `out`, in the order of ranks.
@@ -257,10 +288,7 @@ impl Group {
         if let Some(into) = &into {
             self.check_each(&into.span, &from.span, "out")?;
         }
-        self.run(
-            array.py(),
-            Call::Gather { from: from.span, into: into.as_ref().map(|held| held.span), root },
-        )
+        self.apart(array.py(), (Collective::Gather, "sum", root), Some(&from), into.as_ref())
     }
 
     /// Copies chunk r of the root's array to rank r's `out`.
@@ -285,112 +313,79 @@ impl Group {
         if let Some(from) = &from {
             self.check_each(&from.span, &into.span, "array")?;
         }
-        self.run(out.py(), Call::Scatter { from: from.as_ref().map(|held| held.span), into: into.span, root })
+        self.apart(out.py(), (Collective::Scatter, "sum", root), from.as_ref(), Some(&into))
     }
 
     /// Copies chunk r of rank s's array to chunk s of rank r's `out`.
     fn all_to_all(&self, array: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
         self.check_chunks(&from.span, &into.span)?;
-        self.run(out.py(), Call::AllToAll { from: from.span, into: into.span })
+        self.apart(out.py(), (Collective::AllToAll, "sum", 0), Some(&from), Some(&into))
     }
 
-    /// Starts a collective on bare memory, for torch: at once when `wait` is set and nothing is before it, and then
-    /// returns `None`; on the group's thread otherwise, once `ready` has returned, if it is given. `arrays` is kept until it is
-    /// done.
+    /// Starts a collective on torch's tensors: at once unless `is_async` is set, once all before it is over, and then returns `None`; else
+    /// on the group's thread, once `ready` has returned, if it is given. `NotImplemented` if the bytes of a tensor are not
+    /// its values in order, in memory of the host: then nothing was started.
     ///
-    /// The addresses must be those of tensors in `arrays`, contiguous and as long as the counts say.
-    #[pyo3(signature = (collective, source, target, dtype, op, root, timeout, wait, arrays, ready=None))]
+    /// `sources` and `targets` are lists of one tensor, or of one for each chunk. The same list means in place where a rank has one chunk alone, and a side that this
+    /// rank has no use for is empty.
+    ///
+    /// A `piece` of a message, one tensor, has besides: what the ranks have agreed on, this rank's memory of the pool, where the
+    /// piece begins in it, and the bytes of a whole chunk of the message. If all have agreed, the piece is worked on there.
+    #[pyo3(signature = (operation, sources, targets, timeout, is_async, ready=None, piece=None))]
     #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
-    fn start(
+    fn start<'py>(
         &self,
-        py: Python<'_>,
-        collective: &str,
-        source: (usize, usize),
-        target: (usize, usize),
-        dtype: &str,
-        op: &str,
-        root: usize,
+        py: Python<'py>,
+        operation: &Bound<'_, AnyOperation>,
+        sources: &Bound<'_, PyList>,
+        targets: &Bound<'_, PyList>,
         timeout: Option<f64>,
-        wait: bool,
-        arrays: Py<PyAny>,
+        is_async: bool,
         ready: Option<Py<PyAny>>,
-    ) -> PyResult<Option<Ticket>> {
-        // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
-        let (from, into) = unsafe { (Span::raw(source, dtype)?, Span::raw(target, dtype)?) };
-        self.check_root(root)?;
-        let call = match Collective::named(collective) {
-            Some(Collective::Barrier) => Call::Barrier,
-            Some(Collective::AllReduce) => {
-                Call::AllReduce { data: into, op: into.elements.op(op)?, times: 1 }
-            }
-            Some(Collective::Broadcast) => Call::Broadcast { data: into, root },
-            Some(Collective::Reduce) => Call::Reduce { data: into, op: into.elements.op(op)?, root },
-            Some(Collective::Gather) => {
-                let into = (self.rank == root).then_some(into);
-                into.map_or(Ok(()), |into| self.check_each(&into, &from, "the output"))?;
-                Call::Gather { from, into, root }
-            }
-            Some(Collective::Scatter) => {
-                let from = (self.rank == root).then_some(from);
-                from.map_or(Ok(()), |from| self.check_each(&from, &into, "the input"))?;
-                Call::Scatter { from, into, root }
-            }
-            Some(Collective::AllToAll) => {
-                self.check_chunks(&from, &into)?;
-                Call::AllToAll { from, into }
-            }
-            Some(Collective::AllGather) => {
-                self.check_each(&into, &from, "the output")?;
-                Call::AllGather { from, into }
-            }
-            Some(Collective::ReduceScatter) => {
-                self.check_each(&from, &into, "the input")?;
-                Call::ReduceScatter { from, into, op: into.elements.op(op)? }
-            }
-            None => return Err(argument(format!("torch starts no collective {collective:?}"))),
+        piece: Option<Piece<'_>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let AnyOperation { operation, elements, call, .. } = operation.get();
+        self.check_root(operation.root)?;
+        let mut kept = Vec::with_capacity(sources.len() + targets.len());
+        let mut spans = |tensors: &Bound<'_, PyList>| {
+            let span = |tensor: Bound<'_, PyAny>| {
+                let place = tensor::place(&tensor, call)?;
+                kept.push(tensor.unbind());
+                // SAFETY: the lane keeps the tensor, and so its memory.
+                place.map(|place| unsafe { Span::raw(place, *elements) }).transpose()
+            };
+            tensors.iter().map(span).collect::<PyResult<Option<Vec<_>>>>()
         };
-        // SAFETY: as above.
-        unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
-    }
-
-    /// As `start`, with a list of address and count for each chunk of a source or target that is in several tensors.
-    #[pyo3(signature = (collective, sources, targets, dtype, op, root, timeout, wait, arrays, ready=None))]
-    #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
-    fn start_lists(
-        &self,
-        py: Python<'_>,
-        collective: &str,
-        sources: Vec<(usize, usize)>,
-        targets: Vec<(usize, usize)>,
-        dtype: &str,
-        op: &str,
-        root: usize,
-        timeout: Option<f64>,
-        wait: bool,
-        arrays: Py<PyAny>,
-        ready: Option<Py<PyAny>>,
-    ) -> PyResult<Option<Ticket>> {
-        self.check_root(root)?;
-        let named = Collective::named(collective);
-        let collective = named.ok_or_else(|| argument(format!("there is no collective {collective:?}")))?;
-        let spans = |at: Vec<(usize, usize)>| {
-            // SAFETY: as in `start`.
-            at.into_iter().map(|at| unsafe { Span::raw(at, dtype) }).collect::<PyResult<Vec<_>>>()
+        let is_in_place = sources.is(targets) && !operation.collective.has_chunks();
+        let from = if is_in_place { Some(vec![]) } else { spans(sources)? };
+        let (Some(from), Some(into)) = (from, spans(targets)?) else {
+            return Ok(py.NotImplemented().into_bound(py));
         };
-        let (from, into) = (spans(sources)?, spans(targets)?);
-        buffer::expect_apart(collective.name(), &into)?;
-        let op = match collective {
-            Collective::ReduceScatter => Some(Elements::named(dtype)?.op(op)?),
-            _ => None,
+        let call = match (piece, &into[..]) {
+            (None, _) => {
+                let buffers = buffers(operation.collective, call, from, into)?;
+                Call::Collective { operation: *operation, buffers, times: 1 }
+            }
+            (Some((agreed, pooled, begin, message)), &[private]) => {
+                let extent = |it: &Bound<'_, PoolMemory>| {
+                    it.get().extent(&self.session, (begin, private.len()), *elements)
+                };
+                let in_pool = pooled.as_ref().map(extent).transpose()?;
+                let verdict = Arc::clone(&agreed.get().0);
+                Call::Piece { message, verdict, operation: *operation, in_pool, private }
+            }
+            _ => return Err(argument("a piece is one tensor".to_owned())),
         };
-        let call = Call::Lists { collective, root, op, from, into };
-        // SAFETY: as in `start`; no two of the spans that are written overlap.
-        unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
+        if !targets.is_empty() {
+            tensor::increment_versions(targets)?;
+        }
+        // SAFETY: `kept` has the tensors; no two of the spans that are written overlap.
+        let ticket = unsafe { self.launch(py, call, timeout, is_async, Arrays { ready, _kept: kept })? };
+        ticket.into_bound_py_any(py)
     }
 
     /// Finds out whether all ranks say `yes`, for the pieces that follow; `message` bytes are what ranks compare. As `start`.
-    #[expect(clippy::too_many_arguments, reason = "one private caller")]
     fn agree(
         &self,
         py: Python<'_>,
@@ -398,71 +393,11 @@ impl Group {
         yes: bool,
         message: u64,
         timeout: Option<f64>,
-        wait: bool,
-        arrays: Py<PyAny>,
+        is_async: bool,
     ) -> PyResult<Option<Ticket>> {
         let call = Call::Agree { yes, message, verdict: Arc::clone(&agreed.get().0) };
         // SAFETY: the call has no spans.
-        unsafe { self.launch(py, call, timeout, wait, Arrays { ready: None, _kept: arrays }) }
-    }
-
-    /// As `start`, for `nbytes` from `begin` on of memory at `address`: one piece of a message of `message` bytes a chunk. If all
-    /// have said yes in `agreed`, the memory is `pooled` on each rank, and the piece is worked on there. `ready` is called before.
-    /// Each rank has its part of what is gathered or scattered at its own place.
-    #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
-    fn start_piece(
-        &self,
-        py: Python<'_>,
-        collective: &str,
-        agreed: &Bound<'_, Agreed>,
-        pooled: Option<&Bound<'_, PoolMemory>>,
-        address: usize,
-        begin: usize,
-        nbytes: usize,
-        message: u64,
-        dtype: &str,
-        op: &str,
-        root: usize,
-        timeout: Option<f64>,
-        wait: bool,
-        arrays: Py<PyAny>,
-        ready: Py<PyAny>,
-    ) -> PyResult<Option<Ticket>> {
-        self.check_root(root)?;
-        let elements = Elements::named(dtype)?;
-        let spanning = |begin, bytes| {
-            // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
-            unsafe { Span::raw((address + begin, bytes / elements.dtype.bytes()), dtype) }
-        };
-        let (whole, chunk) = (spanning(begin, nbytes)?, nbytes / self.size);
-        let own = spanning(begin + self.rank * chunk, chunk)?;
-        let extent = || pooled.map(|it| it.get().extent(&self.session, (begin, nbytes), dtype)).transpose();
-        let (in_pool, private) = match Collective::named(collective) {
-            Some(Collective::AllReduce) => {
-                let op = elements.op(op)?;
-                let in_pool = extent()?.map(|extent| Call::AllReduceInPool { op, extent, times: 1 });
-                (in_pool, Call::AllReduce { data: whole, op, times: 1 })
-            }
-            Some(Collective::Broadcast) => {
-                let in_pool = extent()?.map(|extent| Call::BroadcastInPool { extent, root });
-                (in_pool, Call::Broadcast { data: whole, root })
-            }
-            Some(Collective::AllGather) => {
-                let in_pool = extent()?.map(|extent| Call::AllGatherInPool { extent });
-                (in_pool, Call::AllGather { from: own, into: whole })
-            }
-            Some(Collective::ReduceScatter) => {
-                let op = elements.op(op)?;
-                let in_pool = extent()?.map(|extent| Call::ReduceScatterInPool { op, extent });
-                (in_pool, Call::ReduceScatter { from: whole, into: own, op })
-            }
-            _ => return Err(argument(format!("{collective:?} is not worked on in pieces"))),
-        };
-        let verdict = Arc::clone(&agreed.get().0);
-        let call =
-            Call::Piece { message, verdict, in_pool: in_pool.map(Box::new), private: Box::new(private) };
-        // SAFETY: as above.
-        unsafe { self.launch(py, call, timeout, wait, Arrays { ready: Some(ready), _kept: arrays }) }
+        unsafe { self.launch(py, call, timeout, is_async, Arrays { ready: None, _kept: vec![] }) }
     }
 
     /// The operation that a rank has called and this one has not, for errors.
@@ -485,6 +420,76 @@ impl Group {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
     }
+}
+
+/// What all ranks name alike in a call of `Group.start`: the pool's names of a collective, of elements and of a reduction, which
+/// counts where the collective combines them.
+#[pyclass(module = "polder._core", name = "Operation", frozen)]
+pub(crate) struct AnyOperation {
+    operation: Operation,
+    elements: Elements,
+    #[pyo3(get)]
+    reduction: String,
+    /// Torch's name of the call, for errors.
+    #[pyo3(get)]
+    call: String,
+}
+
+#[pymethods]
+impl AnyOperation {
+    #[new]
+    #[pyo3(signature = (call, collective, dtype, reduction="sum", root=0))]
+    fn new(call: &str, collective: &str, dtype: &str, reduction: &str, root: usize) -> PyResult<Self> {
+        let named = Collective::named(collective)
+            .ok_or_else(|| argument(format!("there is no collective {collective:?}")))?;
+        let elements = Elements::named(dtype)?;
+        let operation = operation(named, elements, reduction, root)?;
+        Ok(Self { operation, elements, reduction: reduction.to_owned(), call: call.to_owned() })
+    }
+
+    /// The collective's name.
+    #[getter]
+    fn collective(&self) -> &'static str {
+        self.operation.collective.name()
+    }
+
+    /// The rank that alone gives or gets; 0 where no rank does.
+    #[getter]
+    fn root(&self) -> usize {
+        self.operation.root
+    }
+}
+
+/// What `Group.start` gets of a piece of a message.
+type Piece<'py> = (Bound<'py, Agreed>, Option<Bound<'py, PoolMemory>>, usize, u64);
+
+fn operation(collective: Collective, elements: Elements, op: &str, root: usize) -> PyResult<Operation> {
+    let reduction = collective.combines().then(|| elements.op(op)).transpose()?;
+    Ok(Operation { collective, root, dtype: elements.dtype, reduction })
+}
+
+/// Where the spans of a collective are. One whose input is as long as its output may have one span for both.
+fn buffers(
+    collective: Collective,
+    call: &str,
+    mut from: Vec<Span>,
+    mut into: Vec<Span>,
+) -> PyResult<Buffers> {
+    let has_chunks = collective.has_chunks();
+    if !has_chunks && from.len().max(into.len()) > 1 {
+        let tensors = from.len().max(into.len());
+        return Err(argument(format!("{call} got {tensors} tensors; give one for each process")));
+    }
+    if from.len() > 1 || into.len() > 1 {
+        buffer::expect_apart(call, &into)?;
+        return Ok(Buffers::Lists { from, into });
+    }
+    Ok(match (from.pop(), into.pop()) {
+        (Some(data), None) | (None, Some(data)) if !has_chunks => Buffers::InPlace(data),
+        (from, into) => {
+            Buffers::Apart { from: from.unwrap_or(Span::EMPTY), into: into.unwrap_or(Span::EMPTY) }
+        }
+    })
 }
 
 /// What the ranks of a group have agreed on, once they have.
@@ -543,125 +548,62 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
 /// # Safety
 /// As [`Collectives::run`].
 unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result<(), PoolError> {
-    // SAFETY: the contract of this function is that of the slices; spans of one call that overlap become one slice, or
-    // the source is copied first. No two of those that are written overlap.
-    unsafe {
-        match call {
-            Call::Barrier => group.barrier(),
-            Call::AllReduce { data, op, times } => {
-                (0..*times).try_for_each(|_| group.all_reduce(*op, data.dtype(), data.bytes_mut()))
-            }
-            Call::Reduce { data, op, root } => group.reduce(*root, *op, data.dtype(), data.bytes_mut()),
-            Call::Broadcast { data, root } => group.broadcast(*root, data.dtype(), data.bytes_mut()),
-            Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {
-                group.all_gather_in_place(into.dtype(), into.bytes_mut())
-            }
-            Call::AllGather { from, into } => {
-                let input = from.bytes_beside(slice::from_ref(into));
-                group.all_gather(into.dtype(), &input, into.bytes_mut())
-            }
-            Call::ReduceScatter { from, into, op } => {
-                let input = from.bytes_beside(slice::from_ref(into));
-                group.reduce_scatter(*op, into.dtype(), &input, into.bytes_mut())
-            }
-            Call::Gather { from, into, root } => {
-                let input = from.bytes_beside(into.as_slice());
-                let output: &mut [u8] = match into {
-                    Some(into) => into.bytes_mut(),
-                    None => &mut [],
-                };
-                group.gather(*root, from.dtype(), &input, output)
-            }
-            Call::Scatter { from, into, root } => {
-                let input = from.as_ref().map(|from| from.bytes_beside(slice::from_ref(into)));
-                group.scatter(*root, into.dtype(), input.as_deref().unwrap_or(&[]), into.bytes_mut())
-            }
-            Call::AllToAll { from, into } => {
-                let input = from.bytes_beside(slice::from_ref(into));
-                group.all_to_all(into.dtype(), &input, into.bytes_mut())
-            }
-            Call::Lists { collective, root, op, from, into } => {
-                let input: Vec<_> = from.iter().map(|from| from.bytes_beside(into)).collect();
-                let input: Vec<&[u8]> = input.iter().map(|input| &**input).collect();
-                let mut output: Vec<&mut [u8]> = into.iter().map(|into| into.bytes_mut()).collect();
-                let dtype = from.iter().chain(into).map(Span::dtype).next().unwrap_or(Dtype::U8);
-                match (collective, op) {
-                    (Collective::AllGather, _) if are_uneven(into) => {
-                        gather_uneven(group, dtype, input[0], &mut output)
-                    }
-                    (Collective::ReduceScatter, Some(op)) if are_uneven(from) => {
-                        scatter_uneven(group, *op, dtype, &input, output[0])
-                    }
-                    _ => group.over_lists((*collective, *root), *op, dtype, &input, &mut output),
-                }
-            }
-            Call::AllReduceInPool { extent, op, times } => (0..*times)
-                .try_for_each(|_| group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)),
-            Call::ReduceScatterInPool { extent, op } => {
-                group.reduce_scatter_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
-            }
-            Call::AllGatherInPool { extent } => {
-                group.all_gather_in_pool(extent.dtype(), extent.at, extent.bytes)
-            }
-            Call::BroadcastInPool { extent, root } => {
-                group.broadcast_in_pool(*root, extent.dtype(), extent.at, extent.bytes)
-            }
-            Call::Agree { yes, message, verdict } => {
-                let mut all = [u8::from(*yes)];
-                of_message(group, *message, |group| group.all_reduce(Op::Min, Dtype::U8, &mut all))?;
-                verdict.get_or_init(|| all[0] == 1);
-                Ok(())
-            }
-            Call::Piece { message, verdict, in_pool, private } => {
-                let agreed = in_pool.as_deref().filter(|_| verdict.get() == Some(&true));
-                of_message(group, *message, |group| perform(group, agreed.unwrap_or(private)))
-            }
+    match call {
+        Call::Collective { operation, buffers, times } => {
+            // SAFETY: the same contract.
+            (0..*times).try_for_each(|_| unsafe { collective(group, operation, buffers) })
+        }
+        Call::Agree { yes, message, verdict } => {
+            let mut all = [u8::from(*yes)];
+            of_message(group, *message, |group| group.all_reduce(Op::Min, Dtype::U8, &mut all))?;
+            verdict.get_or_init(|| all[0] == 1);
+            Ok(())
+        }
+        Call::Piece { message, verdict, operation, in_pool, private } => {
+            let agreed = in_pool.as_ref().filter(|_| verdict.get() == Some(&true));
+            let buffers = match agreed {
+                Some(extent) => polder_pool::Buffers::Pool { at: extent.at, bytes: extent.bytes },
+                // SAFETY: the same contract.
+                None => polder_pool::Buffers::InPlace(unsafe { private.bytes_mut() }),
+            };
+            of_message(group, *message, |group| group.run(operation, buffers))
         }
     }
 }
 
-/// Whether a list has chunks of several lengths, which all ranks see alike.
-fn are_uneven(chunks: &[Span]) -> bool {
-    chunks.iter().any(|chunk| chunk.len() != chunks[0].len())
-}
-
-/// An all-gather of chunks of several lengths: each rank's goes to all others by itself.
-fn gather_uneven<M: Memory>(
+/// # Safety
+/// As [`Collectives::run`].
+unsafe fn collective<M: Memory>(
     group: &mut group::Group<M>,
-    dtype: Dtype,
-    input: &[u8],
-    output: &mut [&mut [u8]],
+    operation: &Operation,
+    buffers: &Buffers,
 ) -> Result<(), PoolError> {
-    expect_length(output[group.rank()].len(), input.len())?;
-    output[group.rank()].copy_from_slice(input);
-    output.iter_mut().enumerate().try_for_each(|(root, chunk)| group.broadcast(root, dtype, chunk))
-}
-
-/// A reduce-scatter of chunks of several lengths: each is reduced to its rank by itself.
-fn scatter_uneven<M: Memory>(
-    group: &mut group::Group<M>,
-    op: Op,
-    dtype: Dtype,
-    input: &[&[u8]],
-    output: &mut [u8],
-) -> Result<(), PoolError> {
-    expect_length(input[group.rank()].len(), output.len())?;
-    output.copy_from_slice(input[group.rank()]);
-    input.iter().enumerate().try_for_each(|(root, chunk)| match root == group.rank() {
-        true => group.reduce(root, op, dtype, output),
-        false => group.reduce(root, op, dtype, &mut chunk.to_vec()),
-    })
-}
-
-/// That a rank's own chunk and the other side of the call are of one length.
-fn expect_length(chunk: usize, other: usize) -> Result<(), PoolError> {
-    match chunk == other {
-        true => Ok(()),
-        false => Err(PoolError::Argument {
-            what: "the chunk of this rank",
-            value: format!("{chunk} bytes for {other}"),
-            expected: "both of one length",
-        }),
+    let is_own_chunk = |from: &Span, into: &Span| {
+        operation.collective == Collective::AllGather && from.is_chunk(into, group.rank())
+    };
+    // SAFETY: the contract of this function is that of the slices; spans of one call that overlap become one slice, or
+    // the source is copied first. No two of those that are written overlap.
+    unsafe {
+        match buffers {
+            Buffers::InPlace(data) => group.run(operation, polder_pool::Buffers::InPlace(data.bytes_mut())),
+            Buffers::Apart { from, into } if is_own_chunk(from, into) => {
+                group.run(operation, polder_pool::Buffers::InPlace(into.bytes_mut()))
+            }
+            Buffers::Apart { from, into } => {
+                let input = from.bytes_beside(slice::from_ref(into));
+                let output = into.bytes_mut();
+                group.run(operation, polder_pool::Buffers::Apart { input: &input, output })
+            }
+            Buffers::Lists { from, into } => {
+                let input: Vec<_> = from.iter().map(|from| from.bytes_beside(into)).collect();
+                let input: Vec<&[u8]> = input.iter().map(|input| &**input).collect();
+                let mut output: Vec<&mut [u8]> = into.iter().map(|into| into.bytes_mut()).collect();
+                group.run(operation, polder_pool::Buffers::Lists { input: &input, output: &mut output })
+            }
+            Buffers::Pool(extent) => {
+                group.run(operation, polder_pool::Buffers::Pool { at: extent.at, bytes: extent.bytes })
+            }
+        }
     }
 }
 

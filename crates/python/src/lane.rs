@@ -7,9 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use polder_kernels::Op;
-use polder_pool::PoolError;
-use polder_schedule::Collective;
+use polder_pool::{Operation, PoolError};
 use pyo3::prelude::*;
 
 use crate::buffer::Span;
@@ -23,83 +21,31 @@ pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
 /// How long what is queued may take when a group is closed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// One collective with its arrays.
-pub(crate) enum Call {
-    Barrier,
-    AllReduce {
-        data: Span,
-        op: Op,
-        times: u32,
-    },
-    Reduce {
-        data: Span,
-        op: Op,
-        root: usize,
-    },
-    Broadcast {
-        data: Span,
-        root: usize,
-    },
-    AllGather {
+/// Where the arrays of a collective are.
+pub(crate) enum Buffers {
+    /// In one span, as input and output.
+    InPlace(Span),
+    /// In two, of which one is empty where this rank has no use for it.
+    Apart {
         from: Span,
         into: Span,
     },
-    ReduceScatter {
-        from: Span,
-        into: Span,
-        op: Op,
-    },
-    Gather {
-        from: Span,
-        into: Option<Span>,
-        root: usize,
-    },
-    Scatter {
-        from: Option<Span>,
-        into: Span,
-        root: usize,
-    },
-    AllToAll {
-        from: Span,
-        into: Span,
-    },
-    /// A collective with a span for each chunk.
+    /// In a span for each chunk.
     Lists {
-        collective: Collective,
-        root: usize,
-        op: Option<Op>,
         from: Vec<Span>,
         into: Vec<Span>,
     },
-    AllReduceInPool {
-        extent: Extent,
-        op: Op,
-        times: u32,
-    },
-    ReduceScatterInPool {
-        extent: Extent,
-        op: Op,
-    },
-    AllGatherInPool {
-        extent: Extent,
-    },
-    BroadcastInPool {
-        extent: Extent,
-        root: usize,
-    },
+    Pool(Extent),
+}
+
+/// What a group runs.
+pub(crate) enum Call {
+    /// A collective, so many times in a row.
+    Collective { operation: Operation, buffers: Buffers, times: u32 },
     /// Finds out whether all ranks say yes; the call is the first of a message of so many bytes.
-    Agree {
-        yes: bool,
-        message: u64,
-        verdict: Verdict,
-    },
+    Agree { yes: bool, message: u64, verdict: Verdict },
     /// One piece of a message of so many bytes: where all ranks have said yes in the pool, otherwise private from it.
-    Piece {
-        message: u64,
-        verdict: Verdict,
-        in_pool: Option<Box<Self>>,
-        private: Box<Self>,
-    },
+    Piece { message: u64, verdict: Verdict, operation: Operation, in_pool: Option<Extent>, private: Span },
 }
 
 /// What ranks have agreed on, once they have.
@@ -175,7 +121,7 @@ struct Job {
 /// What keeps a call's arrays alive, and what returns once they hold what is sent: a GPU may still copy it there.
 pub(crate) struct Arrays {
     pub(crate) ready: Option<Py<PyAny>>,
-    pub(crate) _kept: Py<PyAny>,
+    pub(crate) _kept: Vec<Py<PyAny>>,
 }
 
 impl Arrays {
@@ -433,6 +379,8 @@ mod signals {
     use super::SIGNALS;
 
     thread_local! {
+        static WATCHED: Cell<bool> = const { Cell::new(false) };
+        /// When a watched call last looked; none before it begins to wait.
         static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
         static TAKEN: RefCell<Option<PyErr>> = const { RefCell::new(None) };
         static GIVEN_UP: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
@@ -450,19 +398,26 @@ mod signals {
 
     /// Runs `call`, a thread of Python's without the GIL, with an eye on signals.
     pub(super) fn watched<T>(call: impl FnOnce() -> T) -> T {
-        LOOKED.set(Some(Instant::now()));
+        WATCHED.set(true);
         let done = call();
+        WATCHED.set(false);
         LOOKED.set(None);
         done
     }
 
     /// Whether a signal's handler has raised; looks now and then, and only on a watched thread.
     pub(super) fn arrived() -> bool {
-        let Some(looked) = LOOKED.get() else { return false };
-        if looked.elapsed() < SIGNALS {
+        if !WATCHED.get() {
+            return false;
+        }
+        let looked = LOOKED.get();
+        if looked.is_some_and(|looked| looked.elapsed() < SIGNALS) {
             return false;
         }
         LOOKED.set(Some(Instant::now()));
+        if looked.is_none() {
+            return false;
+        }
         match Python::attach(|py| py.check_signals().and_then(|()| is_given_up(py))) {
             Ok(given_up) => given_up,
             Err(raised) => {

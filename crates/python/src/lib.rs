@@ -18,6 +18,7 @@ mod range;
 mod service;
 mod store;
 mod tellers;
+mod tensor;
 
 use pyo3::prelude::*;
 
@@ -31,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::Group>()?;
     module.add_class::<group::Ticket>()?;
     module.add_class::<group::Agreed>()?;
+    module.add_class::<group::AnyOperation>()?;
     module.add_class::<messages::Messages>()?;
     module.add_class::<messages::Channel>()?;
     module.add_class::<messages::Message>()?;

@@ -6,11 +6,10 @@
 //! # Labels
 //! | part | what |
 //! |---|---|
-//! | kind | 1 a message of the program, 2 a part of an exchange, 3 a word of a monitored barrier |
-//! | tag | bits 32..64 the receiver's number of the group, bits 0..32 the program's tag, or the number of the exchange |
+//! | kind | 1 a message of the program, 2 a word of a monitored barrier |
+//! | tag | bits 32..64 the receiver's number of the group, bits 0..32 the program's tag, or the number of the barrier |
 //! | data | 1 and the place in [`TYPES`], if the element type is one of these |
 
-use std::borrow::Cow;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ use polder_pool::{Peer, PoolError};
 use pyo3::prelude::*;
 use slab::Slab;
 
-use crate::buffer::{self, Span};
+use crate::buffer::{Elements, Span};
 use crate::errors::{self, argument};
 use crate::group::{Group, Ticket};
 use crate::lane::{self, lock};
@@ -55,9 +54,7 @@ const TYPES: [&str; 18] = [
 ];
 
 /// Kinds of messages by the names that Python gives.
-const KINDS: [&str; 3] = ["message", EXCHANGE, "monitored barrier"];
-/// Every rank's part for every rank, its own too.
-const EXCHANGE: &str = "exchange";
+const KINDS: [&str; 2] = ["message", "monitored barrier"];
 
 /// Turns between two glances at the clock, which is looked at before each sleep too.
 const TURNS_A_GLANCE: u32 = 256;
@@ -71,40 +68,22 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Bytes of a record by which ranks tell each other where their endpoints are.
 const RECORD: usize = 32;
 
-/// Bytes of a tensor, lent until an operation is over, or of a copy.
-struct Lent {
-    span: Span,
-    _copy: Option<Vec<u8>>,
-}
-
-impl Lent {
-    /// What is sent from here while other messages come into `into`.
-    fn to_send(from: Span, into: &[Span]) -> Self {
-        // SAFETY: `Channel::exchange` takes addresses of tensors that its arrays keep alive, and has begun nothing.
-        match unsafe { from.bytes_beside(into) } {
-            Cow::Borrowed(_) => Self { span: from, _copy: None },
-            Cow::Owned(copy) => Self { span: Span::over(&copy), _copy: Some(copy) },
-        }
-    }
-
-    fn to_receive(into: Span) -> Self {
-        Self { span: into, _copy: None }
-    }
-}
+/// Bytes of a tensor, lent until a message is over.
+struct Lent(Span);
 
 impl MessageBuffer for Lent {
     fn bytes(&self) -> &[u8] {
         // SAFETY: the job keeps the tensors alive, and nobody writes them meanwhile.
-        unsafe { self.span.bytes() }
+        unsafe { self.0.bytes() }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; what a message is received into is touched by nobody else meanwhile.
-        unsafe { self.span.bytes_mut() }
+        unsafe { self.0.bytes_mut() }
     }
 }
 
-/// One message of a job.
+/// The message of a job.
 struct Part {
     job: usize,
     /// The other rank, unless the message may be any rank's.
@@ -242,15 +221,15 @@ struct Seat {
     place: Peer,
 }
 
-/// Messages that are over together.
+/// A message on its way, as long as it has its tensor.
 struct Job {
     what: &'static str,
     sequence: u64,
     ticket: Arc<lane::Ticket>,
-    /// The ranks of the messages that are not over.
-    open: Vec<Option<usize>>,
     seats: Arc<[Seat]>,
+    /// This rank, and the other one, unless the message may be any rank's.
     rank: usize,
+    other: Option<usize>,
     source: Arc<OnceLock<usize>>,
     deadline: Instant,
     timeout: Duration,
@@ -346,34 +325,15 @@ impl Engine {
     }
 
     fn close_part(&mut self, part: &Part, error: Option<PoolError>, over: &mut Over) {
-        let Some(job) = self.jobs.get_mut(part.job) else { return };
-        if let Some(at) = job.open.iter().position(|&rank| rank == part.rank) {
-            job.open.swap_remove(at);
-        }
-        match error {
-            Some(error) => {
-                let error = job.named(error, part.rank);
-                self.fail(part.job, error, over);
-            }
-            None if job.open.is_empty() => {
-                let job = self.jobs.remove(part.job);
-                over.push((job.ticket, Ok(())));
-            }
-            None => {}
-        }
+        let Some(job) = self.jobs.try_remove(part.job) else { return };
+        let outcome = error.map_or(Ok(()), |error| Err(job.named(error, part.rank)));
+        over.push((job.ticket, outcome));
     }
 
-    /// Ends a job before its messages. It stays as long as one of them has its tensors.
+    /// Ends a job before its message. It stays as long as the message has its tensor.
     fn fail(&mut self, key: usize, error: PoolError, over: &mut Over) {
-        while let Some(part) = self.link.cancel(key) {
-            let open = &mut self.jobs[key].open;
-            if let Some(at) = open.iter().position(|&rank| rank == part.rank) {
-                open.swap_remove(at);
-            }
-        }
-        let job = &self.jobs[key];
-        over.push((Arc::clone(&job.ticket), Err(error)));
-        if job.open.is_empty() {
+        over.push((Arc::clone(&self.jobs[key].ticket), Err(error)));
+        if self.link.cancel(key).is_some() {
             self.jobs.remove(key);
         }
     }
@@ -391,21 +351,18 @@ impl Engine {
             if job.ticket.outcome().is_some() {
                 continue;
             }
-            let (seats, own, any) = (Arc::clone(&job.seats), job.rank, job.open.contains(&None));
-            let awaited: Vec<usize> = match any {
-                true => (0..seats.len()).filter(|&rank| rank != own).collect(),
-                false => job.open.iter().copied().flatten().collect(),
-            };
-            let dead = awaited
-                .into_iter()
+            let (seats, own, other) = (Arc::clone(&job.seats), job.rank, job.other);
+            let dead = (0..seats.len())
+                .filter(|&rank| other.map_or(rank != own, |other| rank == other))
                 .find_map(|rank| self.link.check_alive(seats[rank].peer).err().map(|error| (rank, error)));
             if let Some((rank, error)) = dead {
                 // What it had sent before has been taken in.
                 while let Ok(Some(completion)) = self.link.step() {
                     self.settle(completion, over);
                 }
-                let is_open = |job: &&Job| !job.open.is_empty() && job.ticket.outcome().is_none();
-                if any && let Some(job) = self.jobs.get(key).filter(is_open) {
+                if other.is_none()
+                    && let Some(job) = self.jobs.get(key)
+                {
                     let error = job.named(error, Some(rank));
                     self.fail(key, error, over);
                 }
@@ -414,7 +371,7 @@ impl Engine {
             let job = &self.jobs[key];
             if self.looked >= job.deadline {
                 let error = PoolError::Timeout {
-                    peer: job.place(job.open.first().copied().flatten()),
+                    peer: job.place(job.other),
                     what: job.what,
                     epoch: 0,
                     sequence: job.sequence,
@@ -682,9 +639,6 @@ pub(crate) struct Channel {
     sequence: Mutex<u64>,
 }
 
-/// A message that a call names: rank, address, bytes.
-type Item = (usize, usize, usize);
-
 #[pymethods]
 impl Channel {
     /// Tells the ranks of a group where this process's endpoint is, and learns where theirs are. Every rank calls it.
@@ -730,56 +684,35 @@ impl Channel {
         })
     }
 
-    /// Sends and receives messages, which are over together. `sends` and `receives` are lists of rank, address and bytes.
-    /// With `any_source`, the one receive takes any rank's message. An exchange has a part for this rank itself on both sides.
+    /// Sends a message to `rank`, or receives one from there, or with no `rank` from any. `place` is an address and bytes.
     ///
-    /// The addresses must be those of tensors in `arrays`, contiguous and as long as the bytes say.
-    #[pyo3(signature = (what, kind, tag, sends, receives, dtype, timeout, arrays, any_source=false))]
+    /// The address must be that of a tensor in `arrays`, contiguous and as long as the bytes say.
     #[expect(clippy::too_many_arguments, reason = "one call for every message of one private caller")]
-    fn exchange(
+    fn start(
         &self,
         py: Python<'_>,
         what: &str,
         kind: &str,
         tag: u32,
-        sends: Vec<Item>,
-        receives: Vec<Item>,
+        rank: Option<usize>,
+        place: (usize, usize),
+        receives: bool,
         dtype: &str,
         timeout: f64,
         arrays: Py<PyAny>,
-        any_source: bool,
     ) -> PyResult<Py<Message>> {
         let station = self.station.with(Arc::clone)?;
         let kind = KINDS.iter().position(|&name| name == kind);
         let kind = kind.ok_or_else(|| argument(format!("there is no kind of message {what:?}")))? as u8 + 1;
         let dtype = TYPES.iter().position(|&name| name == dtype).map(|place| place as u32 + 1);
-        let span = |(rank, at, bytes): Item| {
-            if rank >= self.seats.len() {
-                return Err(argument(format!(
-                    "{what} names rank {rank}; the group has ranks 0 to {}",
-                    self.seats.len() - 1
-                )));
-            }
-            // SAFETY: the caller promises that `arrays` keeps this memory alive, and the job keeps `arrays`.
-            Ok((rank, unsafe { Span::raw((at, bytes), "uint8") }?))
-        };
-        let mut sends = sends.into_iter().map(span).collect::<PyResult<Vec<_>>>()?;
-        let mut receives = receives.into_iter().map(span).collect::<PyResult<Vec<_>>>()?;
-        let into: Vec<Span> = receives.iter().map(|&(_, into)| into).collect();
-        buffer::expect_apart(what, &into)?;
-        let is_exchange = KINDS[usize::from(kind) - 1] == EXCHANGE;
-        let take_own = |parts: &mut Vec<(usize, Span)>| {
-            let at = parts.iter().position(|&(rank, _)| is_exchange && rank == self.rank);
-            at.map(|at| parts.remove(at).1)
-        };
-        let own = take_own(&mut sends).zip(take_own(&mut receives));
-        if let Some((from, into)) = own.filter(|(from, into)| from.len() != into.len()) {
+        if rank.map_or(!receives, |rank| rank >= self.seats.len()) {
             return Err(argument(format!(
-                "{what} got {} bytes from its own rank and {} for them; both need the same",
-                from.len(),
-                into.len()
+                "{what} names rank {rank:?}; the group has ranks 0 to {}",
+                self.seats.len() - 1
             )));
         }
+        // SAFETY: the caller promises that `arrays` keeps this memory alive, and the job keeps `arrays`.
+        let span = unsafe { Span::raw(place, Elements::BYTES) }?;
         let timeout = pool::span(timeout)?.0;
         let sequence = {
             let mut sequence = lock(&self.sequence);
@@ -787,18 +720,13 @@ impl Channel {
             *sequence
         };
         let (ticket, source) = (Arc::new(lane::Ticket::default()), Arc::new(OnceLock::new()));
-        let rank_of = |rank: usize| (!any_source).then_some(rank);
         let job = Job {
             what: OPERATIONS.iter().copied().find(|&name| name == what).unwrap_or("message"),
             sequence,
             ticket: Arc::clone(&ticket),
-            open: sends
-                .iter()
-                .map(|&(rank, _)| Some(rank))
-                .chain(receives.iter().map(|&(rank, _)| rank_of(rank)))
-                .collect(),
             seats: Arc::clone(&self.seats),
             rank: self.rank,
+            other: rank,
             source: Arc::clone(&source),
             deadline: Instant::now() + timeout,
             timeout,
@@ -806,37 +734,21 @@ impl Channel {
         };
         start_worker(&station)?;
         let submitted = py.detach(|| {
-            let lend = |from: Span| Lent::to_send(from, &into);
-            let sends: Vec<_> = sends.into_iter().map(|(rank, from)| (rank, lend(from))).collect();
-            if let Some((from, into)) = own {
-                let from = lend(from);
-                // SAFETY: it is one of the tensors that this call writes to, and what is sent of it is copied.
-                unsafe { into.bytes_mut() }.copy_from_slice(from.bytes());
-            }
             station.shared.with_engine(|engine, over| {
-                let is_empty = job.open.is_empty();
-                let key = engine.jobs.insert(job);
-                for (rank, into) in receives {
-                    let (rank, bytes) = (rank_of(rank), into.len());
-                    let from = rank.map(|rank| self.seats[rank].peer);
-                    let filter = Filter { from, kind, tag: tag_of(self.number, tag), ignore: 0 };
-                    let part = Part { job: key, rank, is_receive: true, bytes, dtype };
-                    engine.link.receive(filter, Lent::to_receive(into), part);
-                }
-                for (rank, lent) in sends {
-                    let bytes = lent.span.len();
-                    let Seat { peer, channel, .. } = self.seats[rank];
-                    let label = Label { kind, tag: tag_of(channel, tag), data: dtype };
-                    let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
-                    if let Err(error) = engine.link.send(peer, label, lent, part) {
-                        let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
-                        engine.close_part(&part, Some(error), over);
-                        break;
+                let job = engine.jobs.insert(job);
+                let part = || Part { job, rank, is_receive: receives, bytes: span.len(), dtype };
+                match rank.map(|rank| self.seats[rank]) {
+                    Some(Seat { peer, channel, .. }) if !receives => {
+                        let label = Label { kind, tag: tag_of(channel, tag), data: dtype };
+                        if let Err(error) = engine.link.send(peer, label, Lent(span), part()) {
+                            engine.close_part(&part(), Some(error), over);
+                        }
                     }
-                }
-                if is_empty {
-                    let job = engine.jobs.remove(key);
-                    over.push((job.ticket, Ok(())));
+                    seat => {
+                        let from = seat.map(|seat| seat.peer);
+                        let filter = Filter { from, kind, tag: tag_of(self.number, tag), ignore: 0 };
+                        engine.link.receive(filter, Lent(span), part());
+                    }
                 }
                 while let Some(completion) = engine.link.step()? {
                     engine.settle(completion, over);
@@ -873,7 +785,7 @@ impl Channel {
 }
 
 /// What operations are called in errors.
-const OPERATIONS: [&str; 5] = ["send", "receive", "receive from any rank", "all-to-all", "monitored barrier"];
+const OPERATIONS: [&str; 4] = ["send", "receive", "receive from any rank", "monitored barrier"];
 
 fn tag_of(channel: u32, tag: u32) -> u64 {
     u64::from(channel) << 32 | u64::from(tag)

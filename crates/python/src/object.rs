@@ -4,7 +4,6 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 
 use polder_attach::session::Session;
-use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
 use polder_pool::Object as PoolObject;
 use pyo3::prelude::*;
@@ -46,16 +45,6 @@ pub(crate) struct Extent {
     pub(crate) bytes: u64,
     pub(crate) elements: Elements,
     pub(crate) _kept: Arc<dyn Any + Send + Sync>,
-}
-
-impl Extent {
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.elements.dtype
-    }
-
-    pub(crate) fn op(&self, name: &str) -> PyResult<Op> {
-        self.elements.op(name)
-    }
 }
 
 impl Object {

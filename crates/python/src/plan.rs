@@ -14,8 +14,8 @@ use polder_sim::program::{
     OperatorRates, ProgramQuestion, ProgramTrace, StepCommunication, StepFabric, StepTrace,
 };
 use polder_sim::{
-    CHOICES, Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request,
-    RequestError, SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, points,
+    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request, RequestError,
+    SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, choices, points,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -347,7 +347,7 @@ type Figures = Vec<(&'static str, &'static str, &'static str, bool)>;
 #[pyfunction]
 pub(crate) fn plan_names() -> (Vec<&'static str>, Choices, Figures) {
     let figures = Step::FIGURES.iter().map(|it| (it.key, it.path, it.label, it.is_hidden));
-    (NUMBERS.to_vec(), CHOICES.to_vec(), figures.collect())
+    (NUMBERS.to_vec(), choices(), figures.collect())
 }
 
 /// Predicts rows of unsigned 32-bit numbers, on platforms and with tiers that rows name by their places, into rows of 64-bit floats, 32-bit places of why not, and the reasons.

@@ -55,12 +55,12 @@ impl Drop for PoolMemory {
 }
 
 impl PoolMemory {
-    /// `nbytes` of it from `begin` on, as elements of `dtype`, for a collective of a group that was joined through `session`.
+    /// `nbytes` of it from `begin` on, as such elements, for a collective of a group that was joined through `session`.
     pub(crate) fn extent(
         &self,
         session: &Weak<Session>,
         (begin, nbytes): (usize, usize),
-        dtype: &str,
+        elements: Elements,
     ) -> PyResult<Extent> {
         let open = self.open.with(Arc::clone)?;
         if Arc::as_ptr(&open.session) != session.as_ptr() {
@@ -70,7 +70,7 @@ impl PoolMemory {
             let Self { nbytes: all, .. } = self;
             return Err(argument(format!("{nbytes} bytes from {begin} on are not in memory of {all} bytes")));
         }
-        let (at, elements) = (self.at + begin as u64, Elements::named(dtype)?);
+        let at = self.at + begin as u64;
         Ok(Extent { at, bytes: nbytes as u64, elements, _kept: open })
     }
 }

@@ -17,7 +17,7 @@ use polder_pool::{PoolError, wait::Patience};
 use polder_schedule::{Exchange, Shard, ShardOrder};
 use pyo3::prelude::*;
 
-use crate::buffer::Span;
+use crate::buffer::{Elements, Span};
 use crate::errors::argument;
 use crate::lane::{self, Interrupt, lock};
 use crate::pool::{self, Owned, Pool};
@@ -282,10 +282,12 @@ impl ServiceClient {
         dtype: &str,
         into: Option<(usize, usize)>,
     ) -> PyResult<()> {
-        // SAFETY: the front holds what sums come to until `wait` has returned, and the gradients for the length of this call.
-        let span = unsafe { Span::raw(gradients, dtype)? };
-        // SAFETY: as above.
-        let into = into.map(|into| unsafe { Span::raw(into, dtype) }).transpose()?;
+        let elements = Elements::named(dtype)?;
+        let span = |(at, count): (usize, usize)| {
+            // SAFETY: the front holds what sums come to until `wait` has returned, and the gradients for the length of this call.
+            unsafe { Span::raw((at, count.saturating_mul(elements.dtype.bytes())), elements) }
+        };
+        let (span, into) = (span(gradients)?, into.map(span).transpose()?);
         // SAFETY: as above.
         self.run(py, move |service| unsafe { service.push(tensor, span, into) })
     }

@@ -86,6 +86,18 @@ impl Collective {
         }
     }
 
+    /// Whether it combines elements.
+    #[must_use]
+    pub const fn combines(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// Whether one side of it, or both, has a chunk for each rank.
+    #[must_use]
+    pub const fn has_chunks(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+
     /// The collective of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

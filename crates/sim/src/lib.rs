@@ -50,7 +50,7 @@ pub use judge::{
 };
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
-pub use search::rows::{CHOICES, Cell, NUMBERS, Points, RANGE, SITE_NUMBERS, cells, points};
+pub use search::rows::{Cell, NUMBERS, Points, RANGE, SITE_NUMBERS, cells, choices, points};
 pub use search::tier::{GivenIdle, TierError, TierQuestion, TierRow, TierServer};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};
 pub use step::figures::{

@@ -50,7 +50,7 @@ from polder.torch.work import Done, Pending, Received, uncompiled
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportPrivateUsage=false
 
 _UNTOLD_SECONDS = 1.0
 """A receive that waits for longer tells the other ranks, or after half of its timeout."""
@@ -62,6 +62,30 @@ _RENAMED = " of this group is rank "
 
 DEVICES = ("cpu", "cuda")
 """Where the tensors may be that the backend carries."""
+
+_COLLECTIVES = {
+    "barrier": "barrier",
+    "all_reduce": "all-reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "gather": "gather",
+    "gather_single": "gather",
+    "scatter": "scatter",
+    "all_to_all": "all-to-all",
+    "all_to_all_single": "all-to-all",
+}
+"""The pool's name of each call."""
+_THROUGH_POOL = ("all-reduce", "broadcast", "all-gather", "reduce-scatter")
+
+_OPS = {hash(op): name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+"""Reductions by what a `ReduceOp` of c10d has as its hash."""
+_SUM = hash(dist.ReduceOp.SUM)
+_UNSET = AllreduceOptions().timeout
+"""The timeout of a call that names none."""
 
 
 @uncompiled
@@ -135,6 +159,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         super().__init__(rank, size)
         self._attachment = attachment
         self._core, self._channel = joined
+        self._start = self._core.start
         self._rank, self._group_size = rank, size
         # Of each rank, its number in the job.
         self._global_ranks = global_ranks or list(range(size))
@@ -237,20 +262,17 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions | None = None) -> Work:
         """Every rank gets the reduction, the same bits on each."""
         opts = opts or AllreduceOptions()
-        tensor = _one(tensors, "all_reduce")
-        if tensor.is_sparse:
+        if tensors[0].is_sparse:
             # In whatever mode the program is: what comes into the tensor is of its kind, and no part of a graph.
-            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                return self._sum_sparse(tensor, opts)
-        if self._goes_through_pool([tensor], tensor, 1, "all_reduce"):
-            return self._run_in_pool("all-reduce", [tensor], [tensor], opts, tensors, op=_op(opts))
-        flat, back = _in_and_out(tensor, "all_reduce")
-        return self._run("all-reduce", flat, flat, opts, tensors, back, op=_op(opts))
+            with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
+                return self._sum_sparse(_one(tensors, "all_reduce"), opts)
+        return self._run("all_reduce", tensors, tensors, opts, op=hash(opts.reduceOp))
 
     def _sum_sparse(self, tensor: torch.Tensor, opts: AllreduceOptions) -> Work:
         """The sum of sparse tensors, over when this returns: every rank gets all entries and adds them up."""
-        if _op(opts) not in ("sum", "avg"):
-            raise ArgumentError(f"all_reduce got {_op(opts)} of a sparse tensor; it takes sum and avg")
+        op = _OPS.get(hash(opts.reduceOp), "")
+        if op not in ("sum", "avg"):
+            raise ArgumentError(f"all_reduce got {op} of a sparse tensor; it takes sum and avg")
         own, gathering = tensor.coalesce(), AllgatherOptions()
         gathering.timeout, gathering.asyncOp = opts.timeout, False
         shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape], device="cpu")
@@ -275,7 +297,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if max(counts):
             indices, values = everyones(own.indices().t().contiguous()), everyones(own.values())
             whole = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
-            tensor.copy_(whole / self._group_size if _op(opts) == "avg" else whole)
+            tensor.copy_(whole / self._group_size if op == "avg" else whole)
         return Done([tensor])
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions | None = None) -> Work:
@@ -287,12 +309,10 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions | None = None) -> Work:
         """Every rank gets the root's bytes."""
         opts = opts or BroadcastOptions()
-        tensor, is_root = _one(tensors, "broadcast"), opts.rootRank == self._rank
-        if self._goes_through_pool([tensor], tensor, 1, "broadcast"):
-            sources, targets = ([tensor], []) if is_root else ([], [tensor])
-            return self._run_in_pool("broadcast", sources, targets, opts, tensors, root=opts.rootRank)
-        flat, back = (_contiguous(tensor, "broadcast"), None) if is_root else _out(tensor, "broadcast")
-        return self._run("broadcast", flat, flat, opts, tensors, back, root=opts.rootRank, writes=not is_root)
+        _one(tensors, "broadcast")
+        root = opts.rootRank
+        sources, targets = (tensors, []) if root == self._rank else ([], tensors)
+        return self._run("broadcast", sources, targets, opts, tensors, root=root)
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
@@ -300,20 +320,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the input of each."""
         opts = opts or AllgatherOptions()
         source, targets = _one(inputs, "all_gather"), _one(outputs, "all_gather")
-        is_even = self._expect_one_each(targets, source, "all_gather", own=self._rank)
-        if is_even and self._goes_through_pool([source, *targets], source, self._group_size, "all_gather"):
-            return self._run_in_pool("all-gather", [source], targets, opts, targets)
-        return self._run_lists("all-gather", [source], targets, opts)
+        self._expect_one_each(targets, source, "all_gather", own=self._rank)
+        return self._run("all_gather", inputs, targets, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions | None = None
     ) -> Work:
         opts = opts or AllgatherOptions()
         self._expect_count(output, self._group_size * source.numel(), source, "all_gather_into_tensor")
-        if self._goes_through_pool([source, output], output, 1, "all_gather_into_tensor"):
-            return self._run_in_pool("all-gather", [source], [output], opts, [output])
-        flat, back = _out(output, "all_gather_into_tensor")
-        return self._run("all-gather", _contiguous(source, "all_gather_into_tensor"), flat, opts, [output], back)
+        return self._run("all_gather_into_tensor", [source], [output], opts)
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
@@ -329,21 +344,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Rank r gets the reduction of everybody's r-th input."""
         opts = opts or ReduceScatterOptions()
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
-        is_even = self._expect_one_each(parts, output, "reduce_scatter", own=self._rank)
-        if is_even and self._goes_through_pool([*parts, output], output, self._group_size, "reduce_scatter"):
-            return self._run_in_pool("reduce-scatter", parts, [output], opts, [output], op=_op(opts))
-        return self._run_lists("reduce-scatter", parts, [output], opts, op=_op(opts))
+        self._expect_one_each(parts, output, "reduce_scatter", own=self._rank)
+        return self._run("reduce_scatter", parts, outputs, opts, op=hash(opts.reduceOp))
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions | None = None
     ) -> Work:
         opts = opts or ReduceScatterOptions()
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
-        if self._goes_through_pool([source, output], source, 1, "reduce_scatter_tensor"):
-            return self._run_in_pool("reduce-scatter", [source], [output], opts, [output], op=_op(opts))
-        flat, back = _out(output, "reduce_scatter_tensor")
-        whole = _contiguous(source, "reduce_scatter_tensor")
-        return self._run("reduce-scatter", whole, flat, opts, [output], back, op=_op(opts))
+        return self._run("reduce_scatter_tensor", [source], [output], opts, op=hash(opts.reduceOp))
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: ReduceScatterOptions | None = None
@@ -355,7 +364,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def barrier(self, opts: BarrierOptions | None = None) -> Work:
         """Nobody leaves before all have entered."""
-        return self._run("barrier", self._nothing, self._nothing, opts or BarrierOptions(), [], None, writes=False)
+        return self._run("barrier", [self._nothing], [], opts or BarrierOptions(), [])
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
@@ -370,9 +379,10 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions | None = None) -> Work:
         """The root gets the reduction; what the others' tensors hold stays."""
         opts = opts or ReduceOptions()
-        tensor, is_root = _one(tensors, "reduce"), opts.rootRank == self._rank
-        flat, back = _in_and_out(tensor, "reduce") if is_root else (_contiguous(tensor, "reduce"), None)
-        return self._run("reduce", flat, flat, opts, tensors, back, _op(opts), opts.rootRank, writes=is_root)
+        _one(tensors, "reduce")
+        root = opts.rootRank
+        targets = tensors if root == self._rank else []
+        return self._run("reduce", tensors, targets, opts, tensors, hash(opts.reduceOp), root)
 
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions | None = None
@@ -384,7 +394,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if root == self._rank:
             targets = _one(outputs, "gather")
             self._expect_one_each(targets, source, "gather")
-        return self._run_lists("gather", [source], targets, opts, root=root)
+        return self._run("gather", inputs, targets, opts, root=root)
 
     def gather_single(
         self, output: torch.Tensor | None, source: torch.Tensor, opts: GatherOptions | None = None
@@ -394,9 +404,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if opts.rootRank != self._rank or output is None:
             return self.gather([], [source], opts)
         self._expect_count(output, self._group_size * source.numel(), source, "gather_single")
-        flat, back = _out(output, "gather_single")
-        whole = _contiguous(source, "gather_single")
-        return self._run("gather", whole, flat, opts, [output], back, root=opts.rootRank)
+        return self._run("gather_single", [source], [output], opts, root=opts.rootRank)
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ScatterOptions | None = None
@@ -408,7 +416,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if root == self._rank:
             parts = _one(inputs, "scatter")
             self._expect_one_each(parts, output, "scatter")
-        return self._run_lists("scatter", parts, [output], opts, root=root)
+        return self._run("scatter", parts, outputs, opts, root=root)
 
     def all_to_all_single(
         self,
@@ -422,12 +430,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or AllToAllOptions()
         if source.dtype != output.dtype:
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
-        flat, back = _out(output, "all_to_all_single")
-        whole = _contiguous(source, "all_to_all_single")
         if not output_splits and not input_splits:
-            return self._run("all-to-all", whole, flat, opts, [output], back)
-        targets, sources = self._parts(flat, output_splits, "output"), self._parts(whole, input_splits, "input")
-        return self._exchange(targets, sources, opts, [output], back)
+            return self._run("all_to_all_single", [source], [output], opts)
+        inputs, outputs, back = _staged([source], [output], "all_to_all_single")
+        sources = self._parts(inputs[0], input_splits, "input")
+        targets = self._parts(outputs[0], output_splits, "output")
+        self._expect_own(sources, targets, "all_to_all_single")
+        ready = _leaving(opts.asyncOp)
+        return self._run("all_to_all_single", sources, targets, opts, [output], back=back, ready=ready)
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllToAllOptions | None = None
@@ -441,28 +451,27 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 )
         for tensor in (*outputs, *inputs):
             self._expect_count(tensor, tensor.numel(), inputs[0], "all_to_all")
-        flats, back = _all_out(outputs, "all_to_all")
-        sources = _all_contiguous(inputs, "all_to_all")
-        return self._exchange(flats, sources, opts, outputs, back)
+        self._expect_own(inputs, outputs, "all_to_all")
+        return self._run("all_to_all", inputs, outputs, opts)
 
     # Messages.
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
         """Sends a tensor to one rank. A short one may be gone before the rank receives it."""
         flat = _contiguous(_one(tensors, "send"), "send")
-        return self._begun([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None)
+        return self._begun([self._message("send", tag, flat, to)], tensors, None)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         """Receives the next tensor of one rank that has this tag."""
         flat, back = _out(_one(tensors, "recv"), "recv")
-        message = self._message("receive", tag, flat, receives=[(source, flat)])
+        message = self._message("receive", tag, flat, source, receives=True)
         tells = self._tells_of(flat, f"from rank {source}")
         return self._begun([message], tensors, back, tells)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
         flat, back = _out(_one(tensors, "recv"), "recv")
-        message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
+        message = self._message("receive from any rank", tag, flat, None, receives=True)
         return self._begun([message], tensors, back, self._tells_of(flat, "from any rank"), Received)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
@@ -481,11 +490,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
             verdict = self._missing_ranks(seconds, wait_all_ranks)
             for rank in range(1, self._group_size):
                 with contextlib.suppress(PolderError):
-                    self._watch(verdict, seconds, sends=[(rank, verdict)]).wait()
+                    self._watch(verdict, seconds, rank).wait()
         else:
-            self._watch(verdict, seconds, sends=[(0, verdict[:1])]).wait()
+            self._watch(verdict[:1], seconds, 0).wait()
             # Rank 0 waits for the last one before it tells.
-            self._watch(verdict, 2 * seconds, receives=[(0, verdict)]).wait()
+            self._watch(verdict, 2 * seconds, 0, receives=True).wait()
         missing = [rank for rank in range(self._group_size) if verdict[rank]]
         if missing:
             raise PeerTimeoutError(_late(self._rank, missing, seconds))
@@ -494,7 +503,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """On rank 0: which ranks have not come, as a flag for each. A dead one does not come either."""
         missing, words = torch.zeros((2, self._group_size), dtype=torch.bool, device="cpu")
         ranks = range(1, self._group_size)
-        comes = [self._watch(words, seconds, receives=[(rank, words[rank : rank + 1])]) for rank in ranks]
+        comes = [self._watch(words[rank : rank + 1], seconds, rank, receives=True) for rank in ranks]
         for rank, message in zip(ranks, comes, strict=True):
             try:
                 message.wait()
@@ -504,40 +513,36 @@ class ProcessGroupPolder(dist.ProcessGroup):
                     break
         return missing
 
-    def _watch(self, kept: torch.Tensor, seconds: float, **items: Any) -> "_core.Message":
-        return self._message(
-            "monitored barrier", self._watches, kept, kind="monitored barrier", seconds=seconds, **items
-        )
+    def _watch(self, words: torch.Tensor, seconds: float, rank: int, receives: bool = False) -> "_core.Message":
+        what = "monitored barrier"
+        return self._message(what, self._watches, words, rank, receives, kind=what, seconds=seconds)
 
     def _message(
         self,
         what: str,
         tag: int,
-        kept: object,
+        flat: torch.Tensor,
+        rank: int | None,
+        receives: bool = False,
         kind: str = "message",
-        sends: Sequence[tuple[int, torch.Tensor]] = (),
-        receives: Sequence[tuple[int, torch.Tensor]] = (),
         seconds: float | None = None,
-        any_source: bool = False,
     ) -> "_core.Message":
-        """Starts messages of contiguous tensors, all of one type; `kept` lives until they are over."""
-        one = (*sends, *receives)
+        """Starts a message of a contiguous tensor to `rank`, or from there, or from any rank."""
         _leaving(is_async=False)
         began = time.time_ns() if self._trace is not None else 0
-        message = self._channel.exchange(
+        message = self._channel.start(
             what,
             kind,
             tag & 0xFFFF_FFFF,
-            [(rank, address.of(tensor, what=what), tensor.nbytes) for rank, tensor in sends],
-            [(rank, address.of(tensor, writable=True, what=what), tensor.nbytes) for rank, tensor in receives],
-            _dtype(one[0][1].dtype) if one else "uint8",
+            rank,
+            (address.of(flat, writable=receives, what=what), flat.nbytes),
+            receives,
+            _dtype(flat.dtype),
             self._seconds if seconds is None else seconds,
-            (kept, sends, receives),
-            any_source,
+            flat,
         )
         if self._trace is not None:
-            ranks = sorted({rank for rank, _ in one})
-            self._ends(message, what, began, [tensor for _, tensor in one], ranks=ranks, tag=tag)
+            self._ends(message, what, began, [flat], ranks=[0 if rank is None else rank], tag=tag)
         return message
 
     def _tells_of(self, flat: torch.Tensor, source: str) -> tuple[float, Callable[[bool], None]]:
@@ -608,38 +613,10 @@ class ProcessGroupPolder(dist.ProcessGroup):
             place = (self._rank, self._names[0])
             self._trace.ends(ticket, what, began, place, bytes=nbytes, dtype=dtype, **facts)
 
-    def _exchange(
-        self,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        opts: AllToAllOptions,
-        tensors: list[torch.Tensor],
-        back: Callable[[], None] | None,
-    ) -> Work:
-        """Rank r gets every rank's r-th input, of whatever length.
-
-        The lengths go as an all-to-all of the group too: it finds ranks that call something else, and says which part
-        has another length than its receiver expects.
-        """
-        self._expect_count(outputs[self._rank], inputs[self._rank].numel(), inputs[self._rank], "all_to_all")
-        lengths = torch.tensor([part.numel() for part in inputs], device="cpu")
-        expected = torch.empty(self._group_size, dtype=torch.int64, device="cpu")
-        self._exchanges += 1
-        seconds = opts.timeout.total_seconds()
-        message = self._message(
-            "all-to-all",
-            self._exchanges,
-            (outputs, inputs),
-            kind="exchange",
-            sends=list(enumerate(inputs)),
-            receives=list(enumerate(outputs)),
-            seconds=seconds if seconds > 0 else None,
-        )
-        check = self._start("all-to-all", lengths, expected, opts)
-        work = self._begun([message] if check is None else [check, message], tensors, back)
-        if not opts.asyncOp:
-            work.wait()
-        return work
+    def _expect_own(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], what: str) -> None:
+        """That a rank has as much for itself as it expects of itself."""
+        own = inputs[self._rank]
+        self._expect_count(outputs[self._rank], own.numel(), own, what)
 
     def _parts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[torch.Tensor]:
         """Views of a contiguous tensor's parts; without splits they are equal."""
@@ -693,22 +670,53 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def _run(
         self,
         what: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
         opts: Any,
-        tensors: list[torch.Tensor],
-        back: Callable[[], None] | None,
-        op: str = "sum",
+        results: list[torch.Tensor] | None = None,
+        op: int = _SUM,
         root: int = 0,
-        writes: bool = True,
+        back: Callable[[], None] | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> Work:
-        """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
+        """Runs a collective of c10d's at once when the caller waits for it anyway, queues it otherwise.
+
+        Each side is one tensor, or one for each rank. The same list of one twice means in place. A side that this rank
+        does not use is empty. The work's results are the targets, unless others are given. `ready` returns once copies
+        of tensors have come, and `back` copies results to where they belong.
+        """
+        operation = _operation(what, (sources or targets)[0].dtype, op, root)
+        is_async, timeout = opts.asyncOp, opts.timeout
+        seconds = self._seconds if timeout == _UNSET else self._limit(opts)
+        began = time.time_ns() if self._trace is not None else 0
         try:
-            ticket = self._start(what, source, target, opts, op, root, writes)
+            ticket = self._start(operation, sources, targets, seconds, is_async, ready)
         except PolderError as error:
             self._explain(error)
             raise
-        return self._over(ticket, tensors, back)
+        if ticket is NotImplemented:
+            return self._run_staged(operation, sources, targets, opts, results, (op, root))
+        if self._trace is not None:
+            self._ends_call(ticket, operation, began, sources or targets)
+        if ticket is None and back is None and not self._unfinished:
+            return self._done
+        return self._over(ticket, targets if results is None else results, back)
+
+    def _run_staged(
+        self,
+        operation: "_core.Operation",
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        opts: Any,
+        results: list[torch.Tensor] | None,
+        facts: tuple[int, int],
+    ) -> Work:
+        """As `_run`, of tensors that are not contiguous in memory of the host, by copies that are."""
+        what, results = operation.call, (targets if results is None else results)
+        if self._goes_through_pool(operation, sources, targets):
+            return self._run_in_pool(operation, sources, targets, opts, results)
+        inputs, outputs, back = _staged(sources, targets, what)
+        return self._run(what, inputs, outputs, opts, results, *facts, back, _leaving(opts.asyncOp))
 
     def _over(
         self, ticket: "_core.Ticket | None", tensors: list[torch.Tensor], back: Callable[[], None] | None
@@ -745,98 +753,36 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 with contextlib.suppress(ValueError):
                     self._unfinished.remove(work)
 
-    def _run_lists(
-        self,
-        what: str,
-        sources: list[torch.Tensor],
-        targets: list[torch.Tensor],
-        opts: Any,
-        op: str = "sum",
-        root: int = 0,
-    ) -> Work:
-        """As `_run`, straight from and to the tensors of lists. A side that this rank does not use is empty."""
-        flats = _all_contiguous(sources, what)
-        outputs, back = _all_out(targets, what)
-        dtype, width = _elements(what, (sources or targets)[0].dtype)
-        is_async = opts.asyncOp
-        began = time.time_ns() if self._trace is not None else 0
-        try:
-            ticket = self._core.start_lists(
-                what,
-                [(address.of(flat, what=what), flat.numel() * width) for flat in flats],
-                [(address.of(output, writable=True, what=what), output.numel() * width) for output in outputs],
-                dtype,
-                op,
-                root,
-                self._limit(opts),
-                not is_async,
-                (flats, outputs),
-                _leaving(is_async),
-            )
-        except PolderError as error:
-            self._explain(error)
-            raise
-        if self._trace is not None:
-            self._ends(ticket, what, began, flats or outputs, op=op, root=root)
-        return self._over(ticket, targets, back)
-
     def _limit(self, opts: Any) -> float:
         """Seconds that an operation may wait for a rank."""
         limit: float = opts.timeout.total_seconds()
         return limit if limit > 0 else self._seconds
 
-    def _start(
-        self,
-        what: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        opts: Any,
-        op: str = "sum",
-        root: int = 0,
-        writes: bool = True,
-    ) -> "_core.Ticket | None":
-        is_async = opts.asyncOp
-        dtype, width = _elements(what, source.dtype)
-        into = address.of(target, writable=writes, what=what), target.numel() * width
-        began = time.time_ns() if self._trace is not None else 0
-        ticket = self._core.start(
-            what,
-            into if source is target else (address.of(source, what=what), source.numel() * width),
-            into,
-            dtype,
-            op,
-            root,
-            self._limit(opts),
-            not is_async,
-            (source, target),
-            _leaving(is_async),
-        )
-        if self._trace is not None:
-            self._ends(ticket, what, began, [source], op=op, root=root)
-        return ticket
-
-    def _goes_through_pool(self, tensors: list[torch.Tensor], part: torch.Tensor, parts: int, what: str) -> bool:
+    def _goes_through_pool(
+        self, operation: "_core.Operation", sources: list[torch.Tensor], targets: list[torch.Tensor]
+    ) -> bool:
         """Whether a message goes through the pool itself. All ranks of a call say the same."""
-        if tensors[0].is_cpu or self._is_shut or not _are_on_gpus(tensors, what):
+        tensors = [*sources, *targets]
+        if tensors[0].is_cpu or self._is_shut or operation.collective not in _THROUGH_POOL:
             return False
-        return parts * part.numel() * part.element_size() >= gpu.SHORT
+        if not _are_on_gpus(tensors, operation.call):
+            return False
+        are_even = all(len({it.numel() for it in side}) < 2 for side in (sources, targets))
+        return are_even and max(sum(it.nbytes for it in side) for side in (sources, targets)) >= gpu.SHORT
 
     def _run_in_pool(
         self,
-        what: str,
+        operation: "_core.Operation",
         sources: list[torch.Tensor],
         targets: list[torch.Tensor],
         opts: Any,
-        tensors: list[torch.Tensor],
-        op: str = "sum",
-        root: int = 0,
+        results: list[torch.Tensor],
     ) -> Work:
-        """As `_run_lists`, through memory of the pool that the GPU copies to and from, piece by piece."""
+        """As `_run`, through memory of the pool that the GPU copies to and from, piece by piece."""
         for target in targets:
-            _expect_apart(target, what)
+            _expect_apart(target, operation.call)
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
-        pieces, nbytes = self._pieces(what, inputs, outputs)
-        dtype, _ = _elements(what, (sources or targets)[0].dtype)
+        pieces, nbytes = self._pieces(operation, inputs, outputs)
         seconds, is_async = self._limit(opts), opts.asyncOp
         began = time.time_ns() if self._trace is not None else 0
         agreeing: _core.Ticket | None = None
@@ -847,13 +793,13 @@ class ProcessGroupPolder(dist.ProcessGroup):
             if pinned is None:
                 pinned = self._pinned = gpu.PinnedPool(self._attachment.pool)
                 has_memory = pinned.pooled is not None
-                agreeing = self._core.agree(pinned.agreed, has_memory, nbytes, seconds, not is_async, None)
+                agreeing = self._core.agree(pinned.agreed, has_memory, nbytes, seconds, is_async)
                 is_begun = False
             passage = gpu.Passage(pinned, pieces)
-            for begin, length, bring in passage.places():
-                at = (pinned.agreed, pinned.pooled, pinned.address, begin, length, nbytes)
-                ticket = self._core.start_piece(what, *at, dtype, op, root, seconds, not is_async, passage, bring)
-                if ticket is not None:
+            for begin, place, bring in passage.places():
+                piece = (pinned.agreed, pinned.pooled, begin, nbytes)
+                ticket = self._start(operation, place, place, seconds, is_async, bring, piece)
+                if isinstance(ticket, _core.Ticket):
                     passage.tickets.append(ticket)
                 is_begun = True
         except BaseException as error:
@@ -874,13 +820,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
         pending = [agreeing, *passage.tickets] if agreeing is not None else passage.tickets
         if self._trace is not None:
-            self._ends(pending[-1] if pending else None, what, began, inputs or outputs, op=op, root=root)
-        return self._begun(pending, tensors, back) if pending else self._over(None, tensors, back)
+            self._ends_call(pending[-1] if pending else None, operation, began, inputs or outputs)
+        return self._begun(pending, results, back) if pending else self._over(None, results, back)
 
     def _pieces(
-        self, what: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+        self, operation: "_core.Operation", inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> tuple[list[gpu.Piece], int]:
         """The pieces of a message between contiguous tensors, and the bytes that ranks compare: those of a chunk."""
+        what = operation.collective
         is_chunked = what in ("all-gather", "reduce-scatter")
         chunks, own = (self._group_size, self._rank) if is_chunked else (1, 0)
 
@@ -895,8 +842,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
         leave, enter = numbered(inputs, what == "reduce-scatter"), numbered(outputs, what == "all-gather")
         if any(gpu.overlap(enter[at][1], it) for at in range(len(enter)) for _, it in enter[at + 1 :]):
-            raise ArgumentError(f"{what} got outputs that share memory; give each its own")
+            raise ArgumentError(f"{operation.call} got outputs that share memory; give each its own")
         return gpu.cut(gpu.unaliased(leave, enter), enter, chunks), len((*leave, *enter)[0][1])
+
+    def _ends_call(
+        self, ticket: "_core.Ticket | None", operation: "_core.Operation", began: int, tensors: list[torch.Tensor]
+    ) -> None:
+        facts = {"op": operation.reduction, "root": operation.root}
+        self._ends(ticket, operation.collective, began, tensors, **facts)
 
     def _together(self, works: list[Work], tensors: list[torch.Tensor]) -> Work:
         pending = [work for work in works if isinstance(work, Pending)]
@@ -912,16 +865,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def _expect_one_each(
         self, parts: list[torch.Tensor], like: torch.Tensor, what: str, own: int | None = None
-    ) -> bool:
-        """That there is a part for each rank, as long as `like`, or the `own` one is; whether all are of one length."""
+    ) -> None:
+        """That there is a part for each rank, as long as `like`, or the `own` one is."""
         if len(parts) != self._group_size:
             raise ArgumentError(f"{what} got {len(parts)} tensors for {self._group_size} ranks; give one for each")
-        count, is_even = like.numel(), True
+        count, dtype = like.numel(), like.dtype
         for rank, part in enumerate(parts):
-            length = part.numel()
-            is_even = is_even and length == count
-            self._expect_count(part, count if own in (None, rank) else length, like, what)
-        return is_even
+            # Without a call for each part: this runs for every operation.
+            if part.dtype is not dtype or (part.numel() != count and own in (None, rank)):
+                self._expect_count(part, count, like, what)
 
     def _expect_count(self, tensor: torch.Tensor, count: int, like: torch.Tensor, what: str) -> None:
         if tensor.numel() != count or tensor.dtype != like.dtype:
@@ -956,17 +908,6 @@ def _one(items: list[Any], what: str) -> Any:
     return items[0]
 
 
-def _op(opts: Any) -> str:
-    return _op_name(opts.reduceOp.op)
-
-
-@functools.cache
-def _op_name(op: Any) -> str:
-    """The operation as torch spells it, in small letters: the pool's names have these beside them."""
-    name: str = op.name
-    return name.lower()
-
-
 @functools.cache
 def _dtype(dtype: torch.dtype) -> str:
     """The type as torch spells it, which is how the pool does."""
@@ -978,17 +919,29 @@ def _dtype(dtype: torch.dtype) -> str:
     return name
 
 
-_REDUCED = ("reduce", "all-reduce", "reduce-scatter")
 _KNOWN = ("float64", "float32", "float16", "bfloat16", "bool")
 
 
 @functools.cache
-def _elements(what: str, dtype: torch.dtype) -> tuple[str, int]:
-    """The pool's name of elements, and how many make one of `dtype`: types that the pool does not know go as bytes."""
-    name = _dtype(dtype)
-    if what in _REDUCED or name in _KNOWN or name.startswith(("int", "uint")):
-        return name, 1
-    return "uint8", dtype.itemsize
+def _operation(what: str, dtype: torch.dtype, op: int = _SUM, root: int = 0) -> "_core.Operation":
+    """A call of c10d's as the pool has it: the one place that translates its name, its type and its reduction."""
+    collective, name = _COLLECTIVES[what], _dtype(dtype)
+    if "reduce" not in collective and name not in _KNOWN and not name.startswith(("int", "uint")):
+        # Types that the pool does not know go as bytes.
+        name = "uint8"
+    return _core.Operation(what, collective, name, _OPS.get(op, str(op)), root)
+
+
+def _staged(
+    sources: list[torch.Tensor], targets: list[torch.Tensor], what: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Callable[[], None] | None]:
+    """What takes the place of tensors whose bytes are not their values in order, and what brings the results back."""
+    if sources is targets and len(targets) == 1:
+        flat, back = _in_and_out(targets[0], what)
+        flats = [flat]
+        return flats, flats, back
+    inputs = _all_contiguous(sources, what)
+    return inputs, *_all_out(targets, what)
 
 
 def _expect_carried(tensor: torch.Tensor, what: str) -> None:

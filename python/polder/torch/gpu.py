@@ -206,7 +206,6 @@ class PinnedPool:
             pinned.register(memory)
         except RuntimeError as error:
             warnings.warn(f"CUDA does not register memory, so copies take longer: {error}", stacklevel=2)
-        self.address = memory.address
         with torch.inference_mode(False):
             self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._streams: dict[torch.device, Any] = {}
@@ -300,8 +299,11 @@ class PinnedPool:
         return [stream.record_event() for stream in streams.values()]
 
     def _part(self, number: int, place: int, like: torch.Tensor) -> torch.Tensor:
-        begin = number % 2 * HALF + place
-        return self._bytes[begin : begin + len(like)]
+        return self.part(number % 2 * HALF + place, len(like))
+
+    def part(self, begin: int, nbytes: int) -> torch.Tensor:
+        """A part of the memory."""
+        return self._bytes[begin : begin + nbytes]
 
 
 class Passage:
@@ -318,10 +320,11 @@ class Passage:
         #: Of each piece what its call has returned, where calls go on behind the program.
         self.tickets: list[_core.Ticket] = []
 
-    def places(self) -> "Iterable[tuple[int, int, Callable[[], None]]]":
-        """Of each piece where it begins in the pool's memory, its bytes, and what brings it there."""
+    def places(self) -> "Iterable[tuple[int, list[torch.Tensor], Callable[[], None]]]":
+        """Of each piece where it begins in the pool's memory, the bytes there in a list, and what brings it there."""
         for number, piece in enumerate(self.pieces):
-            yield number % 2 * HALF, piece.nbytes, functools.partial(self._pool.bring, self, number)
+            begin = number % 2 * HALF
+            yield begin, [self._pool.part(begin, piece.nbytes)], functools.partial(self._pool.bring, self, number)
 
     def finish(self) -> None:
         """Returns once the result is on the GPU."""

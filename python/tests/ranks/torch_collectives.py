@@ -82,6 +82,26 @@ for count, shift in itertools.product((5, 70_000), (0, 1, 5)):
     parts = [torch.arange(begin, begin + mine) + 1_000_000 * source for source in range(size)]
     same("all_to_all_single, over its input", got, torch.cat(parts))
 
+# Parts whose lengths only their two ranks know: none at all, one rank's own alone, and long ones beside nothing.
+for of, is_async in itertools.product(
+    (
+        lambda source, to: 0,
+        lambda source, to: 5 + 3 * (source == to == size - 1),
+        lambda source, to: (source + 2 * to) % 3 * 50_000,
+    ),
+    (False, True),
+):
+    given = [tensor(of(rank, to), torch.float32, 10 * rank + to) for to in range(size)]
+    parts = [torch.empty(of(source, rank)) for source in range(size)]
+    work = dist.all_to_all(parts, given, async_op=is_async)
+    assert work is None or work.wait()
+    same("all_to_all", parts, [tensor(of(at, rank), torch.float32, 10 * at + rank) for at in range(size)])
+
+# One list for both sides, whose tensors change places.
+both = [torch.full((4,), 10.0 * rank + to) for to in range(size)]
+dist.all_to_all(both, both)
+assert [part[0].item() for part in both] == [10.0 * source + rank for source in range(size)]
+
 # Bits, bools, averages.
 bits = torch.tensor([1 << rank, 255], dtype=torch.int32)
 dist.all_reduce(bits, OPS.BOR)

@@ -52,6 +52,9 @@ dist.all_to_all_single(swapped := hollow(1000), given(mine()))
 assert holds(swapped, torch.cat([each[500 * rank : 500 * (rank + 1)] for each in everyones()]))
 dist.all_to_all_single(swapped := hollow(4 * (rank + 1)), given(mine(6)), [2 * (rank + 1)] * 2, [2, 4])
 assert holds(swapped, torch.cat([each.split([2, 4])[rank] for each in everyones(6)]))
+splits = [2 * (rank + 1)] * 2, [2, 4]
+dist.all_to_all_single(swapped := hollow(4 * (rank + 1)), given(mine(6)), *splits, async_op=True).wait()
+assert holds(swapped, torch.cat([each.split([2, 4])[rank] for each in everyones(6)]))
 dist.all_to_all(listed := [hollow(3), hollow(3)], [given(mine(3) + to) for to in range(size)])
 assert all(map(holds, listed, [each + rank for each in everyones(3)]))
 

@@ -13,14 +13,19 @@ pub(crate) enum Data<'a> {
     Apart { input: &'a [u8], output: &'a mut [u8] },
     /// One buffer, with the bytes at which the input and the output begin.
     Same { data: &'a mut [u8], input_at: u64, output_at: u64 },
-    /// Separate buffers, each whole or in one for each chunk of `chunk` bytes.
+    /// Separate buffers, each whole or in one for each chunk of `chunk` bytes, which may be shorter: it has no more bytes then.
     Lists { input: Vec<&'a [u8]>, output: Vec<&'a mut [u8]>, chunk: u64 },
     /// An extent of each rank in the pool, where peers read it. Rank `r`'s input begins `r` times `input_stride` after
     /// the start of its extent.
     Pool { at: &'a [Offset], input_stride: u64, output_stride: u64 },
 }
 
-impl Data<'_> {
+impl<'a> Data<'a> {
+    pub(crate) fn lists(input: &[&'a [u8]], output: &'a mut [&mut [u8]], chunk: usize) -> Self {
+        let output = output.iter_mut().map(|part| &mut **part).collect();
+        Self::Lists { input: input.to_vec(), output, chunk: chunk as u64 }
+    }
+
     /// A part of the input in this process's memory.
     pub(crate) fn input(&self, part: &Range<u64>) -> &[u8] {
         match self {
@@ -28,7 +33,7 @@ impl Data<'_> {
             Self::Same { data, input_at, .. } => &data[range(part, *input_at)],
             Self::Lists { input, chunk, .. } => {
                 let (index, within) = place(input.len(), part, *chunk);
-                &input[index][within]
+                &input[index][clipped(within, input[index].len())]
             }
             Self::Pool { .. } => unreachable!("no slice points into the pool"),
         }
@@ -41,6 +46,7 @@ impl Data<'_> {
             Self::Same { data, output_at, .. } => &mut data[range(part, *output_at)],
             Self::Lists { output, chunk, .. } => {
                 let (index, within) = place(output.len(), part, *chunk);
+                let within = clipped(within, output[index].len());
                 &mut output[index][within]
             }
             Self::Pool { .. } => unreachable!("no slice points into the pool"),
@@ -54,6 +60,7 @@ impl Data<'_> {
             Self::Lists { input, output, chunk } => {
                 let (source, at) = place(input.len(), from, *chunk);
                 let (target, into) = place(output.len(), to, *chunk);
+                let (at, into) = (clipped(at, input[source].len()), clipped(into, output[target].len()));
                 output[target][into].copy_from_slice(&input[source][at]);
             }
             Self::Same { data, input_at, output_at } => {
@@ -74,6 +81,11 @@ pub(crate) fn place(buffers: usize, part: &Range<u64>, chunk: u64) -> (usize, Ra
     }
     let before = part.start / chunk * chunk;
     ((before / chunk) as usize, range(&(part.start - before..part.end - before), 0))
+}
+
+/// What a buffer of so many bytes has of a range.
+fn clipped(range: Range<usize>, bytes: usize) -> Range<usize> {
+    range.start.min(bytes)..range.end.min(bytes)
 }
 
 /// Memory of this process through which everything goes that is combined: no slice may point into the pool.

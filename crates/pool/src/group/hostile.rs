@@ -20,7 +20,7 @@ use crate::line::{self, WORDS, Words};
 use crate::local::LocalLayout;
 use crate::object::Object;
 use crate::wait::Patience;
-use crate::{Pool, PoolError, hostile};
+use crate::{Buffers, Operation, Pool, PoolError, hostile};
 
 const RANKS: usize = 3;
 const DATA: u64 = 1024;
@@ -90,16 +90,50 @@ fn call(group: &mut Group<Heap>, which: u8, at: Offset) -> Result<(), PoolError>
     match which & 15 {
         0 | 1 => group.barrier(),
         2..=4 => group.all_reduce(Op::Sum, Dtype::F32, &mut data[..bytes]),
-        5 => group.reduce(root, Op::Max, Dtype::F32, &mut data[..bytes]),
+        5 => {
+            let max = Operation::reducing(Collective::Reduce, Op::Max, Dtype::F32).with_root(root);
+            group.run(&max, Buffers::InPlace(&mut data[..bytes]))
+        }
         6 => group.broadcast(root, Dtype::F32, &mut data[..bytes]),
-        7 => group.reduce_scatter_in_place(Op::Sum, Dtype::U8, &mut data[..bytes / RANKS * RANKS]),
-        8 => group.all_gather_in_place(Dtype::U8, &mut data[..bytes / RANKS * RANKS]),
-        9 => group.gather(root, Dtype::U8, &[7; 64], &mut data[..64 * RANKS]),
-        10 => group.scatter(root, Dtype::U8, &[7; 64 * RANKS], &mut data[..64]),
-        11 => group.all_to_all(Dtype::U8, &[7; 96 * RANKS], &mut data[..96 * RANKS]),
-        12 => group.all_gather_in_pool(Dtype::F32, at, 960),
-        13 => group.broadcast_in_pool(root, Dtype::F32, at, bytes as u64),
-        _ => group.all_reduce_in_pool(Op::Sum, Dtype::F32, at, bytes as u64),
+        7 => {
+            let sum = Operation::reducing(Collective::ReduceScatter, Op::Sum, Dtype::U8);
+            group.run(&sum, Buffers::InPlace(&mut data[..bytes / RANKS * RANKS]))
+        }
+        8 => {
+            let data = Buffers::InPlace(&mut data[..bytes / RANKS * RANKS]);
+            group.run(&Operation::moving(Collective::AllGather, Dtype::U8), data)
+        }
+        9 => {
+            let buffers = Buffers::Apart { input: &[7; 64], output: &mut data[..64 * RANKS] };
+            group.run(&Operation::moving(Collective::Gather, Dtype::U8).with_root(root), buffers)
+        }
+        10 => {
+            let buffers = Buffers::Apart { input: &[7; 64 * RANKS], output: &mut data[..64] };
+            group.run(&Operation::moving(Collective::Scatter, Dtype::U8).with_root(root), buffers)
+        }
+        11 if bytes > 0 => {
+            let mut output: Vec<&mut [u8]> = data.chunks_mut(96).take(RANKS).collect();
+            let input: Vec<&[u8]> =
+                (0..RANKS).map(|to| &[7; 96][..if to == root { 96 } else { 64 }]).collect();
+            let buffers = Buffers::Lists { input: &input, output: &mut output };
+            group.run(&Operation::moving(Collective::AllToAll, Dtype::U8), buffers)
+        }
+        11 => {
+            let buffers = Buffers::Apart { input: &[7; 96 * RANKS], output: &mut data[..96 * RANKS] };
+            group.run(&Operation::moving(Collective::AllToAll, Dtype::U8), buffers)
+        }
+        12 => {
+            let gather = Operation::moving(Collective::AllGather, Dtype::F32);
+            group.run(&gather, Buffers::Pool { at, bytes: 960 })
+        }
+        13 => {
+            let copy = Operation::moving(Collective::Broadcast, Dtype::F32).with_root(root);
+            group.run(&copy, Buffers::Pool { at, bytes: bytes as u64 })
+        }
+        _ => {
+            let sum = Operation::reducing(Collective::AllReduce, Op::Sum, Dtype::F32);
+            group.run(&sum, Buffers::Pool { at, bytes: bytes as u64 })
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! | bits | what |
 //! |---|---|
 //! | 0..38 | bytes of the message; in a group's first barrier, the low 38 bits of a hash of its extents |
-//! | 38..50 | root |
+//! | 38..50 | root; 1 where ranks of an all-to-all tell each other the lengths of parts |
 //! | 50 | 1 where the data lives in the pool |
 //! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 and, 7 or, 8 xor |
 //! | 55..60 | 0 none, 1 float64, 2 float32, 3 bfloat16, 4 float16, 5 uint8, 6 int8, 7 uint16, 8 int16, 9 uint32, 10 int32, 11 uint64, 12 int64 |
@@ -48,6 +48,11 @@ impl Signature {
         Self(self.0 | (position(&Op::ALL, op) + 1) << OP)
     }
 
+    /// Of an all-to-all in which ranks tell each other the lengths of parts.
+    pub(crate) fn of_parts(self) -> Self {
+        Self(self.0 | 1 << ROOT)
+    }
+
     pub(crate) fn in_pool(self) -> Self {
         Self(self.0 | 1 << PLACE)
     }
@@ -86,7 +91,10 @@ impl fmt::Display for Signature {
         if collective == Collective::Barrier {
             return Ok(());
         }
-        write!(f, " of {} bytes", self.field(0, ROOT))?;
+        match (collective, self.field(ROOT, PLACE)) {
+            (Collective::AllToAll, 1) => f.write_str(" of parts of any length")?,
+            _ => write!(f, " of {} bytes", self.field(0, ROOT))?,
+        }
         match (at(&Op::ALL, self.field(OP, DTYPE)), at(&Dtype::ALL, self.field(DTYPE, COLLECTIVE))) {
             (Some(op), Some(dtype)) => write!(f, " ({op} of {dtype})")?,
             (None, Some(dtype)) => write!(f, " ({dtype})")?,

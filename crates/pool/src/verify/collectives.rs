@@ -6,10 +6,11 @@ use std::rc::Rc;
 use polder_kernels::{Dtype, Op};
 use polder_mem::model::{ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{LINE, Memory, Offset};
+use polder_schedule::Collective;
 
 use super::group::{Dice, HARMLESS, Scene, tiny};
 use crate::group::Group;
-use crate::{PoolError, line};
+use crate::{Buffers, Operation, PoolError, line};
 
 pub(super) fn suites() -> Vec<Suite> {
     let reduce =
@@ -86,7 +87,8 @@ fn in_pool(seed: u64) -> Outcome {
             // Bytes of any number: the last word is written in part, and the byte behind stays.
             let bytes = count * 8 - 3 * (count % 2);
             memory.copy_in(at, &input(group.rank(), salt, count))?;
-            group.all_reduce_in_pool(Op::BitXor, Dtype::U8, at, bytes as u64)?;
+            let operation = Operation::reducing(Collective::AllReduce, Op::BitXor, Dtype::U8);
+            group.run(&operation, Buffers::Pool { at, bytes: bytes as u64 })?;
             let mut data = vec![0; count * 8];
             memory.copy_out(at, &mut data)?;
             let mut expected = input(group.rank(), salt, count);
@@ -102,7 +104,7 @@ fn mixed(seed: u64) -> Outcome {
     let scene = Scene::new(seed, &mut dice, 4, tiny(6144), 0);
     let ranks = scene.size() as u64;
     let operation =
-        |dice: &mut Dice| (dice.roll(6), dice.roll(ranks) as usize, [1, 3, 12, 40][dice.roll(4) as usize]);
+        |dice: &mut Dice| (dice.roll(7), dice.roll(ranks) as usize, [1, 3, 12, 40][dice.roll(4) as usize]);
     let operations: Vec<_> = (0..2 + dice.roll(4)).map(|_| operation(&mut dice)).collect();
     let odd = (dice.roll(2) == 0).then(|| (dice.roll(ranks) as usize, dice.roll(5)));
     scene.run(&mut dice, 400, move |group| {
@@ -112,6 +114,7 @@ fn mixed(seed: u64) -> Outcome {
             2 => reduce(group, salt, root, count),
             3 => all_gather(group, salt, count),
             4 => all_to_all(group, salt, count),
+            5 => all_to_all_of_lists(group, salt, count),
             _ => group.barrier(),
         });
         match (done, odd) {
@@ -127,12 +130,18 @@ fn mixed(seed: u64) -> Outcome {
 fn mismatched(group: &mut Group<ModelMemory>, is_odd: bool, which: u64) -> Result<(), PoolError> {
     let (root, mut data) = (usize::from(is_odd), [7; 8]);
     let all = data.repeat(group.size());
+    let moving = |collective| Operation::moving(collective, Dtype::U64).with_root(root);
     let called = match which {
         0 => group.broadcast(root, Dtype::U64, &mut data),
         1 => group.broadcast(0, if is_odd { Dtype::F64 } else { Dtype::U64 }, &mut data),
-        2 => group.scatter(root, Dtype::U64, &all, &mut data),
-        3 => group.gather(root, Dtype::U64, &data, &mut all.clone()),
-        _ => group.reduce(root, Op::Sum, Dtype::U64, &mut data),
+        2 => group.run(&moving(Collective::Scatter), Buffers::Apart { input: &all, output: &mut data }),
+        3 => {
+            group.run(&moving(Collective::Gather), Buffers::Apart { input: &data, output: &mut all.clone() })
+        }
+        _ => group.run(
+            &Operation { reduction: Some(Op::Sum), ..moving(Collective::Reduce) },
+            Buffers::InPlace(&mut data),
+        ),
     };
     match called.and_then(|()| group.barrier()) {
         Ok(()) => panic!("rank {} went past a mismatch", group.rank()),
@@ -150,7 +159,8 @@ fn broadcast(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usiz
 
 fn reduce(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) -> Result<(), PoolError> {
     let mut data = input(group.rank(), salt, count);
-    group.reduce(root, Op::Sum, Dtype::U64, &mut data)?;
+    let operation = Operation::reducing(Collective::Reduce, Op::Sum, Dtype::U64).with_root(root);
+    group.run(&operation, Buffers::InPlace(&mut data))?;
     if group.rank() == root {
         expect(group, "reduce", salt, &data, &sum(group.size(), salt, count));
     }
@@ -160,7 +170,8 @@ fn reduce(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) 
 fn all_gather(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
     let own = input(group.rank(), salt, count);
     let mut output = vec![0; own.len() * group.size()];
-    group.all_gather(Dtype::U64, &own, &mut output)?;
+    let gather = Operation::moving(Collective::AllGather, Dtype::U64);
+    group.run(&gather, Buffers::Apart { input: &own, output: &mut output })?;
     let all: Vec<u8> = (0..group.size()).flat_map(|peer| input(peer, salt, count)).collect();
     expect(group, "all-gather", salt, &output, &all);
     Ok(())
@@ -170,9 +181,28 @@ fn all_to_all(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result
     let (rank, ranks) = (group.rank(), group.size());
     let own = input(rank, salt, count * ranks);
     let mut output = vec![0; own.len()];
-    group.all_to_all(Dtype::U64, &own, &mut output)?;
+    let exchange = Operation::moving(Collective::AllToAll, Dtype::U64);
+    group.run(&exchange, Buffers::Apart { input: &own, output: &mut output })?;
     let chunk = |peer| input(peer, salt, count * ranks)[rank * count * 8..(rank + 1) * count * 8].to_vec();
     expect(group, "all-to-all", salt, &output, &(0..ranks).flat_map(chunk).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// Parts of several lengths, of which each is known to its two ranks alone.
+fn all_to_all_of_lists(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let part = |from: usize, to: usize| {
+        let elements = count * ((from + 2 * to + salt as usize) % 3);
+        input(from, salt + to as u64 * 64, elements)
+    };
+    let given: Vec<Vec<u8>> = (0..ranks).map(|to| part(rank, to)).collect();
+    let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
+    let expected: Vec<Vec<u8>> = (0..ranks).map(|from| part(from, rank)).collect();
+    let mut taken: Vec<Vec<u8>> = expected.iter().map(|part| vec![0; part.len()]).collect();
+    let mut output: Vec<&mut [u8]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
+    let exchange = Operation::moving(Collective::AllToAll, Dtype::U64);
+    group.run(&exchange, Buffers::Lists { input: &given, output: &mut output })?;
+    expect(group, "all-to-all of lists", salt, &taken.concat(), &expected.concat());
     Ok(())
 }
 

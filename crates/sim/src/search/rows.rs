@@ -7,55 +7,129 @@ use polder_platform::{DataError, Platform, TierId};
 use crate::judge::published::Margin;
 use crate::search::request::RequestError;
 use crate::step::figures::Step;
+use crate::step::given::GivenLayout;
 use crate::step::job::Job;
-use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::step::layout::{Layout, Precision, Recompute, Refusal, Zero};
 use crate::step::model::{MOST, Model};
 use crate::step::order::Order;
 
-/// The numbers of a layout, in the order of [`NUMBERS`].
-fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
-    let Overlap { tensor, context, expert, pipeline, data, offload } = layout.overlap;
-    let Offload { tier, weights, optimizer, activations } = layout.offload;
-    [
-        layout.tp,
-        layout.cp,
-        layout.ep,
-        layout.dp,
-        layout.pp,
-        layout.interleave,
-        layout.batch,
-        layout.micro_batch,
-        layout.sequence_parallel.into(),
-        layout.gather_again.into(),
-        layout.recompute as u32,
-        layout.flash.into(),
-        layout.zero as u32,
-        layout.precision as u32,
-        layout.wide_gradients.into(),
-        tensor.into(),
-        context.into(),
-        expert.into(),
-        pipeline.into(),
-        data.into(),
-        offload.into(),
-        match tier {
+/// One number of a layout in a table of many: its name, what it says, and the field that it is of.
+struct Column {
+    name: &'static str,
+    kind: Kind,
+    get: fn(&Layout) -> u32,
+    /// `None` for a number that is no choice.
+    set: fn(&mut Layout, u32) -> Option<()>,
+}
+
+/// What a number says.
+enum Kind {
+    Count,
+    Flag,
+    /// Which of these, in the order of their type.
+    Choice(&'static [&'static str]),
+    /// Which place: of these, or one of the platform's that follows.
+    Tier(&'static [&'static str]),
+}
+
+macro_rules! column {
+    ($name:literal, count $($field:ident).+) => {
+        Column {
+            name: $name,
+            kind: Kind::Count,
+            get: |layout| layout.$($field).+,
+            set: |layout, number| {
+                layout.$($field).+ = number;
+                Some(())
+            },
+        }
+    };
+    ($name:literal, flag $($field:ident).+) => {
+        Column {
+            name: $name,
+            kind: Kind::Flag,
+            get: |layout| layout.$($field).+.into(),
+            set: |layout, number| {
+                layout.$($field).+ = number != 0;
+                Some(())
+            },
+        }
+    };
+    ($name:literal, $field:ident of $($choice:literal = $is:expr),+) => {
+        Column {
+            name: $name,
+            kind: Kind::Choice(&[$($choice),+]),
+            get: |layout| layout.$field as u32,
+            set: |layout, number| {
+                layout.$field = *[$($is),+].get(number as usize)?;
+                Some(())
+            },
+        }
+    };
+}
+
+/// The one list of a layout's numbers.
+const COLUMNS: [Column; 25] = [
+    column!("tp", count tp),
+    column!("cp", count cp),
+    column!("ep", count ep),
+    column!("dp", count dp),
+    column!("pp", count pp),
+    column!("interleave", count interleave),
+    column!("batch", count batch),
+    column!("micro_batch", count micro_batch),
+    column!("sequence_parallel", flag sequence_parallel),
+    column!("gather_again", flag gather_again),
+    column!("recompute", recompute of "none" = Recompute::None, "selective" = Recompute::Selective, "full" = Recompute::Full),
+    column!("flash", flag flash),
+    column!(
+        "zero", zero of "none" = Zero::None, "optimizer" = Zero::Optimizer, "gradients" = Zero::Gradients, "weights" = Zero::Weights
+    ),
+    column!("precision", precision of "bf16" = Precision::Bf16, "fp8" = Precision::Fp8, "fp32" = Precision::Fp32),
+    column!("wide_gradients", flag wide_gradients),
+    column!("overlap_tensor", flag overlap.tensor),
+    column!("overlap_context", flag overlap.context),
+    column!("overlap_expert", flag overlap.expert),
+    column!("overlap_pipeline", flag overlap.pipeline),
+    column!("overlap_data", flag overlap.data),
+    column!("overlap_offload", flag overlap.offload),
+    Column {
+        name: "offload_tier",
+        kind: Kind::Tier(&["host", "pool"]),
+        get: |layout| match layout.offload.tier {
             TierId::Host => 0,
             TierId::Pool => 1,
             TierId::Named(_) => 2,
         },
-        weights.into(),
-        optimizer.into(),
-        activations.into(),
-    ]
-}
+        // It counts among the places that a row comes with.
+        set: |_, _| Some(()),
+    },
+    column!("offload_weights", flag offload.weights),
+    column!("offload_optimizer", flag offload.optimizer),
+    column!("offload_activations", flag offload.activations),
+];
+
+/// The numbers that name a layout in a table of many; what is a choice is its place in [`choices`], and tiers behind the host
+/// follow there by name.
+pub const NUMBERS: [&str; COLUMNS.len()] = {
+    let mut names = [""; COLUMNS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = COLUMNS[at].name;
+        at += 1;
+    }
+    names
+};
 
 /// The names of what is a choice, in the order of its type, from which its number is counted.
-pub const CHOICES: [(&str, &[&str]); 4] = [
-    ("recompute", &["none", "selective", "full"]),
-    ("zero", &["none", "optimizer", "gradients", "weights"]),
-    ("precision", &["bf16", "fp8", "fp32"]),
-    ("offload_tier", &["host", "pool"]),
-];
+#[must_use]
+pub fn choices() -> Vec<(&'static str, &'static [&'static str])> {
+    let names = |column: &Column| match column.kind {
+        Kind::Choice(names) | Kind::Tier(names) => Some((column.name, names)),
+        Kind::Count | Kind::Flag => None,
+    };
+    COLUMNS.iter().filter_map(names).collect()
+}
 
 /// A column of a layout, as people read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,93 +145,25 @@ pub enum Cell {
 /// The columns of a layout, in the order of [`NUMBERS`].
 #[must_use]
 pub fn cells(layout: &Layout) -> [Cell; NUMBERS.len()] {
-    let numbers = numbers(layout);
-    std::array::from_fn(|at| {
-        let number = numbers[at];
-        match (NUMBERS[at], CHOICES.iter().find(|(name, _)| *name == NUMBERS[at])) {
-            ("offload_tier", _) => Cell::Choice(layout.offload.tier.to_string()),
-            (_, Some((_, names))) => Cell::Choice(names[number as usize].into()),
-            ("tp" | "cp" | "ep" | "dp" | "pp" | "interleave" | "batch" | "micro_batch", _) => {
-                Cell::Count(number)
-            }
-            _ => Cell::Flag(number != 0),
-        }
+    COLUMNS.map(|Column { kind, get, .. }| match kind {
+        Kind::Count => Cell::Count(get(layout)),
+        Kind::Flag => Cell::Flag(get(layout) != 0),
+        Kind::Choice(names) => Cell::Choice(names[get(layout) as usize].into()),
+        Kind::Tier(_) => Cell::Choice(layout.offload.tier.to_string()),
     })
 }
 
-/// The numbers that name a layout in a table of many; what is a choice is its place in [`CHOICES`], and tiers behind the host
-/// follow there by name.
-pub const NUMBERS: [&str; 25] = [
-    "tp",
-    "cp",
-    "ep",
-    "dp",
-    "pp",
-    "interleave",
-    "batch",
-    "micro_batch",
-    "sequence_parallel",
-    "gather_again",
-    "recompute",
-    "flash",
-    "zero",
-    "precision",
-    "wide_gradients",
-    "overlap_tensor",
-    "overlap_context",
-    "overlap_expert",
-    "overlap_pipeline",
-    "overlap_data",
-    "overlap_offload",
-    "offload_tier",
-    "offload_weights",
-    "offload_optimizer",
-    "offload_activations",
-];
-
 /// The layout of a row; `tiers` are the places that its tier is counted among.
 fn layout(numbers: &[u32], tiers: &[TierId]) -> Option<Layout> {
-    let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
-        return None;
-    };
-    let &[sequence_parallel, gather_again, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] =
-        choices
-    else {
-        return None;
-    };
-    let &[tensor, context, expert, pipeline, data, offload, ref far @ ..] = rest else { return None };
-    let &[tier, weights, optimizer, activations] = far else { return None };
-    Some(Layout {
-        tp,
-        cp,
-        ep,
-        dp,
-        pp,
-        interleave,
-        batch,
-        micro_batch,
-        sequence_parallel: sequence_parallel != 0,
-        gather_again: gather_again != 0,
-        recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
-        flash: flash != 0,
-        zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
-        precision: *Precision::ALL.get(precision as usize)?,
-        wide_gradients: wide_gradients != 0,
-        overlap: Overlap {
-            tensor: tensor != 0,
-            context: context != 0,
-            expert: expert != 0,
-            pipeline: pipeline != 0,
-            data: data != 0,
-            offload: offload != 0,
-        },
-        offload: Offload {
-            tier: *tiers.get(tier as usize)?,
-            weights: weights != 0,
-            optimizer: optimizer != 0,
-            activations: activations != 0,
-        },
-    })
+    let numbers: &[u32; NUMBERS.len()] = numbers.try_into().ok()?;
+    let mut layout = GivenLayout::default().alone(0);
+    for (Column { kind, set, .. }, &number) in COLUMNS.iter().zip(numbers) {
+        set(&mut layout, number)?;
+        if let Kind::Tier(_) = kind {
+            layout.offload.tier = *tiers.get(number as usize)?;
+        }
+    }
+    Some(layout)
 }
 
 /// What comes before the [`NUMBERS`] of a row: which of the platforms, so many accelerators in all or 0 where the layout says it, and
@@ -321,7 +327,8 @@ mod tests {
         let row: Vec<_> =
             (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
         let tiers = ["host", "pool", "cxl"].map(|tier| tier.parse().unwrap());
-        assert_eq!(numbers(&layout(&row, &tiers).unwrap()).to_vec(), row);
+        let layout_of_row = layout(&row, &tiers).unwrap();
+        assert_eq!(COLUMNS.map(|column| (column.get)(&layout_of_row)).to_vec(), row);
         assert_eq!(layout(&[0; 25][..24], &tiers), None);
         let wrong = |place: usize| {
             row.iter().enumerate().map(|(at, it)| if at == place { 3 } else { *it }).collect::<Vec<_>>()

@@ -113,9 +113,6 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// All of them.
-    pub(crate) const ALL: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Fp32];
-
     /// Of what is computed besides products with weights.
     #[must_use]
     pub(crate) const fn elsewhere(self) -> Self {
