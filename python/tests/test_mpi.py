@@ -289,8 +289,8 @@ def test_ranks_that_share_a_core_do_not_wait_for_each_others_time_slices(scratch
 
 def test_a_sweep_is_a_table_for_each_number_of_ranks_and_a_picture(scratch: Path) -> None:
     picture = scratch / "figure.svg"
-    command: list[str | Path] = [POLDER_DEV, "bench", "mpi", "--mpi", MPICH / "mpiexec", "--figure", "8", "--plot", picture]
-    command += ["--ranks", "2,4", "--sizes", "1B,64KiB", "--rounds", "1"]
+    command: list[str | Path] = [POLDER_DEV, "bench", "mpi", "--mpi", MPICH / "mpiexec", "--figure", "8"]
+    command += ["--plot", picture, "--ranks", "2,4", "--sizes", "1B,64KiB", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     titles = re.findall(r"^figure 8, MPICH, (\d+) ranks: message, latency in us", done.stdout, re.MULTILINE)
     assert titles == ["2", "4"]
