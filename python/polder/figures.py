@@ -1,8 +1,8 @@
 """Draws what a command prints as JSON on stdin.
 
 The sweeps of ``polder-dev bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``,
-the access times of ``polder plan memory``, and a step of ``polder plan train`` with the file that its ``--trace`` writes. A
-platform is drawn by its name or its file: ``python -m polder.figures plan-platform.svg nvl72-cxl``.
+the access times of ``polder plan memory``, and a step of ``polder plan train`` with the file that its ``--trace``
+writes. A platform is drawn by its name or its file: ``python -m polder.figures plan-platform.svg nvl72-cxl``.
 """
 
 # pyright: basic
