@@ -11,10 +11,10 @@ MAKEFLAGS += --jobs=2
 
 setup: machine
 	@scripts/setup.sh
-# The model of the protocols and its suites, kills, benchmarks, and published figures made again; not installed.
+# polder-dev: the model of the protocols and its suites, kills, benchmarks, and published figures made again. Beside it the guests of
+# the lab, and the command and the libraries with instruments (POLDER_WRAP). Nothing of it is installed.
 dev: setup
-	@PATH="$$HOME/.cargo/bin:$$PATH" cargo build --quiet --release -p polder-dev
-	@mkdir -p .cache/dev && cp -f target/release/polder-dev .cache/dev/
+	@scripts/dev.sh
 # The title of a figure, as NAME=scalepool-fig6.
 NAME ?= --help
 reproduce: dev

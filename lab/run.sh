@@ -20,8 +20,7 @@ if [ -n "$missing" ]; then
         { say "this needs root. Ask for: apt-get install$missing"; exit 1; }
 fi
 
-# Beside two crates that setup has built: so its dependencies have the features that they had there, and are not compiled anew.
-cargo build --quiet --release -p polder-lab -p polder-ofi -p polder-sim
+scripts/dev.sh
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 polder=${POLDER:-.venv/bin/polder}
@@ -37,7 +36,7 @@ put() {
 pack() { (cd "$1" && find . | cpio -o -H newc --quiet | gzip -1); }
 
 mkdir -p "$root/guest/bin" out/lab
-cp target/release/polder-guest "$root/guest/init"
+cp .cache/dev/bin/polder-guest "$root/guest/init"
 cp "$polder" "$root/guest/bin/polder"
 cp .cache/dev/polder-dev "$root/guest/bin"
 put "$root/guest" "$root/guest/init" "$root/guest/bin/polder" "$root/guest/bin/polder-dev"
@@ -69,6 +68,8 @@ rack() {
     say "a rack of two kernels $(lab/kernel.sh "$1" "$kernel" drivers)"
     rm -rf "$root/rack" && tools "$root/rack"
     bin=$root/rack/bin
+    # Its hosts also play with an emulated cache each, for which the command and the provider need instruments.
+    cp .cache/dev/bin/polder "$bin"
     for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
     cp -r "$kernel/drivers" "$root/rack/drivers"
     arguments=""
@@ -79,7 +80,7 @@ rack() {
         # Programs find their libraries by the paths that they have here.
         case $PWD in /tmp/* | /run/*) say "a guest hides the libraries of MPI under ${PWD%"${PWD#/*/}"}: clone Polder to another folder"; exit 1 ;; esac
         mkdir -p "$root/rack/lib"
-        cp -r .venv/lib/libfabric .venv/lib/polder "$root/rack/lib"
+        cp -r .cache/dev/lib/libfabric .cache/dev/lib/polder "$root/rack/lib"
         put "$root/rack" "$bin/hello" "$bin/mpiexec" "$bin/hydra_pmi_proxy" "$root/rack/lib/libfabric/libpolder-fi.so"
         printf '#!/bin/sh\nexec /init rsh "$@"\n' >"$bin/rsh"
         chmod +x "$bin/rsh"
@@ -95,7 +96,7 @@ rack() {
     for device in ${RACK_DEVICES:-nvdimm cxl}; do
         # RACK has options for it, such as --flushes 1. The story is told in full on the first device.
         rm -f "$root/failed"
-        { target/release/polder-rack --device "$device" --logs "$logs" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-$options} ||
+        { .cache/dev/bin/polder-rack --device "$device" --logs "$logs" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-$options} ||
             : >"$root/failed"; } | tee "$logs/$device.checks"
         [ ! -e "$root/failed" ] || { say "FAILED on the rack; its hosts' logs are $logs/${device}0.log and $logs/${device}1.log"; exit 1; }
     done

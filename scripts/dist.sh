@@ -8,8 +8,10 @@ out=${1:-dist}
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 say "building the polder command and the Python module (minutes, the first time)"
-# None of these has the model of the protocols, which `polder-dev` has alone. The simulator is built with them, for the Python module.
-cargo build --release -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-sim
+# None of these has the model of the protocols or instruments, which `make dev` builds.
+cargo build --release -p polder-cli -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi
+# As the Python module, libpolder knows POLDER_WRAP=shadow.
+cargo build --release -p polder-capi -p polder-sim
 
 # A wheel's data goes to these folders of the environment that it is installed into.
 data=target/wheel/polder_memory.data

@@ -43,7 +43,7 @@ step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 step "lint (libraries)" cargo clippy --quiet -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-python -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
 # Kills, predictions and the agent by the installed command: that of `cargo test` takes several times as long.
-step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace
+step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace --no-fail-fast
 if grep -q ' hugetlbfs ' /proc/mounts; then
     step "huge pages" cargo test --quiet -p polder-mem --lib -- --ignored --nocapture huge_pages
 else

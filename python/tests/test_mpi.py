@@ -20,6 +20,8 @@ MPICH = ROOT / ".cache/mpich/bin"
 POLDER = Path(sys.prefix) / "bin/polder"
 PROVIDER = Path(sys.prefix) / "lib/libfabric"
 SHIM = Path(sys.prefix) / "lib/polder/libpolder-mpich.so"
+#: The same with instruments, as `make dev` builds them.
+INSTRUMENTS = POLDER_DEV.parent / "lib"
 
 pytestmark = pytest.mark.mpi
 if not MPICH.is_dir():
@@ -45,6 +47,10 @@ def mpiexec(
         "POLDER_RUN": str(run),
         **environment,
     }
+    if environment.get("POLDER_WRAP"):
+        environment["FI_PROVIDER_PATH"] = str(INSTRUMENTS / "libfabric")
+        if "LD_PRELOAD" in environment:
+            environment["LD_PRELOAD"] = str(INSTRUMENTS / "polder" / SHIM.name)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
@@ -123,6 +129,22 @@ def test_a_message_that_is_read_in_place_misses_a_flush_that_is_left_out(
         done = mpiexec(scratch / "pool", scratch, [1, 1], "in_place.py", LD_PRELOAD=str(SHIM), POLDER_WRAP=wrap)
         assert done.returncode != 0
         assert ") is not what rank " in done.stderr, done.stderr
+
+
+def test_what_is_installed_refuses_instruments_by_name(scratch: Path) -> None:
+    wrapped = {**os.environ, "POLDER_WRAP": "shadow"}
+    polder.Pool(scratch / "pool", size="16MiB", run=scratch).close()
+    done = subprocess.run(
+        [POLDER, "--pool", scratch / "pool", "pool", "sweep"], env=wrapped, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "POLDER_WRAP=shadow: this build has no instruments" in done.stderr, done.stderr
+    code = "import polder, sys; polder.Pool(sys.argv[1], run=sys.argv[2])"
+    wrapped["POLDER_WRAP"] = "kill=7"
+    done = subprocess.run(
+        [sys.executable, "-c", code, scratch / "pool", scratch], env=wrapped, capture_output=True, text=True, check=False
+    )
+    assert "this build knows shadow alone" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("call", ["receive", "probe"])

@@ -172,6 +172,7 @@ fn with_coherence(memory: AnyMemory, coherence: Option<Coherence>) -> AnyMemory 
     memory.with_coherence(coherence)
 }
 
+#[cfg(feature = "shadow")]
 fn wrapped(memory: AnyMemory, wrap: &Wrap) -> AnyMemory {
     let mut memory = memory.wrapped(wrap.shadow);
     if let Some(site) = &wrap.without {
@@ -255,8 +256,12 @@ impl Session {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         let memory = match &settings.wrap {
             None => open_memory(path, settings.coherence.unwrap_or_default())?,
+            #[cfg(not(feature = "shadow"))]
+            Some(wrap) => match *wrap {},
             // A shadow keeps its own copies, whoever keeps the region behind them coherent.
+            #[cfg(feature = "shadow")]
             Some(wrap) if wrap.shadow => wrapped(AnyMemory::new(pool_at(path)?), wrap),
+            #[cfg(feature = "shadow")]
             Some(wrap) => wrapped(open_memory(path, settings.coherence.unwrap_or_default())?, wrap),
         };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };
@@ -302,7 +307,7 @@ impl Session {
     pub fn open_or_create(settings: &Settings, bytes: u64) -> Result<Self, SessionError> {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         if !path.exists() {
-            let is_shadow = settings.wrap.as_ref().is_some_and(|wrap| wrap.shadow);
+            let is_shadow = settings.wrap.as_ref().is_some_and(Wrap::is_shadow);
             let coherence = if is_shadow { None } else { settings.coherence };
             match create_as(path, bytes, &Geometry::for_region(bytes), coherence.unwrap_or_default()) {
                 // Another process was faster: its pool is as good.

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use polder_mem::{Coherence, Cost, FlushSite, Trigger, TriggerAction};
+use polder_mem::Coherence;
+#[cfg(feature = "shadow")]
+use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
 use serde::{Deserialize, Deserializer};
 
 /// How the pool's memory is kept coherent.
@@ -89,6 +91,7 @@ impl FromStr for TimeSpan {
     }
 }
 
+#[cfg(feature = "shadow")]
 /// What is wrapped around the memory, for tests and emulation, written as words with commas between them: `shadow`,
 /// `without=ring.rs:120`, `kill=5000`, `stop=5000`, `latency_ns=300`, `bytes_per_second=10000000000`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,6 +106,7 @@ pub struct Wrap {
     pub cost: Option<Cost>,
 }
 
+#[cfg(feature = "shadow")]
 impl FromStr for Wrap {
     type Err = String;
 
@@ -118,12 +122,24 @@ impl FromStr for Wrap {
     }
 }
 
+#[cfg(feature = "shadow")]
 impl Wrap {
+    /// Whether each host works on a private copy.
+    #[must_use]
+    pub const fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
     fn take(&mut self, word: &str) -> Result<(), String> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let number = || value.parse::<u64>().map_err(|_| format!("expected a number after {key}="));
         match key {
             "shadow" => self.shadow = true,
+            _ if !cfg!(feature = "instruments") => {
+                return Err(format!(
+                    "{word:?}: this build knows shadow alone; the rest are instruments of `make dev`"
+                ));
+            }
             "without" => self.without = Some(value.parse::<FlushSite>().map_err(|error| error.to_string())?),
             "kill" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Kill }),
             "stop" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Stop }),
@@ -139,7 +155,31 @@ impl Wrap {
     }
 }
 
+#[cfg(feature = "shadow")]
 const FREE: Cost = Cost { latency_ns: 0, bytes_per_second: 0 };
+
+/// Nothing can be wrapped around the memory of this build.
+#[cfg(not(feature = "shadow"))]
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wrap {}
+
+#[cfg(not(feature = "shadow"))]
+impl FromStr for Wrap {
+    type Err = String;
+
+    fn from_str(_: &str) -> Result<Self, String> {
+        Err("this build has no instruments; libpolder and the Python module know shadow, what `make dev` builds knows all".into())
+    }
+}
+
+#[cfg(not(feature = "shadow"))]
+impl Wrap {
+    /// Whether each host works on a private copy.
+    #[must_use]
+    pub const fn is_shadow(&self) -> bool {
+        match *self {}
+    }
+}
 
 /// What a user has set. `None` leaves the value to a lower source, and at last to the caller's default.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -515,7 +515,7 @@ fn every_shell_gets_a_completion_script_that_knows_the_commands_and_where_it_can
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = desk.say(&format!("completion {shell}"));
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
-        let takes_words = matches!(shell, "bash" | "zsh");
+        let takes_words = matches!(shell, "bash" | "zsh" | "fish");
         assert_eq!(script.contains("nvl72-ndr") && script.contains("llama3-405b"), takes_words, "{shell}");
     }
 }
@@ -626,8 +626,8 @@ fn a_bare_command_says_what_one_can_want_and_a_version_names_the_commit_and_the_
     }
     // Each command of the screen is one.
     for line in screen.lines().filter_map(|line| line.split_once("polder ")).map(|(_, rest)| rest) {
-        let words: Vec<_> =
-            line.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase())).collect();
+        let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase());
+        let words: Vec<_> = line.split(' ').take_while(is_word).collect();
         desk.say(&format!("{} --help", words.join(" ")));
     }
     let version = desk.say("--version");

@@ -192,7 +192,7 @@ fn the_picture_of_the_rooms_is_the_table() {
 /// The crates that a build of `packages` takes, as one invocation unifies their features.
 fn crates_of(packages: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["tree", "--offline", "--edges=normal", "--prefix=none", "--format={p}"]);
+    command.args(["tree", "--offline", "--edges=normal", "--prefix=none", "--format={p} {f}"]);
     command.args(packages.iter().map(|package| format!("--package=polder-{package}")));
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo tree runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -200,16 +200,30 @@ fn crates_of(packages: &[&str]) -> String {
 }
 
 #[test]
-fn the_model_is_in_no_program_and_no_library_that_users_load() {
+fn the_model_and_what_kills_are_in_no_program_and_no_library_that_users_load() {
     let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
     assert!(has_model(&["dev"]), "`polder-dev verify` needs the model");
     let dist = include_str!("../../../scripts/dist.sh");
-    // The simulator is built with them, for the Python module.
-    let installed = ["cli", "ofi", "capi", "mpi-mpich", "mpi-openmpi", "sim"];
-    let together = installed.map(|package| format!("-p polder-{package}")).join(" ");
-    assert!(dist.contains(&format!("cargo build --release {together}\n")), "dist.sh builds others together");
-    assert!(!has_model(&installed), "{installed:?}");
-    assert!(!has_model(&["python"]), "polder._core");
+    // Instruments are in those that users find a missing publish with; the simulator is built with them, for the Python module.
+    for (installed, instruments) in [
+        (&["cli", "ofi", "mpi-mpich", "mpi-openmpi"][..], false),
+        (&["capi", "sim"][..], true),
+        (&["python"][..], true),
+    ] {
+        let together =
+            installed.iter().map(|package| format!("-p polder-{package}")).collect::<Vec<_>>().join(" ");
+        assert!(
+            dist.contains(&format!("cargo build --release {together}\n")) || installed == ["python"],
+            "dist.sh builds others together"
+        );
+        assert!(!has_model(installed), "{installed:?}");
+        let features = crates_of(installed);
+        let mem =
+            features.lines().find(|line| line.starts_with("polder-mem ")).expect("all of them have memory");
+        assert_eq!(mem.contains("instruments"), instruments, "{installed:?}: {mem}");
+        let attach = features.lines().find(|line| line.starts_with("polder-attach ")).expect("a session");
+        assert!(!attach.contains("instruments"), "{installed:?}: {attach}");
+    }
 }
 
 #[test]

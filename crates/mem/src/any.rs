@@ -2,21 +2,21 @@
 
 use std::fmt;
 
+#[cfg(feature = "instruments")]
+use crate::Wrapped;
 use crate::host::{HostError, HostPlan};
 use crate::mapped::Mapped;
 use crate::variants::AnyLines;
-use crate::{
-    Bell, Coherence, Coherent, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
-    Wrapped,
-};
+use crate::{Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region};
 
-/// One process's access to a mapped region of either kind, with or without instruments around it. It does what [`Coherent`] and
+/// One process's access to a mapped region of either kind, with or without instruments around it. It does what [`crate::Coherent`] and
 /// [`crate::Software`] do, at a branch for each flush and fence.
 #[derive(Clone)]
 pub enum AnyMemory {
     /// The hardware keeps it coherent, or the program does.
     Mapped(Mapped<AnyLines>),
     /// Something is wrapped around it.
+    #[cfg(feature = "instruments")]
     Wrapped(Wrapped),
 }
 
@@ -32,19 +32,22 @@ impl AnyMemory {
     pub fn with_coherence(self, coherence: Coherence) -> Self {
         match self {
             Self::Mapped(memory) => Self::Mapped(memory.with_coherence(coherence)),
+            #[cfg(feature = "instruments")]
             wrapped @ Self::Wrapped(_) => wrapped,
         }
     }
 
     /// The same access before it is attached, for instruments to be wrapped around: a shadow, or nothing yet.
+    #[cfg(feature = "instruments")]
     #[must_use]
     pub fn wrapped(self, in_shadow: bool) -> Wrapped {
         match self {
             Self::Mapped(memory) if in_shadow => Wrapped::shadow(memory.kept_by()),
             Self::Mapped(memory) if memory.coherence() == Coherence::Coherent => {
-                Wrapped::from(memory.kept_by() as Coherent)
+                Wrapped::from(memory.kept_by() as crate::Coherent)
             }
             Self::Mapped(memory) => Wrapped::from(memory.kept_by() as crate::Software),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory,
         }
     }
@@ -56,15 +59,18 @@ impl AnyMemory {
     pub fn attach(self, plan: &HostPlan) -> Result<Self, HostError> {
         Ok(match self {
             Self::Mapped(memory) => Self::Mapped(memory.attach(plan)?),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => Self::Wrapped(memory.attach(plan)?),
         })
     }
 
     /// What is wrapped around it.
+    #[cfg(feature = "instruments")]
     #[must_use]
     pub const fn instruments(&self) -> Option<&Wrapped> {
         match self {
             Self::Mapped(_) => None,
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => Some(memory),
         }
     }
@@ -74,6 +80,7 @@ impl AnyMemory {
     pub fn region(&self) -> &Region {
         match self {
             Self::Mapped(memory) => memory.region(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.region(),
         }
     }
@@ -84,6 +91,7 @@ impl Memory for AnyMemory {
     fn bytes(&self) -> u64 {
         match self {
             Self::Mapped(memory) => memory.bytes(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.bytes(),
         }
     }
@@ -92,6 +100,7 @@ impl Memory for AnyMemory {
     fn coherence(&self) -> Coherence {
         match self {
             Self::Mapped(memory) => memory.coherence(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.coherence(),
         }
     }
@@ -100,6 +109,7 @@ impl Memory for AnyMemory {
     fn emulated(&self) -> bool {
         match self {
             Self::Mapped(memory) => memory.emulated(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.emulated(),
         }
     }
@@ -108,6 +118,7 @@ impl Memory for AnyMemory {
     fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
         match self {
             Self::Mapped(memory) => memory.address(at, bytes),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.address(at, bytes),
         }
     }
@@ -117,6 +128,7 @@ impl Memory for AnyMemory {
     fn load(&self, at: Offset) -> Result<u64, Fault> {
         match self {
             Self::Mapped(memory) => memory.load(at),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.load(at),
         }
     }
@@ -126,6 +138,7 @@ impl Memory for AnyMemory {
     fn store(&self, at: Offset, value: u64) {
         match self {
             Self::Mapped(memory) => memory.store(at, value),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.store(at, value),
         }
     }
@@ -135,6 +148,7 @@ impl Memory for AnyMemory {
     fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
         match self {
             Self::Mapped(memory) => memory.load_line(at),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.load_line(at),
         }
     }
@@ -144,6 +158,7 @@ impl Memory for AnyMemory {
     fn store_line(&self, at: Offset, words: &[u64; 8]) {
         match self {
             Self::Mapped(memory) => memory.store_line(at, words),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.store_line(at, words),
         }
     }
@@ -153,6 +168,7 @@ impl Memory for AnyMemory {
     fn store_nt(&self, at: Offset, value: u64) {
         match self {
             Self::Mapped(memory) => memory.store_nt(at, value),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.store_nt(at, value),
         }
     }
@@ -162,6 +178,7 @@ impl Memory for AnyMemory {
     fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         match self {
             Self::Mapped(memory) => memory.copy_in(at, from),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.copy_in(at, from),
         }
     }
@@ -171,6 +188,7 @@ impl Memory for AnyMemory {
     fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         match self {
             Self::Mapped(memory) => memory.copy_in_nt(at, from),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.copy_in_nt(at, from),
         }
     }
@@ -180,6 +198,7 @@ impl Memory for AnyMemory {
     fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
         match self {
             Self::Mapped(memory) => memory.copy_out(at, into),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.copy_out(at, into),
         }
     }
@@ -196,6 +215,7 @@ impl Memory for AnyMemory {
     ) -> Result<(), Fault> {
         match self {
             Self::Mapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
         }
     }
@@ -205,6 +225,7 @@ impl Memory for AnyMemory {
     fn write_back(&self, at: Offset, bytes: u64) {
         match self {
             Self::Mapped(memory) => memory.write_back(at, bytes),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.write_back(at, bytes),
         }
     }
@@ -214,6 +235,7 @@ impl Memory for AnyMemory {
     fn invalidate(&self, at: Offset, bytes: u64) {
         match self {
             Self::Mapped(memory) => memory.invalidate(at, bytes),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.invalidate(at, bytes),
         }
     }
@@ -223,6 +245,7 @@ impl Memory for AnyMemory {
     fn sfence(&self) {
         match self {
             Self::Mapped(memory) => memory.sfence(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.sfence(),
         }
     }
@@ -232,6 +255,7 @@ impl Memory for AnyMemory {
     fn mfence(&self) {
         match self {
             Self::Mapped(memory) => memory.mfence(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.mfence(),
         }
     }
@@ -241,6 +265,7 @@ impl Memory for AnyMemory {
     fn fence_invalidations(&self) {
         match self {
             Self::Mapped(memory) => memory.fence_invalidations(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.fence_invalidations(),
         }
     }
@@ -249,6 +274,7 @@ impl Memory for AnyMemory {
     fn pause(&self) {
         match self {
             Self::Mapped(memory) => memory.pause(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.pause(),
         }
     }
@@ -257,6 +283,7 @@ impl Memory for AnyMemory {
     fn yield_now(&self) {
         match self {
             Self::Mapped(memory) => memory.yield_now(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.yield_now(),
         }
     }
@@ -265,6 +292,7 @@ impl Memory for AnyMemory {
     fn now(&self) -> Nanos {
         match self {
             Self::Mapped(memory) => memory.now(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.now(),
         }
     }
@@ -274,6 +302,7 @@ impl Memory for AnyMemory {
     fn local_load(&self, word: LocalWord) -> u64 {
         match self {
             Self::Mapped(memory) => memory.local_load(word),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.local_load(word),
         }
     }
@@ -283,6 +312,7 @@ impl Memory for AnyMemory {
     fn local_store(&self, word: LocalWord, value: u64) {
         match self {
             Self::Mapped(memory) => memory.local_store(word, value),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.local_store(word, value),
         }
     }
@@ -292,6 +322,7 @@ impl Memory for AnyMemory {
     fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
         match self {
             Self::Mapped(memory) => memory.local_cas(word, old, new),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.local_cas(word, old, new),
         }
     }
@@ -301,6 +332,7 @@ impl Memory for AnyMemory {
     fn slot(&self) -> ProcessSlot {
         match self {
             Self::Mapped(memory) => memory.slot(),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.slot(),
         }
     }
@@ -310,6 +342,7 @@ impl Memory for AnyMemory {
     fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
         match self {
             Self::Mapped(memory) => memory.liveness(host, slot),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.liveness(host, slot),
         }
     }
@@ -318,6 +351,7 @@ impl Memory for AnyMemory {
     fn host_is_held(&self, host: u16) -> Option<bool> {
         match self {
             Self::Mapped(memory) => memory.host_is_held(host),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.host_is_held(host),
         }
     }
@@ -327,6 +361,7 @@ impl Memory for AnyMemory {
     fn announce_sleep(&self, bell: Bell) -> u32 {
         match self {
             Self::Mapped(memory) => memory.announce_sleep(bell),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.announce_sleep(bell),
         }
     }
@@ -336,6 +371,7 @@ impl Memory for AnyMemory {
     fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
         match self {
             Self::Mapped(memory) => memory.sleep(bell, seen, until),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.sleep(bell, seen, until),
         }
     }
@@ -344,6 +380,7 @@ impl Memory for AnyMemory {
     fn cancel_sleep(&self, bell: Bell) {
         match self {
             Self::Mapped(memory) => memory.cancel_sleep(bell),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.cancel_sleep(bell),
         }
     }
@@ -353,6 +390,7 @@ impl Memory for AnyMemory {
     fn wake(&self, bell: Bell) {
         match self {
             Self::Mapped(memory) => memory.wake(bell),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.wake(bell),
         }
     }
@@ -362,6 +400,7 @@ impl fmt::Debug for AnyMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mapped(memory) => memory.fmt(f),
+            #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory.fmt(f),
         }
     }

@@ -249,6 +249,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"POLDERK1");
 /// Words of the kernel file. The header says with which numbers it was made.
 const HEADER: [&str; 4] = ["magic number", "number of hosts", "number of processes", "number of bells"];
 /// When the emulated memory will be free again: `CLOCK_MONOTONIC`, which all processes of a kernel share.
+#[cfg(feature = "instruments")]
 const BUSY_UNTIL: usize = 8;
 /// From here on, the bells, a line each; then a word for each slot: the last process that held it; then a word for
 /// each host: the bytes of its shadow.
@@ -262,6 +263,7 @@ pub(crate) struct Host {
     plan: HostPlan,
     slot: u16,
     words: Shm,
+    #[cfg_attr(not(feature = "instruments"), expect(dead_code, reason = "only instruments ask for one"))]
     shadow: Option<Shm>,
     kernel: Shm,
     locks: Locks,
@@ -306,11 +308,13 @@ impl Host {
     }
 
     /// What stands in place of the host's caches, when it was asked for.
+    #[cfg(feature = "instruments")]
     pub(crate) fn shadow(&self) -> Option<&Shm> {
         self.shadow.as_ref()
     }
 
     /// When the emulated memory will be free again.
+    #[cfg(feature = "instruments")]
     pub(crate) fn busy_until(&self) -> &AtomicU64 {
         self.kernel.word(BUSY_UNTIL)
     }

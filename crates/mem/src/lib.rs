@@ -35,6 +35,7 @@ mod shm;
 #[doc(hidden)]
 pub mod testing;
 mod variants;
+#[cfg(feature = "instruments")]
 mod wrapped;
 
 pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
@@ -51,4 +52,5 @@ pub use offset::{LINE, Offset};
 pub use region::{DraftRegion, MemoryFile, Region, RegionError, RegionKind};
 pub use serial::{Serial, SerialGuard};
 pub use variants::{FlushedLines, HardwareLines, Lines};
+#[cfg(feature = "instruments")]
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -86,6 +86,7 @@ impl<L: Lines> Mapped<L> {
         self.host.as_deref().expect("local words, bells and slots are there once a host is attached")
     }
 
+    #[cfg(feature = "instruments")]
     pub(crate) fn host_if_attached(&self) -> Option<&Host> {
         self.host.as_deref()
     }
