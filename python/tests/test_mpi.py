@@ -142,7 +142,11 @@ def test_what_is_installed_refuses_instruments_by_name(scratch: Path) -> None:
     code = "import polder, sys; polder.Pool(sys.argv[1], run=sys.argv[2])"
     wrapped["POLDER_WRAP"] = "kill=7"
     done = subprocess.run(
-        [sys.executable, "-c", code, scratch / "pool", scratch], env=wrapped, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, scratch / "pool", scratch],
+        env=wrapped,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "this build knows shadow alone" in done.stderr, done.stderr
 

@@ -8,7 +8,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use polder_mem::testing::{Child, Scratch};
-use polder_mem::{Bell, Coherence, Coherent, HostPlan, LINE, Memory, Nanos, Offset, Region, Software};
+use polder_mem::{
+    AnyMemory, Bell, Coherence, Coherent, HostPlan, LINE, Memory, Nanos, Offset, Region, Software,
+};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
@@ -25,8 +27,10 @@ const BATCHES: usize = 20;
 type Alive = fn() -> Result<(), PoolError>;
 
 fn main() {
-    for coherence in [Coherence::Software, Coherence::Coherent] {
-        println!("{coherence:?}");
+    // In turn: what the edges hold, which is told at run time, beside a type of its own for each.
+    let kinds = [Coherence::Software, Coherence::Coherent];
+    for (coherence, is_any) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        println!("{coherence:?}{}", if is_any { ", told at run time" } else { "" });
         let scratch = Scratch::new();
         let path = scratch.path().join("region");
         Region::create(&path, BYTES).expect("a region on tmpfs");
@@ -44,6 +48,10 @@ fn main() {
         let run = |host: u16| {
             let region = Region::open(&path).expect("the region that was just made");
             match coherence {
+                _ if is_any => {
+                    let memory = AnyMemory::new(region).with_coherence(coherence);
+                    side(&memory.attach(&plan(host)).expect("a free slot"), host)
+                }
                 Coherence::Software => {
                     side(&Software::new(region).attach(&plan(host)).expect("a free slot"), host)
                 }
