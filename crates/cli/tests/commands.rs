@@ -628,7 +628,10 @@ fn a_bare_command_says_what_one_can_want_and_a_version_names_the_commit_and_the_
     for line in screen.lines().filter_map(|line| line.split_once("polder ")).map(|(_, rest)| rest) {
         let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase());
         let words: Vec<_> = line.split(' ').take_while(is_word).collect();
-        desk.say(&format!("{} --help", words.join(" ")));
+        // The last line is of all commands.
+        if !words.is_empty() {
+            desk.say(&format!("{} --help", words.join(" ")));
+        }
     }
     let version = desk.say("--version");
     let format = format!(", pool format {})\n", polder_pool::FORMAT_VERSION);

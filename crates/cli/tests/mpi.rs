@@ -399,41 +399,6 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
 }
 
 #[test]
-fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
-    for (provider, signal) in [("tcp", "KILL"), ("tcp", "TERM"), ("polder", "KILL"), ("polder", "TERM")] {
-        let bench = Bench::new();
-        let file = format!("/dev/shm/mpich_shm_bench_{}_{provider}_{signal}", std::process::id());
-        // Jobs another way end at once; those of this have a rank out of mpiexec's session.
-        let body = format!(
-            "[ \"$FI_PROVIDER\" = {provider} ] || exit 0; echo > {file}; cd {}; \
-             setsid sleep 1000 & echo $! $$ > new; mv new ranks; wait",
-            bench.scratch.path().display()
-        );
-        bench.install("bin/mpiexec", MPICH, &body);
-        bench.install("bin/mpicc", "", "while [ \"$1\" != -o ]; do shift; done; : > \"$2\"");
-        let mut command = bench.polder("bench mpi --provider-path");
-        command.arg(bench.path("lib")).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut running = Running(command.spawn().unwrap());
-        while !bench.path("ranks").exists() {
-            assert!(running.0.try_wait().unwrap().is_none(), "it ended");
-            std::thread::yield_now();
-        }
-        let ranks = std::fs::read_to_string(bench.path("ranks")).unwrap();
-        let told = Command::new("kill").args(["-s", signal, &running.0.id().to_string()]).status().unwrap();
-        assert!(told.success());
-        running.0.wait().unwrap();
-        let runs = |pid: &str| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            !stat.is_empty() && !stat.contains(") Z")
-        };
-        // The kernel tells those that clean up.
-        while PathBuf::from(&file).exists() || ranks.split_whitespace().any(runs) {
-            std::thread::yield_now();
-        }
-    }
-}
-
-#[test]
 fn files_of_mpi_libraries_that_nothing_uses_any_more_go_with_the_job() {
     for begin in ["mpich_shm_", "vader_segment.node.0.6bd10001.", "sm_segment.node.0.6bd10001.", "psm2_shm."]
     {
