@@ -124,7 +124,7 @@ enum Command {
     Mpi(Pooled<mpi::Command>),
     /// Predict the time of a training step on a machine that a file describes.
     Plan(Box<polder_plan::Arguments>),
-    /// Measure this machine, and write the file that `polder-dev held-out` needs.
+    /// Measure this machine, and write it as a file for `polder plan --platform`.
     Probe(probe::Arguments),
     /// Keep the services of this host on the memory tiers that a policy file gives them.
     #[command(subcommand)]
