@@ -165,14 +165,10 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             let geometry = arguments.geometry(memory.region().bytes());
             let overwrite = if arguments.force { Overwrite::Force } else { Overwrite::Refuse };
             let parts = if arguments.force { vec![] } else { written(path, memory.region())? };
-            {
-                let memory = &memory;
-                if !arguments.force {
-                    expect_vacant(memory, parts).map_err(at(path))?;
-                }
-                format_as(memory, &geometry, Uuid::fresh(), overwrite, choice.chosen())
+            if !arguments.force {
+                expect_vacant(&memory, parts).map_err(at(path))?;
             }
-            .map_err(at(path))?
+            format_as(&memory, &geometry, Uuid::fresh(), overwrite, choice.chosen()).map_err(at(path))?
         }
     };
     warn_of_coherent(path, &made);
@@ -370,18 +366,16 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
 
 fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failure> {
     let session = Session::open(settings)?;
-    {
-        let pool = session.pool();
-        let groups = pool.sweep_groups(job)?;
-        if !groups.objects.is_empty() {
-            println!("{}: groups: removed {}", shown(path), removed(&groups));
-        }
-        for job in job.map_or_else(|| pool.jobs(), |job| Ok(BTreeSet::from([job])))? {
-            println!("{}: job {job}: removed {}", shown(path), removed(&pool.sweep_job(job)?));
-        }
-        // What other hosts owned goes when they look after it.
-        Ok(pool.maintain()?)
+    let pool = session.pool();
+    let groups = pool.sweep_groups(job)?;
+    if !groups.objects.is_empty() {
+        println!("{}: groups: removed {}", shown(path), removed(&groups));
     }
+    for job in job.map_or_else(|| pool.jobs(), |job| Ok(BTreeSet::from([job])))? {
+        println!("{}: job {job}: removed {}", shown(path), removed(&pool.sweep_job(job)?));
+    }
+    // What other hosts owned goes when they look after it.
+    Ok(pool.maintain()?)
 }
 
 fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(), Failure> {

@@ -126,10 +126,8 @@ fn sync(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure>
     let boot = session::boot()?;
     loop {
         let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
-        let (found, inspection) = {
-            let memory = &memory;
-            inspect(memory).and_then(|found| Ok((services(memory, &found.objects)?, found)))
-        }?;
+        let inspection = inspect(&memory)?;
+        let found = services(&memory, &inspection.objects)?;
         let is_here =
             |host: u16| inspection.stat.hosts.iter().any(|stat| stat.host == host && stat.boot == boot);
         match arguments.json {

@@ -29,21 +29,18 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     const NAME: &str = "/polder/litmus";
     let begin = Instant::now();
     let session = Session::open(settings)?;
-    let tallies = {
-        let pool = session.pool();
-        let patience = pool.member().timeout;
-        let object = match role {
-            0 => make_or_take(pool, NAME)?,
-            _ => open_soon(pool, NAME)
-                .map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
-        };
-        let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
-        pool.close(object);
-        if role == 0 {
-            pool.destroy(NAME)?;
-        }
-        tallies?
+    let pool = session.pool();
+    let patience = pool.member().timeout;
+    let object = match role {
+        0 => make_or_take(pool, NAME)?,
+        _ => open_soon(pool, NAME).map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
     };
+    let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
+    pool.close(object);
+    if role == 0 {
+        pool.destroy(NAME)?;
+    }
+    let tallies = tallies?;
     for tally @ Tally { test, forbidden, relaxed, .. } in &tallies {
         let kind = relaxed.map_or("right".to_owned(), |times| format!("control, seen {times} times"));
         println!("{:<66} {} rounds, {kind}, forbidden {forbidden}", test.name, tally.rounds());

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
-use polder_mem::testing::Scratch;
+use polder_mem::testing::{Scratch, expect_nothing_left};
 use polder_pool::PoolError;
 use serde_json::Value;
 
@@ -559,60 +559,10 @@ fn logs_have_no_colour_where_there_is_no_terminal() {
     assert!(log.contains(" INFO ") && log.contains("attached") && !log.contains('\u{1b}'), "{log:?}");
 }
 
-/// The processes that have `word` in their environment or among their arguments, as /proc shows them.
-fn processes_of(word: &str) -> Vec<String> {
-    let of = |file: &str, pid: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let pids = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
-    let pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
-    let has = |bytes: &[u8]| bytes.windows(word.len()).any(|part| part == word.as_bytes());
-    pids.filter(|pid| {
-        pid.parse() != Ok(std::process::id()) && (has(&of("environ", pid)) || has(&of("cmdline", pid)))
-    })
-    .collect()
-}
-
 #[test]
 fn a_probe_that_is_told_to_end_leaves_no_process_and_no_pool() {
-    for (arguments, signal) in
-        [("probe --force --out /dev/null", "KILL"), ("probe --force --out /dev/null", "INT")]
-    {
-        let desk = Desk::new();
-        // A script that runs the tests in the background has them ignore this signal.
-        let mut command = Command::new("env");
-        let polder = desk.command(arguments);
-        command.arg("--default-signal=INT").arg(polder.get_program()).args(polder.get_args());
-        for (key, value) in polder.get_envs() {
-            match value {
-                Some(value) => command.env(key, value),
-                None => command.env_remove(key),
-            };
-        }
-        // Every process of it has this in its environment.
-        let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
-        command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
-        let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let own = format!("polder-test-{}-", bench.id());
-        let has_folder = || {
-            let mut folders = std::fs::read_dir("/dev/shm").unwrap().flatten();
-            folders.any(|folder| folder.file_name().to_string_lossy().starts_with(&own))
-        };
-        // It, its guards, and another that works.
-        let works =
-            |pid: &String| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"polder\n");
-        while processes_of(&mark).iter().filter(|pid| works(pid)).count() < 2 {
-            assert!(bench.try_wait().unwrap().is_none(), "{arguments} ended");
-            std::thread::yield_now();
-        }
-        let told = Command::new("kill").args(["-s", signal, &bench.id().to_string()]).status().unwrap();
-        assert!(told.success());
-        bench.wait().unwrap();
-        // The kernel tells those that clean up. A process that becomes another program is not seen for a moment.
-        let mut unseen = 0;
-        while unseen < 20 {
-            unseen = if processes_of(&mark).is_empty() { unseen + 1 } else { 0 };
-        }
-        assert!(!has_folder(), "{arguments}, {signal}: its folder stays");
+    for signal in ["KILL", "INT"] {
+        expect_nothing_left(&Desk::new().command("probe --force --out /dev/null"), signal);
     }
 }
 

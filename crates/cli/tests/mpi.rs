@@ -1,11 +1,11 @@
 //! `polder mpi`: what it sets, what it starts and what it hands on, with programs that play mpiexec.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use polder_attach::session;
-use polder_mem::testing::Scratch;
+use polder_mem::testing::{Scratch, install};
 use polder_pool::Geometry;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -37,13 +37,8 @@ impl Bench {
 
     /// A program that says `version` when it is asked, and else does `body`.
     fn install(&self, name: &str, version: &str, body: &str) {
-        // Written by another process: a test that forks meanwhile would keep it open, and nobody may run it then.
-        let mut install = Command::new("install");
-        install.args(["-D", "-m", "755", "/dev/stdin"]).arg(self.path(name)).stdin(Stdio::piped());
-        let mut install = install.spawn().unwrap();
         let script = format!("#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{version}'; exit; }}\n{body}\n");
-        install.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-        assert!(install.wait().unwrap().success());
+        install(&self.path(name), &script);
     }
 
     fn command(&self, arguments: &str) -> Command {

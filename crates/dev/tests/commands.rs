@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use command::polder_dev;
+use polder_mem::testing::expect_nothing_left;
 
 fn command(arguments: &str) -> Command {
     let mut command = polder_dev();
@@ -82,19 +83,6 @@ fn a_command_whose_output_cannot_be_written_says_so_in_one_line() {
     }
 }
 
-/// The processes that have `word` in their environment or among their arguments, as /proc shows them.
-fn processes_of(word: &str) -> Vec<String> {
-    let of = |file: &str, pid: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let pids = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
-    let pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
-    let has = |bytes: &[u8]| bytes.windows(word.len()).any(|part| part == word.as_bytes());
-    pids.filter(|pid| {
-        pid.parse() != Ok(std::process::id()) && (has(&of("environ", pid)) || has(&of("cmdline", pid)))
-    })
-    .collect()
-}
-
 #[test]
 fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
     for (arguments, signal) in [
@@ -103,42 +91,7 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
         ("soak --doom stop --what pop", "INT"),
         ("soak --doom stop --what pop", "KILL"),
     ] {
-        // A script that runs the tests in the background has them ignore this signal.
-        let polder = command(arguments);
-        let mut command = Command::new("env");
-        command.arg("--default-signal=INT").arg(polder.get_program()).args(polder.get_args());
-        for (key, value) in polder.get_envs() {
-            match value {
-                Some(value) => command.env(key, value),
-                None => command.env_remove(key),
-            };
-        }
-        // Every process of it has this in its environment.
-        let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
-        command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
-        let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let own = format!("polder-test-{}-", bench.id());
-        let has_folder = || {
-            let mut folders = std::fs::read_dir("/dev/shm").unwrap().flatten();
-            folders.any(|folder| folder.file_name().to_string_lossy().starts_with(&own))
-        };
-        // It, its guards, and another that works.
-        let works = |pid: &String| {
-            std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"polder-dev\n")
-        };
-        while processes_of(&mark).iter().filter(|pid| works(pid)).count() < 2 {
-            assert!(bench.try_wait().unwrap().is_none(), "{arguments} ended");
-            std::thread::yield_now();
-        }
-        let told = Command::new("kill").args(["-s", signal, &bench.id().to_string()]).status().unwrap();
-        assert!(told.success());
-        bench.wait().unwrap();
-        // The kernel tells those that clean up. A process that becomes another program is not seen for a moment.
-        let mut unseen = 0;
-        while unseen < 20 {
-            unseen = if processes_of(&mark).is_empty() { unseen + 1 } else { 0 };
-        }
-        assert!(!has_folder(), "{arguments}, {signal}: its folder stays");
+        expect_nothing_left(&command(arguments), signal);
     }
 }
 

@@ -2,12 +2,11 @@
 
 mod command;
 
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use command::polder_dev;
-use polder_mem::testing::Scratch;
+use polder_mem::testing::{Scratch, install};
 use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
 use polder_sim::{MessagePlace, collective};
@@ -67,12 +66,7 @@ fn what_measures_in_python_ends_with_its_parent() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());
     let [python, program, ranks] = ["python", "polder", "ranks"].map(|name| place.join(name));
     let script = "#!/bin/sh\nsleep 1000 & echo $! $$ > \"$0.new\"; mv \"$0.new\" \"${0%/*}/ranks\"; wait\n";
-    // Written by another process: a test that forks meanwhile would keep it open, and nobody may run it then.
-    let mut install = Command::new("install");
-    install.args(["-D", "-m", "755", "/dev/stdin"]).arg(&python).stdin(Stdio::piped());
-    let mut install = install.spawn().unwrap();
-    install.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-    assert!(install.wait().unwrap().success());
+    install(&python, script);
     std::fs::hard_link(env!("CARGO_BIN_EXE_polder-dev"), &program).unwrap();
     let platform = place.join("here.toml");
     std::fs::write(&platform, HERE).unwrap();

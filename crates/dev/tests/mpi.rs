@@ -2,24 +2,13 @@
 
 mod command;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use command::polder_dev;
-use polder_mem::testing::Scratch;
+use polder_mem::testing::{Scratch, install};
 
 const MPICH: &str = "HYDRA build details:\n    Configure options: --with-device=ch4:ofi";
-
-/// A program that does `body`.
-fn install(path: &Path, body: &str) {
-    // Written by another process: a test that forks meanwhile would keep it open, and nobody may run it then.
-    let mut install = Command::new("install");
-    let mut install =
-        install.args(["-D", "-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn().unwrap();
-    install.stdin.take().unwrap().write_all(format!("#!/bin/sh\n{body}\n").as_bytes()).unwrap();
-    assert!(install.wait().unwrap().success());
-}
 
 /// Ends with the test.
 struct Running(Child);
@@ -49,9 +38,9 @@ fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
         );
         install(
             &path("bin/mpiexec"),
-            &format!("[ \"$1\" = --version ] && {{ echo '{MPICH}'; exit; }}\n{body}"),
+            &format!("#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{MPICH}'; exit; }}\n{body}\n"),
         );
-        install(&path("bin/mpicc"), "while [ \"$1\" != -o ]; do shift; done; : > \"$2\"");
+        install(&path("bin/mpicc"), "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done; : > \"$2\"\n");
         let mut command = polder_dev();
         for key in [
             "POLDER_POOL",

@@ -1,11 +1,11 @@
 //! Real processes for tests: forked children that can be killed and stopped, and directories that vanish.
 
 use std::any::Any;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A forked process. Dropping it kills and reaps it.
@@ -216,4 +216,72 @@ impl Drop for Scratch {
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
+}
+
+/// Makes a file that may be run, with its folders.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn install(path: &Path, script: &str) {
+    // Written by another process: a test that forks meanwhile would keep it open, and nobody may run it then.
+    let mut install = Command::new("install");
+    install.args(["-D", "-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut install = install.spawn().expect("install runs");
+    install.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("it reads");
+    assert!(install.wait().expect("its end").success(), "{} is not made", path.display());
+}
+
+/// The processes that have `word` in their environment or among their arguments, as /proc shows them.
+fn processes_of(word: &str) -> Vec<String> {
+    let of = |file: &str, pid: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
+    let has = |bytes: &[u8]| bytes.windows(word.len()).any(|part| part == word.as_bytes());
+    pids.filter(|pid| {
+        pid.parse() != Ok(std::process::id()) && (has(&of("environ", pid)) || has(&of("cmdline", pid)))
+    })
+    .collect()
+}
+
+/// Starts a command, sends it `signal` once it and a second process of the same program work, and waits until no process and no
+/// directory of it is left.
+///
+/// # Panics
+/// When it ends by itself, or its directory stays.
+pub fn expect_nothing_left(asked: &Command, signal: &str) {
+    // A script that runs the tests in the background has them ignore SIGINT.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(asked.get_program()).args(asked.get_args());
+    for (key, value) in asked.get_envs() {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    }
+    // Every process of it has this in its environment.
+    let mark = format!("{}-{:?}-{signal}", std::process::id(), asked.get_args());
+    command.env("POLDER_TEST_MARK", &mark).stdout(Stdio::null()).stderr(Stdio::null());
+    let mark = format!("POLDER_TEST_MARK={mark}");
+    let mut running = command.spawn().expect("it runs");
+    let own = format!("polder-test-{}-", running.id());
+    // It, its guards, and another that works.
+    let program = Path::new(asked.get_program()).file_name().expect("a program");
+    let name = [program.as_encoded_bytes(), b"\n"].concat();
+    let works = |pid: &String| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == name);
+    while processes_of(&mark).iter().filter(|pid| works(pid)).count() < 2 {
+        assert!(running.try_wait().expect("its state").is_none(), "{asked:?} ended");
+        std::thread::yield_now();
+    }
+    let told = Command::new("kill").args(["-s", signal, &running.id().to_string()]).status();
+    assert!(told.expect("kill runs").success());
+    running.wait().expect("its end");
+    // The kernel tells those that clean up. A process that becomes another program is not seen for a moment.
+    let mut unseen = 0;
+    while unseen < 20 {
+        unseen = if processes_of(&mark).is_empty() { unseen + 1 } else { 0 };
+    }
+    let mut folders = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
+    let stays = folders.any(|folder| folder.file_name().to_string_lossy().starts_with(&own));
+    assert!(!stays, "{asked:?}, {signal}: its folder stays");
 }

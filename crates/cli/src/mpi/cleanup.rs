@@ -79,14 +79,12 @@ impl Cleanup {
                 // Not of the job: nobody waits for this process.
                 let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
                 let session = Session::open(&settings)?;
-                {
-                    let pool = session.pool();
-                    let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
-                    swept.objects.extend(objects);
-                    swept.dead.extend(dead);
-                    pool.maintain()?;
-                    stays = pool.jobs()?.contains(&self.job);
-                };
+                let pool = session.pool();
+                let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
+                swept.objects.extend(objects);
+                swept.dead.extend(dead);
+                pool.maintain()?;
+                stays = pool.jobs()?.contains(&self.job);
             }
             if !stays || start.elapsed() > patience {
                 if !swept.objects.is_empty() {
