@@ -14,6 +14,7 @@ use super::fidelity::Closeness;
 use super::memory::{MachineArguments, WayArguments, digits, size, time, ways_line};
 use super::option::of_memory;
 use super::table;
+use super::written::Json;
 use crate::Failure;
 
 /// Predicts steps of inference.
@@ -54,9 +55,8 @@ pub(crate) struct Arguments {
     ways: WayArguments,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -123,7 +123,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rows = arguments.sequences.iter().zip(loads).zip(steps);
     let rows: Vec<_> =
         rows.map(|((sequences, load), steps)| Row { sequences: *sequences, load, steps }).collect();
-    match arguments.json {
+    match arguments.json.json {
         true => println!("{}", said(arguments, &found, &rows)),
         false => print(arguments, &found, &rows),
     }
@@ -142,7 +142,7 @@ fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
         })
         .collect();
     json!({
-        "platform": arguments.machines.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
+        "platform": arguments.machines.machine.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
         "fidelity": arguments.closeness.level(), "configurations": configurations, "rows": rows,
     })
 }

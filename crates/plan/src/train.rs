@@ -1,5 +1,7 @@
 //! `polder plan train`: a step of a layout, or of the best of all layouts.
 
+mod mixed;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -15,7 +17,7 @@ use polder_sim::{
 use super::fabric::followed;
 use super::fidelity::Closeness;
 use super::table::{decimals, say, span, three};
-use super::written::write;
+use super::written::{Json, write};
 use super::{page, table, trace};
 use crate::Failure;
 
@@ -53,9 +55,6 @@ pub(crate) struct Subject {
     pub(super) order: Option<String>,
     #[command(flatten)]
     fixed: Fixed,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 /// What of the layout is given; the rest is searched for.
@@ -167,12 +166,16 @@ enum OffloadKind {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// Number of accelerators.
+    #[command(flatten)]
+    json: Json,
+    /// Number of accelerators; one for each `--platform`.
     #[arg(long, value_name = "COUNT", required_unless_present = "layout", allow_negative_numbers = true)]
     gpus: Option<String>,
-    /// The machine: a name (`polder plan show`), or the path of a file or of a system of Calculon.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
+    /// The machine: a name (`polder plan show`), or the path of a file or of a system of Calculon. A second one has the other of two
+    /// kinds of rack, such as NVLink and UALink, that one fabric joins: then `--rack` and `--gpus` have two values each, with a comma
+    /// between them.
+    #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
+    platform: Vec<String>,
     /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
@@ -188,6 +191,18 @@ pub(crate) struct Arguments {
     /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn request(&self, platform: &str, accelerators: Option<u32>) -> Result<Request, Failure> {
+        Ok(Request {
+            against: self.against.clone(),
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
+            failed: failed_links(&self.failed)?,
+            ..self.subject.request(platform, accelerators, Tiers::IfNeeded)?
+        })
+    }
 }
 
 impl Fixed {
@@ -356,23 +371,18 @@ pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure>
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
+    let [platform] = &arguments.platform[..] else { return mixed::train(arguments) };
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
-    let request = Request {
-        against: arguments.against.clone(),
-        fidelity: arguments.closeness.level(),
-        flits: arguments.closeness.flits()?,
-        failed: failed_links(&arguments.failed)?,
-        ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
-    };
+    let request = arguments.request(platform, gpus)?;
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     expect_drawn(arguments, &answer.layout)?;
-    if subject.json {
+    if arguments.json.json {
         println!("{}", serde_json::to_string(&answer)?);
     }
     if !answer.fits {
         return Err(Failure(none_fits(answer.points, &answer.layout, &answer.step, &answer.would_fit)));
     }
-    if !subject.json {
+    if !arguments.json.json {
         print(subject, &answer)?;
     }
     if let Some(left_out) = &answer.left_out {

@@ -14,7 +14,7 @@ use polder_sim::program::{
     OperatorRates, ProgramQuestion, ProgramTrace, StepCommunication, StepFabric, StepTrace,
 };
 use polder_sim::{
-    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request, RequestError,
+    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, Request, RequestError,
     SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, choices, points,
 };
 use pyo3::buffer::PyBuffer;
@@ -149,16 +149,13 @@ pub(crate) fn plan_mixed<'py>(
     py: Python<'py>,
     requests: &str,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<String>)> {
-    let requests: Vec<MixedRequest> = asked(requests, &["layout.", "flits."])?;
+    let requests: Vec<MixedRequest> = asked(requests, &["step.", "layout.", "flits."])?;
     let found = py.detach(|| {
         let mut found = vec![];
         for request in &requests {
-            // Two kinds in one rack are refused as the command refuses them.
-            for RackPart { rack, accelerators } in &request.parts {
-                RackPart::parse(&format!("{rack}={accelerators}"))?;
-            }
             found.push(match request.predict() {
                 Ok(answer) => Ok(answer),
+                Err(error @ MixedError::OneRack(_)) => return Err(error),
                 Err(MixedError::Part { rack, error }) if matches!(*error, RequestError::Data(_)) => {
                     return Err(MixedError::Part { rack, error });
                 }
