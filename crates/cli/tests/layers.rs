@@ -371,6 +371,27 @@ fn a_ring_of_modules_is_found_through_lists_and_exports_of_the_root() {
     assert_eq!(left.into_keys().collect::<Vec<_>>(), ["a", "b"]);
 }
 
+/// Nothing but `make fuzz` reads that file.
+#[test]
+fn the_lock_file_of_fuzz_has_the_rooms_that_those_of_fuzz_import() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/Cargo.lock");
+    let locked: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
+    for room in rooms() {
+        let packages = locked["package"].as_array().unwrap();
+        let Some(found) =
+            packages.iter().find(|it| it["name"].as_str() == Some(&format!("polder-{}", room.name)))
+        else {
+            continue;
+        };
+        let names = found.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
+        // A version stands behind a name of which there are several.
+        let names = names.map(|it| it.as_str().unwrap().split(' ').next().unwrap().replace('-', "_"));
+        let rooms = |names: BTreeSet<String>| names.into_iter().filter(|it| it.starts_with("polder_")).collect();
+        let [locked, declared]: [Vec<_>; 2] = [names.collect(), room.declared].map(rooms);
+        assert_eq!(locked, declared, "{}: update fuzz/Cargo.lock", room.name);
+    }
+}
+
 /// A fence is half of a protocol: without the other half beside it nobody can tell whether it is right, or needed.
 #[test]
 fn every_fence_of_a_protocol_has_a_comment_that_names_its_partner() {
