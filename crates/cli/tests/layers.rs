@@ -245,11 +245,6 @@ fn rooms_without_unsafe_code_forbid_it() {
 /// Rings of modules that stand, with the reason.
 const RINGS: &[(&str, &[&str], &str)] = &[
     (
-        "plan",
-        &["fabric", "memory", "page", "train"],
-        "a page quotes lines of the step that it draws; accelerators are counted with the step, numbers written with memory",
-    ),
-    (
         "pool",
         &["collectives", "group"],
         "collectives are calls of a group, which keeps what they work with from one to the next",

@@ -8,11 +8,9 @@ use polder_sim::program::{OperatorRates, StepCommunication, StepFabric, StepTrac
 use polder_sim::{counted, grouped};
 use serde_json::json;
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{size, time};
+use super::fidelity::{Closeness, followed};
 use super::option::wrong;
-use super::table;
+use super::table::{self, size, time};
 use super::written::Json;
 use crate::Failure;
 

@@ -6,9 +6,8 @@ use polder_sim::memory::{CoherentRack, RegionQuestion, RegionTimes};
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::{size, time};
 use super::option::{Machine, of_memory};
-use super::table;
+use super::table::{self, size, time};
 use super::written::Json;
 use crate::Failure;
 

@@ -6,15 +6,13 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
-use polder_sim::{Fidelity, StepFlits, accelerators, counted, grouped};
+use polder_sim::{Fidelity, accelerators, counted, grouped};
 use serde_json::{Value, json};
 
-use super::fidelity::Closeness;
-use super::memory::{size, time};
-use super::option::{Machine, quantity};
+use super::fidelity::{Closeness, unsteady};
+use super::option::{Machine, accelerator_count, failed_links, quantity};
 use super::page::filled;
-use super::table;
-use super::train::{accelerator_count, failed_links};
+use super::table::{self, size, time};
 use super::written::{Outputs, harmless, write};
 use crate::Failure;
 
@@ -203,27 +201,6 @@ fn assumed(found: &FabricAnswer) -> String {
         _ => "links are shared max-min fairly".into(),
     };
     format!("{routing} (--routing){failed}; {shared}; all messages begin together")
-}
-
-/// What of messages was followed flit by flit.
-pub(super) fn followed(it: StepFlits) -> String {
-    let StepFlits { window_bytes, flit_hops, replays, steady_window_bytes } = it;
-    let window = window_bytes.map_or_else(String::new, |it| {
-        format!(" of the first {} of each message{}", size(it), unsteady(it, steady_window_bytes))
-    });
-    let [hops, again] = [flit_hops, replays].map(grouped);
-    format!("{hops} flit-hops{window}, {again} sent again")
-}
-
-/// What has to be said of a window that is shorter than the longest way.
-fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
-    match window_bytes < steady_window_bytes {
-        true => format!(
-            " (too short for the longest way: rates are steady from --window {}KiB on)",
-            (steady_window_bytes / 1024.0).ceil()
-        ),
-        false => String::new(),
-    }
 }
 
 fn csv(found: &FabricAnswer) -> Result<String, Failure> {

@@ -9,11 +9,10 @@ use polder_sim::memory::{
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{MachineArguments, WayArguments, digits, size, time, ways_line};
+use super::fidelity::{Closeness, followed};
+use super::memory::{MachineArguments, WayArguments, ways_line};
 use super::option::of_memory;
-use super::table;
+use super::table::{self, digits, size, time};
 use super::written::Json;
 use crate::Failure;
 
@@ -116,16 +115,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         fidelity: arguments.closeness.level(),
         flits: arguments.closeness.flits()?,
     };
-    let found = Inference::new(&question).map_err(of_memory)?;
-    let loads = arguments.sequences.iter().map(|sequences| found.load(&arguments.asked(*sequences)));
+    let inference = Inference::new(&question).map_err(of_memory)?;
+    let loads = arguments.sequences.iter().map(|sequences| inference.load(&arguments.asked(*sequences)));
     let loads = loads.collect::<Result<Vec<_>, _>>().map_err(of_memory)?;
-    let steps = found.steps(&loads).map_err(of_memory)?;
+    let steps = inference.steps(&loads).map_err(of_memory)?;
     let rows = arguments.sequences.iter().zip(loads).zip(steps);
     let rows: Vec<_> =
         rows.map(|((sequences, load), steps)| Row { sequences: *sequences, load, steps }).collect();
     match arguments.json.json {
-        true => println!("{}", said(arguments, &found, &rows)),
-        false => print(arguments, &found, &rows),
+        true => println!("{}", said(arguments, &inference, &rows)),
+        false => print(arguments, &inference, &rows),
     }
     Ok(())
 }

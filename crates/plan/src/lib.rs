@@ -21,7 +21,6 @@ mod show;
 mod sync;
 pub mod table;
 mod tier;
-mod trace;
 mod train;
 mod validate;
 mod written;

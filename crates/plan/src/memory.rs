@@ -10,10 +10,9 @@ use polder_sim::memory::{
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::option::{Machine, quantity};
+use super::option::{Machine, accelerator_count, quantity};
 use super::page::filled;
-use super::table;
-use super::train::accelerator_count;
+use super::table::{self, access_size, size, time};
 use super::written::{Outputs, harmless};
 use crate::Failure;
 
@@ -297,43 +296,6 @@ fn out_of_order(configurations: &[Configuration], bytes: f64) -> Vec<String> {
         .collect::<Vec<_>>()
     };
     configurations.iter().flat_map(faster).collect()
-}
-
-/// A size of an access, most of which are powers of two.
-pub fn access_size(bytes: f64) -> String {
-    let units = [("MiB", 1048576.0), ("KiB", 1024.0)];
-    match units.into_iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0.0) {
-        Some((unit, scale)) => format!("{} {unit}", bytes / scale),
-        None if bytes < 1e4 => format!("{bytes} B"),
-        None => size(bytes),
-    }
-}
-
-/// Three digits of a size.
-pub fn size(bytes: f64) -> String {
-    let units = [("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)];
-    let (unit, scale) = units.into_iter().find(|(_, scale)| bytes >= 0.9995 * scale).unwrap_or(("B", 1.0));
-    format!("{} {unit}", digits(bytes / scale))
-}
-
-/// Three digits of a time.
-pub fn time(seconds: f64) -> String {
-    match seconds * 1e9 {
-        0.0 => "0".into(),
-        ns if ns < 999.5 => format!("{} ns", digits(ns)),
-        ns if ns < 999_500.0 => format!("{} us", digits(ns / 1e3)),
-        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
-        ns => format!("{} s", digits(ns / 1e9)),
-    }
-}
-
-/// Three digits.
-pub fn digits(value: f64) -> String {
-    match value {
-        it if it >= 99.95 => format!("{it:.0}"),
-        it if it >= 9.995 => format!("{it:.1}"),
-        it => format!("{it:.2}"),
-    }
 }
 
 /// A line for each access and working set: seconds of each configuration, empty where it holds less.

@@ -9,9 +9,8 @@ use polder_sim::{Fidelity, counted, grouped};
 use serde_json::json;
 
 use super::fidelity::Closeness;
-use super::memory::time;
 use super::option::wrong;
-use super::table;
+use super::table::{self, time};
 use super::written::Json;
 use crate::Failure;
 

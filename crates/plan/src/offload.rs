@@ -8,11 +8,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::size;
-use super::option::{Machine, given};
+use super::option::{Machine, accelerator_count, given};
 use super::page::filled;
-use super::table;
-use super::train::accelerator_count;
+use super::table::{self, size};
 use super::written::{Outputs, harmless};
 use crate::Failure;
 

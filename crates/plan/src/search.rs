@@ -19,7 +19,8 @@ use serde_json::json;
 
 use self::costs::{Costs, Run};
 use super::fidelity::ClosedForm;
-use super::train::{Subject, accelerator_count, none_fits, threads, with_bar};
+use super::option::accelerator_count;
+use super::train::{Subject, none_fits, threads, with_bar};
 use super::written::Outputs;
 use crate::Failure;
 

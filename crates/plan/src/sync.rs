@@ -9,11 +9,9 @@ use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
 use polder_sim::{Fidelity, Model, StepFlits, counted};
 use serde::Serialize;
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{size, time};
+use super::fidelity::{Closeness, followed};
 use super::option::{given, quantity};
-use super::table;
+use super::table::{self, size, time};
 use super::written::{Json, harmless, write};
 use crate::Failure;
 

@@ -13,10 +13,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::{size, time};
 use super::option::{quantity, wrong};
 use super::page::filled;
-use super::table::{self, say, three};
+use super::table::{self, say, size, three, time};
 use super::written::{Outputs, harmless};
 use crate::Failure;
 

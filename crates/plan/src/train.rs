@@ -1,12 +1,14 @@
 //! `polder plan train`: a step of a layout, or of the best of all layouts.
 
 mod mixed;
+mod page;
+mod trace;
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_platform::{TierId, quoted};
+use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
@@ -14,19 +16,12 @@ use polder_sim::{
     TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
+use super::fidelity::{Closeness, followed};
+use super::option::{accelerator_count, failed_links};
+use super::table;
 use super::table::{decimals, say, span, three};
 use super::written::{Json, write};
-use super::{page, table, trace};
 use crate::Failure;
-
-/// A count of accelerators. It is text until here, so that a wrong one gets one line as any other wrong input does.
-pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
-    text.parse().map_err(|_| {
-        Failure(format!("--gpus: expected a whole number of accelerators, found \"{}\"", quoted(text)))
-    })
-}
 
 /// What is trained, on what.
 #[derive(Args)]
@@ -354,18 +349,6 @@ pub(super) fn with_bar<T>(
     });
     bar.finish_and_clear();
     done
-}
-
-/// Links as `--failed` has them: two switches each, as `3-520`.
-pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure> {
-    let link = |text: &String| {
-        let ends =
-            text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
-        ends.ok_or_else(|| {
-            Failure(format!("--failed: expected two switches such as 3-520, found \"{}\"", quoted(text)))
-        })
-    };
-    texts.iter().map(link).collect()
 }
 
 /// Predicts a step.

@@ -2,9 +2,10 @@
 
 use polder_sim::{Fidelity, MixedAnswer, MixedRequest, RackPart, accelerators, grouped};
 
-use super::{Arguments, accelerator_count};
+use super::Arguments;
 use crate::Failure;
-use crate::fabric::followed;
+use crate::fidelity::followed;
+use crate::option::accelerator_count;
 use crate::table::{self, span, three};
 
 /// Prints the step.
