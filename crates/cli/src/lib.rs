@@ -11,6 +11,8 @@ mod doctor;
 mod keeper;
 mod mpi;
 mod offload;
+#[cfg(test)]
+mod options;
 mod pool;
 mod probe;
 mod top;
