@@ -249,11 +249,7 @@ const RINGS: &[(&str, &[&str], &str)] = &[
         &["collectives", "group"],
         "collectives are calls of a group, which keeps what they work with from one to the next",
     ),
-    (
-        "python",
-        &["buffer", "lane", "object", "tellers"],
-        "an array is told from an object by its class; a lane ends on the threads that tell",
-    ),
+    ("python", &["buffer", "object"], "an array is told from an object by its class"),
 ];
 
 /// The names that a piece of code takes from the root of its crate.
@@ -381,7 +377,8 @@ fn the_lock_file_of_fuzz_has_the_rooms_that_those_of_fuzz_import() {
         let names = found.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
         // A version stands behind a name of which there are several.
         let names = names.map(|it| it.as_str().unwrap().split(' ').next().unwrap().replace('-', "_"));
-        let rooms = |names: BTreeSet<String>| names.into_iter().filter(|it| it.starts_with("polder_")).collect();
+        let rooms =
+            |names: BTreeSet<String>| names.into_iter().filter(|it| it.starts_with("polder_")).collect();
         let [locked, declared]: [Vec<_>; 2] = [names.collect(), room.declared].map(rooms);
         assert_eq!(locked, declared, "{}: update fuzz/Cargo.lock", room.name);
     }
