@@ -236,8 +236,8 @@ impl MixedRequest {
         let near = at.saturating_sub(1)..=(at + 1).min(divided.len() - 1);
         self.answer(&kinds(Fidelity::L2), &divided, near.clone())?;
         followed.begin(flits.window_bytes)?;
-        let found = self.answer(&kinds(Fidelity::L2), &divided, near)?;
-        Ok(MixedAnswer { flits: Some(followed.all(flits.window_bytes)), ..found })
+        let answer = self.answer(&kinds(Fidelity::L2), &divided, near)?;
+        Ok(MixedAnswer { flits: Some(followed.all(flits.window_bytes)), ..answer })
     }
 
     /// Whether these are two kinds, each with racks of its own, and one fabric joins them.
