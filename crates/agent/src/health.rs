@@ -130,14 +130,14 @@ impl Health {
             self.failures.push(error.to_string());
             (slow(services), true)
         });
-        let found = self.wrong.entry(wrong).or_insert_with(|| Found {
+        let finding = self.wrong.entry(wrong).or_insert_with(|| Found {
             what: event.what,
             place: event.place,
             services: BTreeSet::new(),
             is_guess,
         });
-        found.place = event.place;
-        found.services.extend(named);
+        finding.place = event.place;
+        finding.services.extend(named);
     }
 
     /// Whether the policy keeps a service off the slow tier, because memory there is bad.
@@ -211,21 +211,21 @@ impl Health {
                 &"bad_memory is left at \"alarm\", because a machine before Linux 6.11 may stop when it moves a poisoned page".to_owned(),
             ));
         }
-        for (wrong, found) in &self.wrong {
-            let place = found.place.map_or(String::new(), |place| {
+        for (wrong, finding) in &self.wrong {
+            let place = finding.place.map_or(String::new(), |place| {
                 let hpa = place.hpa.map_or(String::new(), |hpa| format!(", {hpa:#x} on the host"));
                 format!(" at {:#x} on the device{hpa}", place.dpa)
             });
-            let what = format!("{}{place}", found.what);
-            let names: Vec<Option<String>> = match found.services.is_empty() {
+            let what = format!("{}{place}", finding.what);
+            let names: Vec<Option<String>> = match finding.services.is_empty() {
                 true => vec![None],
-                false => found.services.iter().cloned().map(Some).collect(),
+                false => finding.services.iter().cloned().map(Some).collect(),
             };
             alarms.extend(names.into_iter().map(|service| Alarm::CxlMemory {
                 device: wrong.device.clone(),
                 service,
                 what: what.clone(),
-                is_guess: found.is_guess,
+                is_guess: finding.is_guess,
             }));
         }
         alarms

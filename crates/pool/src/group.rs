@@ -17,6 +17,7 @@
 //! and name the same peer. Then nothing in its extent changes any more.
 
 pub(crate) mod barrier;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod join;
 mod progress;

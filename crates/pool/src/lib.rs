@@ -12,6 +12,7 @@ mod directory;
 pub mod endpoint;
 mod error;
 pub mod group;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod inspect;
 mod jobs;

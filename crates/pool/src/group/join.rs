@@ -373,23 +373,23 @@ impl<M: Memory> Search<M> {
         let Seats { pool, size, .. } = &self.seats;
         let words = line::read(pool.memory(), object.at())?.unwrap_or_default();
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "identity of a rank" };
-        let said = Identity::decode(&words).ok_or(corrupt)?;
-        pool.expect_alive(&said.process, "join of rank", rank as u64)?;
-        let expected = Identity { rank, size: *size, process: said.process };
+        let identity = Identity::decode(&words).ok_or(corrupt)?;
+        pool.expect_alive(&identity.process, "join of rank", rank as u64)?;
+        let expected = Identity { rank, size: *size, process: identity.process };
         let first = self.first();
         let expected = expected.encode(&self.options, first.staging_bytes);
         if words != expected || object.bytes() != extent_bytes(&first) {
-            let value = match said.size == *size {
-                true => format!("one of other options to {}", said.process.peer().ranked(rank)),
+            let value = match identity.size == *size {
+                true => format!("one of other options to {}", identity.process.peer().ranked(rank)),
                 false => {
-                    let peer = said.process.peer().ranked(rank);
-                    format!("one of {size} ranks here and of {} to {peer}", said.size)
+                    let peer = identity.process.peer().ranked(rank);
+                    format!("one of {size} ranks here and of {} to {peer}", identity.size)
                 }
             };
             let expected = "every rank must join with the same size and options";
             return Err(PoolError::Argument { what: "the group", value, expected });
         }
-        self.member(object, &said.process)
+        self.member(object, &identity.process)
     }
 
     fn member(&self, object: &Object, process: &Process) -> Result<RankPlace, PoolError> {
