@@ -7,6 +7,7 @@
 mod allocator;
 pub mod channel;
 mod collectives;
+mod deaths;
 mod deviation;
 mod directory;
 pub mod endpoint;
