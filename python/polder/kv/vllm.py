@@ -27,7 +27,6 @@ import numpy as np
 
 try:
     import torch
-    from huggingface_hub import snapshot_download
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
     from vllm.utils.hashing import get_hash_fn_by_name
@@ -173,6 +172,8 @@ def weights_path(engine: Any) -> Path:
         raise ArgumentError("--load-format dummy: random weights have no fingerprint, and no other engine has them")
     if Path(model.model).exists():
         return Path(model.model)
+    from huggingface_hub import snapshot_download
+
     try:
         found = snapshot_download(
             model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
@@ -380,7 +381,7 @@ class PolderTier(SecondaryTierManager):
 
         vLLM calls it when weights may have changed, and does not say whether they have. Contents of `weights` answer
         that. Without this option nobody knows: the files of the model say what was loaded, not what was changed since.
-        Then the engine goes on with an identity of its own, so that it neither meets nor leaves blocks of other weights.
+        Then the engine goes on with an identity of its own. It neither meets nor leaves blocks of other weights.
         """
         wait(self._running.values())
         self._answers.clear()
@@ -426,6 +427,8 @@ class PolderCpuSpec(TieringOffloadingSpec):
 
     It is named as ``"spec_name": "PolderCpuSpec"`` in place of ``"TieringOffloadingSpec"``.
     """
+
+    _worker: Any
 
     def get_worker(self, kv_caches: Any) -> Any:
         """The worker of this process, which copies."""
