@@ -41,14 +41,27 @@ class Engine:
     """What the door reads of a VllmConfig."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        given = {"quantization": None, "hf_overrides": {}, "revision": None, "load_format": "auto", "hash": "sha256"}
+        given = {
+            "quantization": None,
+            "theta": 1e4,
+            "load_format": "auto",
+            "hash": "sha256",
+            "lora": None,
+            "draft": None,
+        }
         given |= changes
         self.model_config = SimpleNamespace(
             model=str(folder),
-            **{key: given[key] for key in ("quantization", "hf_overrides", "revision")},
+            quantization=given["quantization"],
+            revision=None,
+            hf_config=SimpleNamespace(to_dict=lambda: {"rope_theta": given["theta"], "_name_or_path": str(folder)}),
         )
         self.load_config = SimpleNamespace(load_format=given["load_format"], download_dir=None)
-        self.cache_config = SimpleNamespace(prefix_caching_hash_algo=given["hash"])
+        self.cache_config = SimpleNamespace(
+            prefix_caching_hash_algo=given["hash"], mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"
+        )
+        self.lora_config = given["lora"]
+        self.speculative_config = given["draft"]
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -307,7 +320,8 @@ def test_an_unknown_option_is_refused_by_name(tier: Maker) -> None:
         {"of": {"tp_size": 2}},
         {"of": {"layers": ("one",)}},
         {"engine": {"quantization": "fp8"}},
-        {"engine": {"hf_overrides": {"rope_theta": 1e6}}},
+        {"engine": {"theta": 1e6}},
+        {"engine": {"draft": SimpleNamespace(model="small")}},
         {"engine": {"hash": "sha256_cbor"}},
         {"seed": "7"},
         {"weights": b"other weights"},
@@ -347,6 +361,14 @@ def test_a_random_seed_is_refused_by_name(tier: Maker, model: Path, monkeypatch:
         tier(engine=Engine(model, hash="xxhash"))
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     tier(engine=Engine(model, hash="xxhash" if not HAS_VLLM else "sha256"))
+
+
+def test_adapters_are_refused_if_nothing_is_said_of_their_weights(tier: Maker, model: Path) -> None:
+    engine = Engine(model, lora=object())
+    with pytest.raises(ArgumentError, match=r'--enable-lora: .* give the tier "adapters"'):
+        tier(engine=engine)
+    assert store(tier(engine=engine, adapters="1"), keys(1), [0]).success
+    assert [look_up(tier(engine=engine, adapters=it), keys(1)) for it in "12"] == [[HIT], [MISS]]
 
 
 def test_weights_without_a_fingerprint_are_refused_by_name(tier: Maker, model: Path, tmp_path: Path) -> None:

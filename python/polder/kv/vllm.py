@@ -59,6 +59,8 @@ __all__ = ["PolderCpuSpec", "PolderTier"]
 _KEY_BYTES = 16
 _GROUP_BYTES = 4
 """At the end of vLLM's key: the index of a group of layers."""
+_LABELS = ("_name_or_path", "transformers_version")
+"""Of a model's configuration: what changes nothing."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +102,9 @@ def engine_config() -> Any:
     raise ArgumentError("no VllmConfig on the stack: PolderTier is made by vLLM's scheduler alone")
 
 
-def identity_of(config: Any, engine: Any, chunk_bytes: int, weights: str) -> dict[str, str | int | None]:
+def identity_of(
+    config: Any, engine: Any, chunk_bytes: int, weights: str, adapters: str | None
+) -> dict[str, str | int | None]:
     """What has to be equal for two engines to use each other's blocks.
 
     Parameters
@@ -113,27 +117,42 @@ def identity_of(config: Any, engine: Any, chunk_bytes: int, weights: str) -> dic
         The bytes of a chunk, those of all workers together.
     weights : str
         The fingerprint of the weights in force.
+    adapters : str, optional
+        What the operator says of the adapters in force.
 
     Raises
     ------
     SettingsError
         The seed of the hashes is random, so no other engine has equal keys.
+    ArgumentError
+        Nothing is said of the adapters of an engine that takes them.
     """
-    algorithm = engine.cache_config.prefix_caching_hash_algo
+    cache = engine.cache_config
+    algorithm = cache.prefix_caching_hash_algo
     if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
         raise SettingsError(
             f"--prefix-caching-hash-algo {algorithm} draws a random seed in each process, so no engine finds another's "
             "blocks; set PYTHONHASHSEED to one value for all engines, or take sha256"
         )
-    model, parallel = engine.model_config, config.parallel
+    if engine.lora_config is not None and adapters is None:
+        raise ArgumentError(
+            "--enable-lora: a block's key has the name and the path of an adapter, not its weights; give the "
+            'tier "adapters", another text whenever one changes'
+        )
+    model, draft, parallel = engine.model_config, engine.speculative_config, config.parallel
+    # What the model computes with, whatever files and options it comes from.
+    computed = {key: it for key, it in model.hf_config.to_dict().items() if key not in _LABELS}
     groups = [[group.tokens_per_block, *group.layer_names] for group in config.groups]
     return {
         "engine": "vllm",
         "model": config.model.name,
         "weights": weights,
+        "adapters": adapters,
+        "draft": draft and str(draft.model),
+        "config": sha256(json.dumps(computed, sort_keys=True, default=str).encode()).hexdigest(),
         "quantization": model.quantization,
-        "overrides": json.dumps(model.hf_overrides, sort_keys=True, default=repr),
         "dtype": config.model.dtype,
+        "state_dtypes": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
         "layout": config.kv_cache_layout,
         "canonical": int(config.canonical_layout),
         "device": _device(),
@@ -204,6 +223,8 @@ class PolderTier(SecondaryTierManager):
         The most bytes that the cache holds; the first engine that opens it decides.
     weights : str, optional
         A file or folder whose contents stand for the weights in force. The default is the model's folder.
+    adapters : str, optional
+        A text that stands for the weights of all LoRA adapters; an engine that takes adapters needs it.
     **others
         What the vLLM in use hands to each tier.
 
@@ -227,12 +248,14 @@ class PolderTier(SecondaryTierManager):
         cache: str = "vllm",
         budget: int | None = None,
         weights: str | None = None,
+        adapters: str | None = None,
         **others: Any,
     ) -> None:
         unknown = sorted(others.keys() - inspect.signature(SecondaryTierManager.__init__).parameters.keys())
         if unknown:
             raise ArgumentError(
-                f"secondary tier {tier_type}: {unknown[0]!r} is no option; the options are pool, cache, budget, weights"
+                f"secondary tier {tier_type}: {unknown[0]!r} is no option; "
+                "the options are pool, cache, budget, weights, adapters"
             )
         super().__init__(
             offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **others
@@ -243,7 +266,7 @@ class PolderTier(SecondaryTierManager):
         self._view = primary_kv_view.cast("B")
         self._chunk_bytes = self._view.nbytes // len(primary_kv_view)
         found = fingerprint(self._weights or weights_path(self._engine))
-        identity = identity_of(offloading_spec.config, self._engine, self._chunk_bytes, found)
+        identity = identity_of(offloading_spec.config, self._engine, self._chunk_bytes, found, adapters)
         self._pool = Pool(pool)
         try:
             self._cache: Cache | None = self._open(identity)
