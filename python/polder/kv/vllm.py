@@ -219,8 +219,9 @@ class PolderTier(SecondaryTierManager):
         The pool's path; the default is that of `polder.Pool`. It has to be there.
     cache : str
         The name of the cache in the pool. Engines with other identities can share it: their blocks never meet.
-    budget : int, optional
-        The most bytes that the cache holds; the first engine that opens it decides.
+    budget : int or str, optional
+        Bytes that the cache may take, such as ``"64GiB"``. The engine that makes the cache decides. Others say the
+        same, or nothing.
     weights : str, optional
         A file or folder whose contents stand for the weights in force. The default is the model's folder.
     adapters : str, optional
@@ -246,7 +247,7 @@ class PolderTier(SecondaryTierManager):
         *,
         pool: str | None = None,
         cache: str = "vllm",
-        budget: int | None = None,
+        budget: int | str | None = None,
         weights: str | None = None,
         adapters: str | None = None,
         **others: Any,
