@@ -9,6 +9,7 @@ extern crate polder_front;
 mod agent;
 mod doctor;
 mod keeper;
+mod kv;
 mod mpi;
 mod offload;
 mod pool;
@@ -120,6 +121,8 @@ impl PoolOptions {
 enum Command {
     /// Make, inspect, clean up and remove pools.
     Pool(Pooled<pool::Command>),
+    /// Show and remove caches of keys and values that serving engines share.
+    Kv(Pooled<kv::Command>),
     /// Run MPI programs over a pool.
     Mpi(Pooled<mpi::Command>),
     /// Predict the time of a training step on a machine that a file describes.
@@ -168,6 +171,7 @@ Polder: one pool of shared memory for many hosts, slower memory beside a host's 
 
 share    polder mpi run -n 4 -- ./program       an MPI program over the pool, unchanged
          polder pool format --pool /dev/shm/it  a pool; Python and C programs open it
+         polder kv stat --pool /dev/shm/it      caches of keys and values that serving engines share
 place    polder offload check train.py          what would place a training step over DRAM, a disk or another node
          polder agent run --policy FILE         services of this host on the memory tiers of a policy
 plan     polder plan train --model llama3-8b --platform dgx-h100 --gpus 8
@@ -198,6 +202,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     };
     let after = match &command {
         Command::Pool(it) => it.pool.clone(),
+        Command::Kv(it) => it.pool.clone(),
         Command::Mpi(it) => it.pool.clone(),
         Command::Keeper(it) => it.pool.clone(),
         Command::Verify(it) => it.pool.clone(),
@@ -213,6 +218,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     start_logging(settings.log.as_deref().unwrap_or("warn"), source, is_colour_wanted())?;
     match command {
         Command::Pool(it) => pool::run(it.command, &settings),
+        Command::Kv(it) => kv::run(&it.command, &settings),
         Command::Agent(command) => agent::run(&command),
         Command::Top(it) => top::run(&it.arguments, &settings),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -339,7 +339,7 @@ fn table(path: &Path, stat: &PoolStat, boot: u64, verbose: bool) -> String {
 const NAMED: usize = 3;
 
 /// The first of many, and how many more there are.
-fn listed(many: &[impl ToString]) -> String {
+pub(crate) fn listed(many: &[impl ToString]) -> String {
     let named = if many.len() > NAMED + 1 { NAMED } else { many.len() };
     let words: Vec<_> = many[..named].iter().map(ToString::to_string).collect();
     match (words.is_empty(), many.len() - named) {
@@ -471,7 +471,7 @@ fn unmake<M: Memory>(memory: &M) {
 }
 
 /// Says which pool an error is about.
-fn at(path: &Path) -> impl Fn(PoolError) -> Failure {
+pub(crate) fn at(path: &Path) -> impl Fn(PoolError) -> Failure {
     let path: PathBuf = path.to_owned();
     move |source| SessionError::Pool { path: path.clone(), source }.into()
 }

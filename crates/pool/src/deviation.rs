@@ -39,6 +39,10 @@ pub(crate) enum Deviation {
     NewestByList,
     /// A reader takes two versions of one number for one, whichever attempts they are of.
     AnyAttempt,
+    /// A reader of a cache does not look at the slot's line again.
+    LooksOnce,
+    /// A slot of a cache is written before its line says that it is taken.
+    TakesInSilence,
     /// A group that is asked says of every rank that it lives.
     NobodyHasDied,
 }

@@ -16,6 +16,7 @@ pub mod hostile;
 mod inspect;
 mod jobs;
 pub mod keeper;
+pub mod kv;
 mod layout;
 pub mod local;
 pub mod membership;

@@ -113,11 +113,13 @@ impl Local {
         Self { layout, host, slot, incarnation }
     }
 
-    const fn holder(&self) -> u64 {
+    /// The process, as a word that others of its host can ask about.
+    pub(crate) const fn holder(&self) -> u64 {
         self.incarnation << SLOT_BITS | (self.slot.0 as u64 + 1)
     }
 
-    fn is_gone<M: Memory>(&self, memory: &M, holder: u64) -> bool {
+    /// Whether the process that a word of [`Local::holder`] names is no more.
+    pub(crate) fn is_gone<M: Memory>(&self, memory: &M, holder: u64) -> bool {
         let slot = slot_of(holder);
         if slot.0 >= self.layout.processes as u16 {
             return true;

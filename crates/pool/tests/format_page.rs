@@ -24,6 +24,8 @@ const SOURCES: &[&str] = &[
     "service/session",
     "storage",
     "storage/manifest",
+    "kv",
+    "kv/wire",
 ];
 
 #[test]

@@ -5,6 +5,7 @@ mod entry;
 mod errors;
 mod group;
 mod job_pool;
+mod kv;
 mod lane;
 mod messages;
 mod number;
@@ -64,6 +65,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(optimizer::offload_clip, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::Version>()?;
+    module.add_class::<kv::Cache>()?;
+    module.add_function(wrap_pyfunction!(kv::kv_remove, module)?)?;
     module.add_class::<service::ServiceClient>()?;
     module.add_function(wrap_pyfunction!(service::service_proxy, module)?)?;
     module.add_function(wrap_pyfunction!(service::service_shard_bytes, module)?)?;

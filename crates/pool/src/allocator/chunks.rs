@@ -84,13 +84,18 @@ impl<'a, M: Memory> Chunks<'a, M> {
 
     fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
         let unit_bytes = self.0.words().unit_bytes();
-        let free = Extents(self.0).free_bytes() + others.unclaimed_bytes()?;
+        let free = self.free_bytes()?;
         let mut largest = Extents(self.0).longest_run()?;
         others.find_between(0..self.0.layout.chunks(), |run| {
             largest = largest.max(run);
             false
         })?;
         Ok(PoolError::Full { asked: units * unit_bytes, free, largest: largest * unit_bytes })
+    }
+
+    /// The bytes that this host could still take: what is free in its chunks, and the chunks that nobody holds.
+    pub(crate) fn free_bytes(&self) -> Result<u64, PoolError> {
+        Ok(Extents(self.0).free_bytes() + Others::new(self).unclaimed_bytes()?)
     }
 
     /// Gives back the empty chunks of this range, except one that is kept in a pool with many. Those that another process of

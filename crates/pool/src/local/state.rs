@@ -5,7 +5,7 @@
 //!
 //! | words | what |
 //! |---|---|
-//! | 5 | locks that are not striped |
+//! | 6 | locks that are not striped |
 //! | `stripes` | directory locks |
 //! | 20 | single words, see the constants |
 //! | 3 * `stripes` | what the holder of each directory lock is doing |
@@ -29,7 +29,7 @@ pub(crate) const DAMAGED: u8 = u8::MAX;
 /// Jobs of one host whose use of the pool is counted.
 pub(crate) const JOBS: u32 = 64;
 
-const LOCKS: u32 = 5;
+const LOCKS: u32 = 6;
 const SINGLES: u32 = 20;
 /// Words in which the holder of a directory lock says what it is doing.
 const INTENT_WORDS: u32 = 3;
@@ -38,20 +38,22 @@ const MAX_UNITS: u64 = 1 << 34;
 /// The most units of a chunk: two of them fit a word.
 const MAX_CHUNK_UNITS: u64 = 1 << 24;
 
-/// The order of the locks that are not striped. A process that holds one takes none before it in this list; a directory
-/// lock comes before all of them.
+/// The order of the locks that are not striped. A process that holds one takes none before it in this list. A directory
+/// lock comes before all of them but the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockName {
+    /// This host's parts of caches; directory locks are taken under it.
+    Caches = 0,
     /// Rebuilding the whole state.
-    Recovery = 0,
+    Recovery = 1,
     /// Announcement marks.
-    Announcements = 1,
+    Announcements = 2,
     /// This host's chunk claims.
-    Chunks = 2,
+    Chunks = 3,
     /// Units, jobs and the generation limit.
-    Allocator = 3,
+    Allocator = 4,
     /// The list of this host's tombstones.
-    Burials = 4,
+    Burials = 5,
 }
 
 /// Entries that are found without a walk through the directory.

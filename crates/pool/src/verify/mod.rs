@@ -10,6 +10,7 @@ mod directory;
 mod endpoint;
 mod group;
 mod join;
+mod kv;
 mod local;
 mod membership;
 mod ring;
@@ -39,6 +40,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(session::suites());
     suites.extend(storage::suites());
     suites.extend(attempts::suites());
+    suites.extend(kv::suites());
     suites
 }
 
@@ -57,5 +59,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(session::canaries());
     canaries.extend(storage::canaries());
     canaries.extend(attempts::canaries());
+    canaries.extend(kv::canaries());
     canaries
 }

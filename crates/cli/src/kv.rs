@@ -1,0 +1,93 @@
+//! `polder kv`: caches of blocks, seen from outside.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use polder_attach::session::{self, Session, SessionError};
+use polder_attach::settings::Settings;
+use polder_platform::{printable, quoted};
+use polder_pool::kv::{Cache, CacheStat, inspect};
+
+use crate::Failure;
+use crate::pool::{at, bytes, listed, shown};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Show what caches of keys and values hold: their hosts, and the identities whose blocks they have.
+    Stat {
+        /// This cache; without it all of the pool.
+        name: Option<String>,
+        /// Print one JSON object a cache.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a cache with all its blocks, unless a process has it open.
+    Flush {
+        /// The cache.
+        name: String,
+    },
+}
+
+pub(crate) fn run(command: &Command, settings: &Settings) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Stat { name, json } => stat(settings, name.as_deref(), *json),
+        Command::Flush { name } => flush(settings, name),
+    }
+}
+
+fn stat(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+    let caches = inspect(&memory).map_err(at(path))?;
+    let wanted: Vec<_> = caches.iter().filter(|cache| name.is_none_or(|name| name == cache.name)).collect();
+    if let (Some(name), true) = (name, wanted.is_empty()) {
+        let names: Vec<_> = caches.iter().map(|cache| printable(&cache.name)).collect();
+        let there = listed(&names);
+        return Err(Failure(format!("{}: no cache {}; there are {there}", path.display(), quoted(name))));
+    }
+    if wanted.is_empty() && !json {
+        println!("{}: no caches", shown(path));
+    }
+    for cache in wanted {
+        match json {
+            true => println!("{}", serde_json::to_string(cache)?),
+            false => print!("{}", table(cache)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(cache: &CacheStat) -> String {
+    let CacheStat { blocks, claimed, budget, .. } = *cache;
+    let (held, name) = (bytes(cache.bytes), printable(&cache.name));
+    let slabs = format!("slabs take {} of {}", bytes(claimed), bytes(budget));
+    let mut lines = vec![format!("cache {name}: {blocks} blocks of {held}; {slabs}")];
+    for part in &cache.hosts {
+        let (slabs, host) = (bytes(part.claimed), part.host);
+        let counts = format!("{} blocks, {} put, {} evicted", part.blocks, part.puts, part.evictions);
+        lines.push(format!("  host {host}: {counts}, slabs of {slabs}"));
+    }
+    for identity in &cache.identities {
+        let (hash, held) = (identity.hash.get(..12).unwrap_or(&identity.hash), bytes(identity.bytes));
+        let text = match identity.text.as_str() {
+            "" => "not described".to_owned(),
+            text => quoted(text).to_string(),
+        };
+        lines.push(format!("  identity {}: {} blocks of {held}: {text}", printable(hash), identity.blocks));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn flush(settings: &Settings, name: &str) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let session = Session::open(settings)?;
+    let pool = session.pool();
+    let holders = pool.holders(&format!("/kv/{name}")).map_err(at(path))?;
+    if !holders.is_empty() {
+        let what = format!("the cache {} is open in {}", quoted(name), listed(&holders));
+        return Err(Failure(format!("{}: {what}; end those", path.display())));
+    }
+    Cache::remove(pool, name).and_then(|()| pool.maintain()).map_err(at(path))?;
+    println!("{}: removed the cache {}", shown(path), printable(name));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,321 @@
+//! A cache of blocks: keys and values of attention that several serving engines share.
+//!
+//! Blocks are written once and named by their contents: the engine's hash of the tokens, mixed with the identity of what computed
+//! them. So two hosts that store one key both succeed, and no host waits for another. Each host has slabs of slots, a line for each
+//! slot, and a log. One host alone writes each of these lines. A process finds blocks by an index in its own memory, its replica:
+//! it reads the lines of all slots once, and the logs from then on. Three invariants carry everything:
+//!
+//! 1. **The name comes last.** A slot's line says that a block is there once the block is in memory, and the log says so after the line.
+//! 2. **Taken before written.** A slot's line says that it is taken before a byte of the next block is written there.
+//! 3. **Looked at twice.** A reader reads the slot's line, the block, and the line again. A line that has changed makes the copy void.
+//!    So a reader holds nothing, and one that stops for an hour in the middle takes no wrong byte.
+//!
+//! A host's slots are filled in order. When the budget allows no further slab, the oldest block makes room. What a dead process had
+//! taken is free: its lines say who took it. A process that dies while it changes the host's part leaves a mark in the control line.
+//! The next one reads the slabs and the log again, and leaves out as many sequence numbers as the log has lines. That sends each
+//! reader back to the lines of the slots, so it misses nothing that the dead one logged in part.
+//!
+//! # Objects
+//! | name | what |
+//! |---|---|
+//! | `/kv/NAME` | line 0 the root; line `1 + H` the control line of host `H` |
+//! | `/kv/NAME/id/HASH` | an identity: a line with the bytes and XXH3-64 of a text, then the text. SHA-256 of the text is the name |
+//! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; then its log |
+//! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
+
+mod get;
+mod part;
+mod put;
+mod replica;
+mod stat;
+#[cfg(test)]
+mod tests;
+pub(crate) mod wire;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use polder_mem::{LINE, Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::chunks::Chunks;
+use crate::object::{InitialContents, Object};
+use crate::pool::locked;
+use crate::{Pool, PoolError, line};
+
+pub use put::Put;
+pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
+
+use replica::Replica;
+use wire::Root;
+
+/// Sizes of blocks that a host keeps a place for.
+const CLASSES: u64 = 8;
+/// The most bytes of a slab, unless a few blocks take more.
+const SLAB_BYTES: u64 = 64 << 20;
+/// The most lines of a log: a reader may sleep for seconds while 100,000 blocks a second are put.
+const LOG_LINES: u64 = 1 << 20;
+/// What an object takes beside its bytes, so that a slab fills a chunk and does not begin another.
+const HEADER_BYTES: u64 = 512;
+
+/// What names a block: 16 bytes of the engine's hash of its tokens. The identity is mixed in by [`Cache`].
+pub type Key = [u8; 16];
+
+/// What the blocks of a key are computed by: a model with its weights, and all else that changes a byte of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// SHA-256 of the text.
+    pub hash: [u8; 32],
+    /// What it is of, for people.
+    pub text: String,
+    /// Bytes of each of its blocks.
+    pub block: u32,
+}
+
+impl Identity {
+    fn name(&self) -> String {
+        self.hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What is mixed into its keys.
+    fn salt(&self) -> u128 {
+        u128::from_le_bytes(self.hash[..16].try_into().expect("16 bytes"))
+    }
+
+    fn tag(&self) -> u32 {
+        u32::from_le_bytes(self.hash[..4].try_into().expect("4 bytes"))
+    }
+}
+
+/// How a cache is made and read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Bytes that all its slabs may take; without it what the cache has, or four fifths of what is free when it is made.
+    pub budget: Option<u64>,
+    /// Whether blocks carry a checksum, and are checked where they carry one.
+    pub verify: bool,
+}
+
+/// A cache of blocks in a pool, for blocks of one identity. All threads of a process may use it at once.
+pub struct Cache<M: Memory> {
+    pool: Arc<Pool<M>>,
+    name: String,
+    root: Object,
+    geometry: Root,
+    /// This host's object.
+    part: Object,
+    identity: Identity,
+    verify: bool,
+    replica: Mutex<Replica>,
+}
+
+impl<M: Memory> fmt::Debug for Cache<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("name", &self.name)
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Memory> Cache<M> {
+    /// The cache of this name, which the first process makes.
+    ///
+    /// # Errors
+    /// [`PoolError::Name`]; [`PoolError::Argument`] for blocks of no bytes, and for another budget than the cache has;
+    /// [`PoolError::Corrupt`] when its root is damaged; those of [`Pool::create`].
+    pub fn open(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        identity: Identity,
+        options: Options,
+    ) -> Result<Self, PoolError> {
+        let budget = match options.budget {
+            Some(budget) => budget,
+            None => Chunks(pool.directory().site).free_bytes()? / 5 * 4,
+        };
+        let slab_bytes = (budget / 16).clamp(1 << 20, SLAB_BYTES);
+        let log_lines = (budget >> 20).next_power_of_two().clamp(1 << 10, LOG_LINES);
+        let hosts = pool.layout().geometry().hosts;
+        Self::open_with(pool, name, identity, options, Root { slab_bytes, log_lines, budget, hosts })
+    }
+
+    pub(crate) fn open_with(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        identity: Identity,
+        options: Options,
+        new: Root,
+    ) -> Result<Self, PoolError> {
+        expect_name(name)?;
+        if identity.block == 0 {
+            let (value, expected) = ("0 bytes".to_owned(), "a size of at least 1 byte");
+            return Err(PoolError::Argument { what: "the size of a block", value, expected });
+        }
+        let root =
+            open_or_create(&pool, &format!("/kv/{name}"), (1 + u64::from(new.hosts)) * LINE, new.encode())?;
+        let found = line::read(pool.memory(), root.at())?.and_then(|words| Root::decode(&words));
+        let geometry = found
+            .filter(|found| found.hosts == new.hosts && root.bytes() == (1 + u64::from(new.hosts)) * LINE);
+        let checked = match geometry {
+            None => Err(PoolError::Corrupt { offset: root.at(), what: "root of a cache" }),
+            Some(found) if options.budget.is_some_and(|budget| budget != found.budget) => {
+                Err(PoolError::Argument {
+                    what: "the budget",
+                    value: format!("{} bytes where the cache {name} has {}", new.budget, found.budget),
+                    expected: "give what the cache has, or none",
+                })
+            }
+            Some(found) => Ok(found),
+        };
+        let geometry = match checked {
+            Ok(geometry) => geometry,
+            Err(error) => {
+                pool.close(root);
+                return Err(error);
+            }
+        };
+        let host = pool.member().host;
+        let bytes = (CLASSES + geometry.log_lines) * LINE;
+        let part = match open_or_create(&pool, &format!("/kv/{name}/host/{host}"), bytes, [0; line::WORDS]) {
+            Ok(part) => part,
+            Err(error) => {
+                pool.close(root);
+                return Err(error);
+            }
+        };
+        let replica = Mutex::new(Replica::new(geometry.hosts));
+        let cache = Self {
+            pool,
+            name: name.to_owned(),
+            root,
+            geometry,
+            part,
+            identity,
+            verify: options.verify,
+            replica,
+        };
+        if cache.part.bytes() != bytes {
+            return Err(PoolError::Corrupt { offset: cache.part.at(), what: "log of a cache" });
+        }
+        cache.note_identity()?;
+        // The host is there from here on.
+        cache.change(|_| Ok(()))?;
+        Ok(cache)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its blocks are computed by.
+    #[must_use]
+    pub const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The pool that it is in.
+    #[must_use]
+    pub const fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    /// Which of these keys have blocks, as far as what was put before this call says.
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`], [`PoolError::Memory`].
+    pub fn lookup(&self, keys: &[Key]) -> Result<Vec<bool>, PoolError> {
+        let mut replica = locked(&self.replica);
+        self.poll(&mut replica)?;
+        Ok(keys.iter().map(|key| replica.place(self.own(key)).is_some()).collect())
+    }
+
+    /// Removes a cache with all its blocks. No engine may be using it.
+    ///
+    /// # Errors
+    /// [`PoolError::Name`]; [`PoolError::NotFound`] when there is none; those of [`Pool::destroy`].
+    pub fn remove(pool: &Pool<M>, name: &str) -> Result<(), PoolError> {
+        expect_name(name)?;
+        // Whoever opens it from here on makes it anew.
+        pool.destroy(&format!("/kv/{name}"))?;
+        for object in pool.list(&format!("/kv/{name}/"))? {
+            match pool.destroy(&object.name) {
+                Ok(()) | Err(PoolError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A key of this identity: the resistance of the engine's hash is kept, and no two identities meet.
+    fn own(&self, key: &Key) -> u128 {
+        u128::from_le_bytes(*key) ^ self.identity.salt()
+    }
+
+    /// The control line of a host.
+    fn control_at(&self, host: u16) -> Offset {
+        self.root.at().lines(1 + u64::from(host))
+    }
+
+    fn slab_name(&self, host: u16, slab: u32) -> String {
+        format!("/kv/{}/slab/{host}/{slab}", self.name)
+    }
+
+    /// The line of a log that has this sequence number.
+    fn log_at(&self, part: &Object, sequence: u64) -> Offset {
+        part.at().lines(CLASSES + sequence % self.geometry.log_lines)
+    }
+
+    /// Writes down what the identity is, for people. Nothing depends on it.
+    fn note_identity(&self) -> Result<(), PoolError> {
+        let name = format!("/kv/{}/id/{}", self.name, self.identity.name());
+        let text = self.identity.text.as_bytes();
+        let head = [text.len() as u64, xxh3_64(text), self.identity.block.into(), 0, 0, 0, 0];
+        match self.pool.create_filled(&name, LINE + text.len() as u64, InitialContents::Line(head)) {
+            Ok(object) => {
+                let written = object.write_at(self.pool.memory(), LINE, text);
+                self.pool.close(object);
+                written
+            }
+            Err(PoolError::Exists { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<M: Memory> Drop for Cache<M> {
+    fn drop(&mut self) {
+        let directory = self.pool.directory();
+        directory.close(&self.root);
+        directory.close(&self.part);
+        locked(&self.replica).parts().for_each(|part| directory.close(part));
+    }
+}
+
+fn expect_name(name: &str) -> Result<(), PoolError> {
+    if name.is_empty() || name.contains('/') {
+        return Err(PoolError::Name { name: name.to_owned(), why: "is empty or has a / in it" });
+    }
+    Ok(())
+}
+
+/// The object of this name, made with these words in its first line if it is not there.
+fn open_or_create<M: Memory>(
+    pool: &Pool<M>,
+    name: &str,
+    bytes: u64,
+    first: line::Words,
+) -> Result<Object, PoolError> {
+    loop {
+        if let Some(object) = pool.open_if_there(name)? {
+            return Ok(object);
+        }
+        match pool.create_filled(name, bytes, InitialContents::Line(first)) {
+            // Another process was faster.
+            Err(PoolError::Exists { .. }) => {}
+            made => return made,
+        }
+    }
+}

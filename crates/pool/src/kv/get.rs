@@ -1,0 +1,177 @@
+//! How blocks are read: the slot's line, the block, and the line again.
+
+use polder_mem::{LINE, Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::replica::Place;
+use super::wire::{Entry, State};
+use super::{Cache, Key};
+use crate::deviation::Deviation;
+use crate::line::{self, Words};
+use crate::pool::locked;
+use crate::{PoolError, line as lines};
+
+/// A block that is being read.
+struct Read {
+    /// Which of the keys.
+    index: usize,
+    place: Place,
+    entry: Offset,
+    block: Offset,
+    /// What the slot's line said at the first look.
+    words: Words,
+}
+
+impl<M: Memory> Cache<M> {
+    /// Copies the blocks of these keys to `into`; says of each whether it was there. Where it was not, what its buffer holds then
+    /// says nothing.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when a buffer has not the bytes of a block; [`PoolError::Evicted`]. A block in memory that fails is a miss.
+    pub fn get(&self, keys: &[Key], into: &mut [&mut [u8]]) -> Result<Vec<bool>, PoolError> {
+        self.pool.expect_member()?;
+        self.expect_blocks(keys.len(), into.iter().map(|buffer| buffer.len()))?;
+        let mut reads = self.find(keys)?;
+        self.look(&mut reads, keys)?;
+        let copied: Vec<_> = reads.iter().map(|read| self.copy(read, into[read.index])).collect();
+        let memory = self.pool.memory();
+        // The copies are made before the second look.
+        memory.mfence();
+        self.refresh_entries(&reads);
+        let mut found = vec![false; keys.len()];
+        let mut replica = locked(&self.replica);
+        for (read, copied) in reads.iter().zip(copied) {
+            let is_same =
+                Deviation::LooksOnce.is_on() || lines::load(memory, read.entry)? == Some(read.words);
+            found[read.index] = copied && is_same && self.is_whole(read, into[read.index]);
+            if !found[read.index] {
+                replica.counts.void += 1;
+                replica.forget(self.own(&keys[read.index]), read.place);
+            }
+        }
+        let hits = found.iter().filter(|found| **found).count() as u64;
+        replica.counts.hits += hits;
+        replica.counts.misses += keys.len() as u64 - hits;
+        Ok(found)
+    }
+
+    /// Where the blocks lie, as far as is known.
+    fn find(&self, keys: &[Key]) -> Result<Vec<Read>, PoolError> {
+        let mut replica = locked(&self.replica);
+        self.poll(&mut replica)?;
+        let mut reads = vec![];
+        for (index, key) in keys.iter().enumerate() {
+            let Some(place) = replica.place(self.own(key)) else { continue };
+            let slab = self.slab_of(&mut replica, place.host, place.slot.slab())?;
+            match slab
+                .filter(|slab| slab.head.block == self.identity.block && place.slot.index() < slab.head.slots)
+            {
+                Some(slab) => {
+                    let (entry, block) = (slab.entry(place.slot.index()), slab.block(place.slot.index()));
+                    reads.push(Read { index, place, entry, block, words: [0; line::WORDS] });
+                }
+                None => replica.forget(self.own(key), place),
+            }
+        }
+        Ok(reads)
+    }
+
+    /// The first look: keeps what the slots' lines say is there.
+    fn look(&self, reads: &mut Vec<Read>, keys: &[Key]) -> Result<(), PoolError> {
+        let memory = self.pool.memory();
+        self.refresh_entries(reads);
+        let mut gone = vec![];
+        let mut fault = None;
+        reads.retain_mut(|read| {
+            let words = match lines::load(memory, read.entry) {
+                Ok(words) => words,
+                Err(error) => {
+                    fault = Some(error);
+                    None
+                }
+            };
+            let key = self.own(&keys[read.index]);
+            let entry = words.and_then(|words| Entry::decode(&words));
+            let is_it = entry.is_some_and(|entry| self.is_it(&entry, key, read.place));
+            if is_it {
+                read.words = words.unwrap_or_default();
+            } else {
+                gone.push((key, read.place));
+            }
+            is_it
+        });
+        if let Some(fault) = fault {
+            tracing::warn!("lines of a cache failed: {fault}");
+        }
+        let mut replica = locked(&self.replica);
+        gone.into_iter().for_each(|(key, place)| replica.forget(key, place));
+        Ok(())
+    }
+
+    fn is_it(&self, entry: &Entry, key: u128, place: Place) -> bool {
+        entry.state == State::Live
+            && entry.key == key
+            && entry.generation as u32 == place.generation
+            && (entry.host, entry.slab) == (place.host, place.slot.slab())
+            && entry.bytes == self.identity.block
+    }
+
+    /// Drops the slots' lines of other hosts from the caches.
+    // SYNC: pairs with `Cache::publish`, and with `Cache::take` of whoever uses the slot next.
+    fn refresh_entries(&self, reads: &[Read]) {
+        let memory = self.pool.memory();
+        for read in reads.iter().filter(|read| self.is_others(read.place)) {
+            memory.invalidate(read.entry, LINE);
+        }
+        memory.fence_invalidations();
+    }
+
+    fn is_others(&self, place: Place) -> bool {
+        place.host != self.pool.member().host
+    }
+
+    /// Copies a block; whether its memory could be read.
+    fn copy(&self, read: &Read, into: &mut [u8]) -> bool {
+        let memory = self.pool.memory();
+        if self.is_others(read.place) {
+            memory.invalidate(read.block, into.len() as u64);
+        }
+        // SYNC: pairs with `Cache::publish`: the block was in memory before its line was.
+        memory.fence_invalidations();
+        let copied = memory.copy_out(read.block, into);
+        if let Err(fault) = copied {
+            tracing::warn!("a block of the cache {} cannot be read: {fault}", self.name);
+        }
+        copied.is_ok()
+    }
+
+    fn is_whole(&self, read: &Read, block: &[u8]) -> bool {
+        let sum = Entry::decode(&read.words).map_or(0, |entry| entry.sum);
+        !self.verify || sum == 0 || sum == xxh3_64(block).max(1)
+    }
+
+    /// Refuses buffers that are no blocks.
+    pub(super) fn expect_blocks(
+        &self,
+        keys: usize,
+        sizes: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<(), PoolError> {
+        let block = self.identity.block;
+        if sizes.len() != keys {
+            let value = format!("{} for {keys} keys", sizes.len());
+            return Err(PoolError::Argument {
+                what: "the number of blocks",
+                value,
+                expected: "one for each key",
+            });
+        }
+        for size in sizes {
+            if size as u64 != u64::from(block) {
+                let value = format!("{size} bytes where this identity's have {block}");
+                let expected = "give whole blocks; another size is another identity";
+                return Err(PoolError::Argument { what: "a block", value, expected });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! How blocks are written: slots are taken, blocks copied, lines published, records logged.
+
+use polder_mem::{LINE, Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::part::Slab;
+use super::wire::{Control, Entry, Record, Slot, State};
+use super::{Cache, Key};
+use crate::deviation::Deviation;
+use crate::object::Object;
+use crate::pool::locked;
+use crate::{PoolError, line};
+
+/// What came of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Put {
+    /// Blocks that were stored.
+    pub stored: u64,
+    /// Blocks that were there already, or that another process of this host is about to have put.
+    pub present: u64,
+    /// Blocks for which there was no room, or whose memory failed.
+    pub refused: u64,
+}
+
+/// A slot that was taken for a block.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    /// Which of the blocks.
+    index: usize,
+    slot: Slot,
+    entry: Offset,
+    block: Offset,
+    /// What its line says.
+    line: Entry,
+}
+
+impl<M: Memory> Cache<M> {
+    /// Stores blocks that are not there yet. Once this returns, a [`Cache::lookup`] of any process finds them until they are evicted,
+    /// also when this process is killed.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when a block has not the bytes of this identity's; [`PoolError::NotFound`] when the cache was removed;
+    /// [`PoolError::Evicted`]; [`PoolError::Timeout`] when another process of this host does not let go of a lock.
+    pub fn put(&self, keys: &[Key], blocks: &[&[u8]]) -> Result<Put, PoolError> {
+        self.pool.expect_member()?;
+        self.expect_blocks(keys.len(), blocks.iter().map(|block| block.len()))?;
+        let wanted = self.missing(keys)?;
+        let mut put = Put { present: (keys.len() - wanted.len()) as u64, ..Put::default() };
+        if wanted.is_empty() {
+            return Ok(put);
+        }
+        let mut held = vec![];
+        let mut taken = vec![];
+        let stored =
+            self.change(|control| self.take(control, keys, &wanted, &mut taken, &mut held)).and_then(|()| {
+                self.fill(&mut taken, blocks);
+                self.change(|control| self.publish(control, &taken))
+            });
+        if stored.is_err() {
+            self.give_up(&taken);
+        }
+        held.into_iter().for_each(|(_, object)| self.pool.close(object));
+        put.stored = stored?;
+        put.refused = wanted.len() as u64 - put.stored;
+        Ok(put)
+    }
+
+    /// Which of the keys have no block yet, each once.
+    fn missing(&self, keys: &[Key]) -> Result<Vec<usize>, PoolError> {
+        let mut replica = locked(&self.replica);
+        self.poll(&mut replica)?;
+        let mut seen = std::collections::HashSet::new();
+        let is_missing = |index: &usize| {
+            let key = self.own(&keys[*index]);
+            replica.place(key).is_none() && seen.insert(key)
+        };
+        Ok((0..keys.len()).filter(is_missing).collect())
+    }
+
+    /// Takes slots for blocks, evicting the oldest where there is no room. Once this returns, no reader takes what is written there.
+    fn take(
+        &self,
+        control: &mut Control,
+        keys: &[Key],
+        wanted: &[usize],
+        taken: &mut Vec<Taken>,
+        held: &mut Vec<(u32, Object)>,
+    ) -> Result<(), PoolError> {
+        let mut replica = locked(&self.replica);
+        let host = self.pool.member().host;
+        let mut slabs = vec![];
+        for number in 0..control.slabs {
+            let slab = self.slab_of(&mut replica, host, number)?;
+            slabs.extend(
+                slab.filter(|slab| slab.head.block == self.identity.block).map(|slab| (number, slab)),
+            );
+        }
+        let (at, hand) = self.hand()?;
+        let (mut place, mut index) = match hand {
+            Some(hand) => {
+                let place = slabs.partition_point(|(number, _)| *number < hand.slab());
+                let is_there = slabs.get(place).is_some_and(|(number, _)| *number == hand.slab());
+                (place, if is_there { hand.index() } else { 0 })
+            }
+            None => self.longest_free(&slabs)?,
+        };
+        let mut turns = 0;
+        let mut wanted = wanted.iter();
+        let mut next = wanted.next();
+        while let Some(&key) = next {
+            let Some(&(number, slab)) = slabs.get(place) else {
+                match self.grow(control)? {
+                    Some(slab) => slabs.push((control.slabs - 1, slab)),
+                    None if turns > 1 || slabs.is_empty() => break,
+                    None => (place, index, turns) = (0, 0, turns + 1),
+                }
+                continue;
+            };
+            if index >= slab.head.slots {
+                (place, index) = (place + 1, 0);
+                continue;
+            }
+            let slot = Slot::new(number, index);
+            index += 1;
+            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[key]))? {
+                if held.last().is_none_or(|(held, _)| *held != number) {
+                    held.push((number, self.hold_slab(number)?));
+                }
+                let (entry, block) = (slab.entry(slot.index()), slab.block(slot.index()));
+                taken.push(Taken { index: key, slot, entry, block, line });
+                next = wanted.next();
+            }
+        }
+        // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there.
+        self.pool.memory().sfence();
+        let next = match slabs.get(place) {
+            Some((number, slab)) if index < slab.head.slots => Slot::new(*number, index),
+            Some((number, _)) => Slot::new(number + 1, 0),
+            None => Slot::new(control.slabs, 0),
+        };
+        self.set_hand(at, next);
+        Ok(())
+    }
+
+    /// Where a host goes on that does not know where it was: at the longest run of slots of a slab that hold no block, or at the end.
+    fn longest_free(&self, slabs: &[(u32, Slab)]) -> Result<(usize, u32), PoolError> {
+        let (mut longest, mut at) = (0, (slabs.len(), 0));
+        for (place, (_, slab)) in slabs.iter().enumerate() {
+            let mut run = 0;
+            for index in 0..slab.head.slots {
+                let words = line::load(self.pool.memory(), slab.entry(index))?;
+                let entry = words.and_then(|words| Entry::decode(&words));
+                let is_live = entry.is_some_and(|entry| entry.state == State::Live);
+                run = if is_live { 0 } else { run + 1 };
+                if run > longest {
+                    (longest, at) = (run, (place, index + 1 - run));
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    /// Takes a slot, unless a process that lives has it.
+    fn take_slot(
+        &self,
+        control: &mut Control,
+        slot: Slot,
+        slab: &Slab,
+        key: u128,
+    ) -> Result<Option<Entry>, PoolError> {
+        let (memory, me) = (self.pool.memory(), &self.pool.local);
+        let at = slab.entry(slot.index());
+        let (words, sum) = line::load_torn(memory, at)?;
+        let old = (sum == line::checksum(&words)).then(|| Entry::decode(&words)).flatten();
+        match old.map(|old| old.state) {
+            Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
+                return Ok(None);
+            }
+            Some(State::Live) => control.evictions += 1,
+            _ => {}
+        }
+        let entry = Entry {
+            key,
+            generation: Entry::next_generation(&words),
+            state: State::Reserved,
+            identity: self.identity.tag(),
+            bytes: self.identity.block,
+            host: self.pool.member().host,
+            slab: slot.slab(),
+            sum: 0,
+            holder: me.holder(),
+        };
+        if !Deviation::TakesInSilence.is_on() {
+            line::store(memory, at, &entry.encode());
+            memory.write_back(at, LINE);
+        }
+        Ok(Some(entry))
+    }
+
+    /// Frees slots that this process took and will not fill. Nobody else writes their lines meanwhile.
+    fn give_up(&self, taken: &[Taken]) {
+        let memory = self.pool.memory();
+        for taken in taken {
+            line::store(memory, taken.entry, &Entry { state: State::Free, ..taken.line }.encode());
+            memory.write_back(taken.entry, LINE);
+        }
+    }
+
+    /// Copies the blocks to the slots that were taken for them; drops those whose memory fails.
+    fn fill(&self, taken: &mut Vec<Taken>, blocks: &[&[u8]]) {
+        let memory = self.pool.memory();
+        taken.retain_mut(|taken| {
+            let block = blocks[taken.index];
+            if self.verify {
+                taken.line.sum = xxh3_64(block).max(1);
+            }
+            let copied = memory.copy_in_nt(taken.block, block);
+            if let Err(fault) = copied {
+                tracing::warn!("a block of the cache {} cannot be written: {fault}", self.name);
+            }
+            copied.is_ok()
+        });
+        // SYNC: pairs with `Cache::copy`: the blocks are in memory before their lines are.
+        memory.sfence();
+    }
+
+    /// Says that the blocks are there; how many.
+    // SYNC: pairs with `Cache::look` and `Cache::rescan`.
+    fn publish(&self, control: &mut Control, taken: &[Taken]) -> Result<u64, PoolError> {
+        let memory = self.pool.memory();
+        let mut records = vec![];
+        for taken in taken {
+            let live = Entry { state: State::Live, holder: 0, ..taken.line };
+            line::store(memory, taken.entry, &live.encode());
+            memory.write_back(taken.entry, LINE);
+            records.push(Record { key: live.key, slot: taken.slot, generation: live.generation as u32 });
+        }
+        // Whoever reads the log finds the lines.
+        memory.sfence();
+        control.puts += records.len() as u64;
+        self.log(control, &records);
+        Ok(records.len() as u64)
+    }
+}

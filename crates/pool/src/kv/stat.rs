@@ -1,0 +1,235 @@
+//! What a cache holds, as a process that uses it knows, and as one sees from outside who attaches nothing.
+
+use std::collections::BTreeMap;
+
+use polder_mem::{LINE, Memory, Offset};
+use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::wire::{Control, Entry, Root, SlabHead, State};
+use super::{Cache, line};
+use crate::inspect::{Inspection, ObjectStat};
+use crate::pool::locked;
+use crate::{PoolError, inspect as inspect_pool};
+
+/// The longest text of an identity that is shown.
+const TEXT_BYTES: u64 = 64 << 10;
+
+/// What is in a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CacheStat {
+    /// Its name.
+    pub name: String,
+    /// Bytes that its slabs may take.
+    pub budget: u64,
+    /// Bytes that its slabs take or are about to take.
+    pub claimed: u64,
+    /// Blocks that are there.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Each host's part.
+    pub hosts: Vec<PartStat>,
+    /// The blocks of each identity.
+    pub identities: Vec<IdentityStat>,
+}
+
+/// A host's part of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PartStat {
+    /// The host.
+    pub host: u16,
+    /// Blocks that lie in its slabs.
+    pub blocks: u64,
+    /// Bytes that its slabs take or are about to take.
+    pub claimed: u64,
+    /// Blocks that its processes have put.
+    pub puts: u64,
+    /// Blocks that made room for others.
+    pub evictions: u64,
+}
+
+/// The blocks of one identity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct IdentityStat {
+    /// The first 4 bytes of its hash, as hexadecimal digits; all 32 where its text is known.
+    pub hash: String,
+    /// What it is of; empty where that is damaged or not written yet.
+    pub text: String,
+    /// Its blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a process has done with a cache, and knows of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct UseStat {
+    /// Blocks that it knows of.
+    pub blocks: u64,
+    /// Bytes that the cache's slabs take or are about to take.
+    pub claimed: u64,
+    /// Bytes that they may take.
+    pub budget: u64,
+    /// Blocks that it has read.
+    pub hits: u64,
+    /// Blocks that it asked for and that were not there.
+    pub misses: u64,
+    /// Of these, copies that were void because the block had made room for another meanwhile, or was damaged.
+    pub void: u64,
+    /// Each host's part, with the blocks that this process knows of.
+    pub hosts: Vec<PartStat>,
+}
+
+impl<M: Memory> Cache<M> {
+    /// What this process has done with it, and knows of it.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`], [`PoolError::Evicted`].
+    pub fn stat(&self) -> Result<UseStat, PoolError> {
+        let mut replica = locked(&self.replica);
+        self.poll(&mut replica)?;
+        let counts = replica.counts;
+        let mut stat = UseStat {
+            blocks: replica.len() as u64,
+            claimed: 0,
+            budget: self.geometry.budget,
+            hits: counts.hits,
+            misses: counts.misses,
+            void: counts.void,
+            hosts: vec![],
+        };
+        for host in 0..self.geometry.hosts {
+            let Some(control) = self.control_of(host)? else { continue };
+            let Control { claimed, puts, evictions, .. } = control;
+            stat.claimed += claimed;
+            stat.hosts.push(PartStat { host, blocks: replica.blocks_of(host), claimed, puts, evictions });
+        }
+        Ok(stat)
+    }
+}
+
+/// The caches of a pool, by name, from outside: nothing is written, and no byte is trusted. What changes meanwhile may be missing.
+///
+/// # Errors
+/// Those of [`inspect`](crate::inspect()); [`PoolError::Corrupt`] when the root of a cache is damaged.
+pub fn inspect<M: Memory>(memory: &M) -> Result<Vec<CacheStat>, PoolError> {
+    let Inspection { objects, .. } = inspect_pool(memory)?;
+    let mut caches = BTreeMap::<&str, Vec<(&str, &ObjectStat)>>::new();
+    for object in &objects {
+        let Some(name) = object.name.strip_prefix("/kv/") else { continue };
+        let (name, rest) = name.split_once('/').unwrap_or((name, ""));
+        caches.entry(name).or_default().push((rest, object));
+    }
+    caches
+        .into_iter()
+        .filter_map(|(name, objects)| inspect_cache(memory, name, &objects).transpose())
+        .collect()
+}
+
+/// Nothing where a cache is being removed.
+fn inspect_cache<M: Memory>(
+    memory: &M,
+    name: &str,
+    objects: &[(&str, &ObjectStat)],
+) -> Result<Option<CacheStat>, PoolError> {
+    let Some((_, root)) = objects.iter().find(|(rest, _)| rest.is_empty()) else { return Ok(None) };
+    let corrupt = PoolError::Corrupt { offset: root.at, what: "root of a cache" };
+    let words = if root.bytes < LINE { None } else { line::read(memory, root.at)? };
+    let Some(geometry) = words.and_then(|words| Root::decode(&words)) else { return Err(corrupt) };
+    let mut stat = CacheStat {
+        name: name.to_owned(),
+        budget: geometry.budget,
+        claimed: 0,
+        blocks: 0,
+        bytes: 0,
+        hosts: vec![],
+        identities: vec![],
+    };
+    for host in 0..geometry.hosts {
+        let at = root.at.lines(1 + u64::from(host));
+        if root.bytes < (2 + u64::from(host)) * LINE {
+            return Err(corrupt);
+        }
+        let Some(control) = line::read(memory, at)?.and_then(|words| Control::decode(&words)) else {
+            continue;
+        };
+        stat.claimed = stat.claimed.saturating_add(control.claimed);
+        let Control { claimed, puts, evictions, .. } = control;
+        stat.hosts.push(PartStat { host, blocks: 0, claimed, puts, evictions });
+    }
+    let mut identities = BTreeMap::<u32, IdentityStat>::new();
+    for (rest, object) in objects {
+        if let Some(hash) = rest.strip_prefix("id/") {
+            let tag = hash.get(..8).and_then(|hash| u32::from_str_radix(hash, 16).ok()).map(u32::swap_bytes);
+            let text = text_of(memory, object)?;
+            let found = IdentityStat { hash: hash.to_owned(), text, blocks: 0, bytes: 0 };
+            tag.into_iter().for_each(|tag| drop(identities.insert(tag, found.clone())));
+        }
+    }
+    for (rest, object) in objects.iter().filter(|(rest, _)| rest.starts_with("slab/")) {
+        let place = rest["slab/".len()..].split_once('/');
+        let place =
+            place.and_then(|(host, slab)| Some((host.parse::<u16>().ok()?, slab.parse::<u32>().ok()?)));
+        let Some((host, slab)) = place else { continue };
+        for entry in
+            entries(memory, object)?.into_iter().filter(|entry| (entry.host, entry.slab) == (host, slab))
+        {
+            let bytes = u64::from(entry.bytes);
+            (stat.blocks, stat.bytes) = (stat.blocks + 1, stat.bytes + bytes);
+            stat.hosts.iter_mut().filter(|part| part.host == host).for_each(|part| part.blocks += 1);
+            let identity = identities.entry(entry.identity).or_insert_with(|| IdentityStat {
+                hash: format!("{:08x}", entry.identity.swap_bytes()),
+                text: String::new(),
+                blocks: 0,
+                bytes: 0,
+            });
+            (identity.blocks, identity.bytes) = (identity.blocks + 1, identity.bytes + bytes);
+        }
+    }
+    stat.identities = identities.into_values().collect();
+    Ok(Some(stat))
+}
+
+/// What an identity is of; nothing where that is damaged or not written yet.
+fn text_of<M: Memory>(memory: &M, object: &ObjectStat) -> Result<String, PoolError> {
+    if object.bytes < LINE {
+        return Ok(String::new());
+    }
+    let Some([bytes, sum, ..]) = line::read(memory, object.at)? else { return Ok(String::new()) };
+    if bytes > TEXT_BYTES.min(object.bytes - LINE) {
+        return Ok(String::new());
+    }
+    let mut text = vec![0; bytes as usize];
+    refresh(memory, object.at + LINE, bytes);
+    memory.copy_out(object.at + LINE, &mut text)?;
+    Ok(String::from_utf8(text).ok().filter(|text| xxh3_64(text.as_bytes()) == sum).unwrap_or_default())
+}
+
+/// The lines of a slab's slots that hold a block.
+fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<Entry>, PoolError> {
+    if object.bytes < LINE {
+        return Ok(vec![]);
+    }
+    let words = line::read(memory, object.at)?;
+    // The object's generation stands in the words too, and whoever only counts can do without.
+    let head = words.and_then(|words| SlabHead::decode(&words, words[3]));
+    let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(vec![]) };
+    refresh(memory, object.at.lines(1), u64::from(head.slots) * LINE);
+    let mut found = vec![];
+    for index in 0..u64::from(head.slots) {
+        let entry = line::load(memory, object.at.lines(1 + index))?.and_then(|words| Entry::decode(&words));
+        found.extend(entry.filter(|entry| entry.state == State::Live));
+    }
+    Ok(found)
+}
+
+fn refresh<M: Memory>(memory: &M, at: Offset, bytes: u64) {
+    memory.invalidate(at, bytes);
+    // SYNC: pairs with `Cache::publish`.
+    memory.fence_invalidations();
+}

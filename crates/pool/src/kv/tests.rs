@@ -1,0 +1,235 @@
+use std::time::Duration;
+
+use polder_mem::{Heap, HeapShape, ProcessSlot};
+
+use super::*;
+use crate::Member;
+use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+use crate::local::LocalLayout;
+
+const BYTES: u64 = 4 << 20;
+const BLOCK: u32 = 4096;
+
+fn heap() -> Heap {
+    let geometry = Geometry {
+        hosts: 2,
+        processes: 3,
+        names: 31,
+        levels: 4,
+        chunk_bytes: 64 << 10,
+        opens: 20,
+        keepers: 1,
+    };
+    let layout = Layout::new(&geometry, BYTES).unwrap();
+    let local_words = LocalLayout::new(&layout).words();
+    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 3, local_words, bells: 6 });
+    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    heap
+}
+
+fn pool(heap: &Heap, host: u16, slot: u16) -> Arc<Pool<Heap>> {
+    let member = Member { timeout: Duration::from_secs(5), ..Member::new(host, 7) };
+    let memory = match (host, slot) {
+        (0, 0) => heap.clone(),
+        (host, slot) => heap.process(host, ProcessSlot(slot)),
+    };
+    Arc::new(Pool::attach(memory, member).unwrap())
+}
+
+fn identity(hash: u8, block: u32) -> Identity {
+    let bytes = std::array::from_fn(|at| hash.wrapping_add(at as u8).wrapping_mul(hash + 30));
+    Identity { hash: bytes, text: format!("identity {hash}"), block }
+}
+
+/// A cache of slabs with 8 blocks of 4 KiB.
+fn cache_of(pool: &Arc<Pool<Heap>>, identity: Identity, options: Options) -> Result<Cache<Heap>, PoolError> {
+    let slab_bytes = 512 + 64 + 8 * (64 + 4096);
+    let budget = options.budget.unwrap_or(2 * slab_bytes);
+    Cache::open_with(
+        Arc::clone(pool),
+        "llm",
+        identity,
+        options,
+        Root { slab_bytes, log_lines: 4, budget, hosts: 2 },
+    )
+}
+
+fn cache(pool: &Arc<Pool<Heap>>) -> Cache<Heap> {
+    cache_of(pool, identity(1, BLOCK), Options::default()).unwrap()
+}
+
+fn key(name: u8) -> Key {
+    [name; 16]
+}
+
+fn put(cache: &Cache<Heap>, names: &[u8]) -> Put {
+    let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+    let blocks: Vec<Vec<u8>> = names.iter().map(|name| vec![*name; BLOCK as usize]).collect();
+    cache.put(&keys, &blocks.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap()
+}
+
+/// The names whose blocks are there, each of which is right.
+fn got(cache: &Cache<Heap>, names: &[u8]) -> Vec<u8> {
+    let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+    let mut buffers = vec![vec![0; BLOCK as usize]; names.len()];
+    let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+    let found = cache.get(&keys, &mut into).unwrap();
+    let found = names.iter().zip(found).zip(&buffers).filter(|((_, found), _)| *found);
+    found
+        .map(|((name, _), buffer)| {
+            assert_eq!(buffer, &vec![*name; BLOCK as usize]);
+            *name
+        })
+        .collect()
+}
+
+#[test]
+fn what_one_host_puts_every_process_finds_and_reads() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 0, 1), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    assert_eq!(put(&caches[0], &[1, 2, 3, 2]), Put { stored: 3, present: 1, refused: 0 });
+    assert_eq!(put(&caches[2], &[3, 4]), Put { stored: 1, present: 1, refused: 0 });
+    for cache in &caches {
+        assert_eq!(cache.lookup(&[key(1), key(9), key(4)]), Ok(vec![true, false, true]));
+        assert_eq!(got(cache, &[4, 9, 3, 2, 1]), [4, 3, 2, 1]);
+    }
+    // Whoever comes later reads the lines of the slots.
+    let late = pool(&heap, 1, 1);
+    assert_eq!(got(&cache(&late), &[1, 2, 3, 4, 5]), [1, 2, 3, 4]);
+    let stat = caches[1].stat().unwrap();
+    assert_eq!((stat.blocks, stat.hits, stat.misses, stat.void), (4, 4, 1, 0));
+    assert_eq!(
+        stat.hosts.iter().map(|part| (part.host, part.blocks, part.puts)).collect::<Vec<_>>(),
+        [(0, 3, 3), (1, 1, 1)]
+    );
+    let seen = inspect(&heap).unwrap();
+    assert_eq!((seen.len(), seen[0].name.as_str(), seen[0].blocks, seen[0].bytes), (1, "llm", 4, 4 * 4096));
+    assert_eq!((seen[0].claimed, seen[0].budget), (stat.claimed, stat.budget));
+    assert_eq!(seen[0].identities[0].text, "identity 1");
+    assert_eq!(seen[0].identities[0].hash, identity(1, BLOCK).name());
+}
+
+#[test]
+fn the_oldest_block_makes_room_and_the_budget_holds() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    let names: Vec<u8> = (0..40).collect();
+    for names in names.chunks(3) {
+        assert_eq!(put(&caches[0], names).refused, 0);
+        assert_eq!(got(&caches[1], names), names);
+    }
+    // The budget is two slabs of 8.
+    assert_eq!(got(&caches[1], &names), (24..40).collect::<Vec<u8>>());
+    let stat = caches[0].stat().unwrap();
+    assert!(stat.claimed <= stat.budget, "{stat:?}");
+    assert_eq!((stat.blocks, stat.hosts[0].evictions), (16, 24));
+    // The other host has no room of its own, and says so.
+    assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 0, present: 0, refused: 2 });
+    // More than there is at once.
+    let many: Vec<u8> = (60..90).collect();
+    assert_eq!(put(&caches[0], &many), Put { stored: 16, present: 0, refused: 14 });
+}
+
+#[test]
+fn two_identities_share_a_cache_and_never_meet() {
+    let heap = heap();
+    let pool = pool(&heap, 0, 0);
+    let ours = cache(&pool);
+    let theirs = cache_of(&pool, identity(2, BLOCK), Options::default()).unwrap();
+    put(&ours, &[1]);
+    assert_eq!(theirs.lookup(&[key(1)]), Ok(vec![false]));
+    assert_eq!(got(&theirs, &[1]), [0; 0]);
+    put(&theirs, &[1, 2]);
+    assert_eq!(ours.lookup(&[key(1), key(2)]), Ok(vec![true, false]));
+    // Blocks of another size have slabs of their own.
+    let small = cache_of(&pool, identity(3, 100), Options::default()).unwrap();
+    assert_eq!(small.put(&[key(1)], &[&[7; 100]]).map(|put| put.stored), Ok(1));
+    let mut block = [0; 100];
+    assert_eq!(small.get(&[key(1)], &mut [&mut block]), Ok(vec![true]));
+    assert_eq!(block, [7; 100]);
+    assert_eq!(got(&ours, &[1]), [1]);
+}
+
+#[test]
+fn what_is_no_block_is_refused_by_name() {
+    let heap = heap();
+    let pool = pool(&heap, 0, 0);
+    let ours = cache(&pool);
+    let refused = |result: Result<Put, PoolError>| result.unwrap_err().to_string();
+    assert_eq!(
+        refused(ours.put(&[key(1)], &[&[0; 100]])),
+        "a block is 100 bytes where this identity's have 4096; give whole blocks; another size is another identity"
+    );
+    assert_eq!(refused(ours.put(&[key(1)], &[])), "the number of blocks is 0 for 1 keys; one for each key");
+    let open = |name: &str, identity, options| {
+        Cache::open(Arc::clone(&pool), name, identity, options).map(drop).unwrap_err().to_string()
+    };
+    for name in ["", "a/b"] {
+        let text = open(name, identity(1, BLOCK), Options::default());
+        assert!(text.contains("is empty or has a / in it"), "{text}");
+    }
+    let text = open("llm", identity(1, 0), Options::default());
+    assert_eq!(text, "the size of a block is 0 bytes; a size of at least 1 byte");
+    let text = open("llm", identity(1, BLOCK), Options { budget: Some(5), verify: false });
+    assert!(text.contains("the budget is 5 bytes where the cache llm has"), "{text}");
+    // A budget of zero holds nothing, and is no error.
+    let none = cache_of(&pool, identity(1, BLOCK), Options { budget: Some(0), verify: false });
+    assert!(none.unwrap_err().to_string().contains("the budget is 0 bytes"));
+    drop(ours);
+    Cache::remove(&pool, "llm").unwrap();
+    let none = cache_of(&pool, identity(1, BLOCK), Options { budget: Some(0), verify: false }).unwrap();
+    assert_eq!(put(&none, &[1]), Put { stored: 0, present: 0, refused: 1 });
+    assert_eq!(Cache::remove(&pool, "other"), Err(PoolError::NotFound { name: "/kv/other".into() }));
+}
+
+#[test]
+fn a_damaged_block_line_or_log_is_a_miss() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let verify = Options { verify: true, budget: None };
+    let ours = cache_of(&pools[0], identity(1, BLOCK), verify).unwrap();
+    let theirs = cache_of(&pools[1], identity(1, BLOCK), verify).unwrap();
+    put(&ours, &[1, 2, 3]);
+    assert_eq!(got(&theirs, &[1, 2, 3]), [1, 2, 3]);
+    let slab = pools[0].open("/kv/llm/slab/0/0").unwrap();
+    let blocks = slab.at().lines(9);
+    heap.store(blocks.word(3), 77);
+    heap.store(slab.at().lines(2), 78);
+    assert_eq!(got(&theirs, &[1, 2, 3]), [3]);
+    assert_eq!(theirs.stat().unwrap().void, 1, "the block; its line is not even looked at twice");
+    let part = pools[0].open("/kv/llm/host/0").unwrap();
+    (0..12).for_each(|line| heap.store(part.at().lines(line).word(1), 79));
+    assert_eq!(got(&theirs, &[3]), [3]);
+    // The host goes on: a line that is damaged is written anew.
+    put(&ours, &[4, 5, 6, 7, 8, 9]);
+    assert_eq!(got(&theirs, &[4, 9]), [4, 9]);
+    // A damaged control line too.
+    let root = pools[0].open("/kv/llm").unwrap();
+    heap.store(root.at().lines(1).word(2), u64::MAX);
+    put(&ours, &[10]);
+    assert_eq!(got(&theirs, &[3, 10]), [3, 10]);
+    for object in [slab, part, root] {
+        pools[0].close(object);
+    }
+}
+
+#[test]
+fn a_cache_that_was_removed_takes_nothing_more() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &[1]);
+    assert_eq!(got(&caches[1], &[1]), [1]);
+    Cache::remove(&pools[1], "llm").unwrap();
+    let refused = caches[0].put(&[key(2)], &[&[2; BLOCK as usize]]).unwrap_err();
+    assert!(matches!(refused, PoolError::NotFound { .. }), "{refused}");
+    drop(caches);
+    pools.iter().chain(&pools).for_each(|pool| pool.maintain().unwrap());
+    assert_eq!(pools[0].list(""), Ok(vec![]));
+    let anew = cache(&pools[1]);
+    assert_eq!(got(&anew, &[1]), [0; 0]);
+    put(&anew, &[1]);
+    assert_eq!(got(&anew, &[1]), [1]);
+}

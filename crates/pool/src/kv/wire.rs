@@ -1,0 +1,307 @@
+//! The lines of a cache of blocks, as they stand in the pool: the root, a host's control line, entries, records and slabs.
+//!
+//! # Words of a root
+//! | word | what |
+//! |---|---|
+//! | 0 | `polderk1` |
+//! | 1 | bytes that a slab takes at most |
+//! | 2 | lines of a host's log |
+//! | 3 | budget in bytes |
+//! | 4 | hosts |
+//!
+//! # Words of a control line
+//! | word | what |
+//! |---|---|
+//! | 0 | sequence of the next line of its log |
+//! | 1 | numbers of slabs that it has given |
+//! | 2 | bytes of the slabs that it has or makes |
+//! | 3 | incarnation of the host, 0 before its first process |
+//! | 4 | 1 while a process changes its part |
+//! | 5 | blocks that were put |
+//! | 6 | blocks that were evicted |
+//!
+//! # Words of a slot's line
+//! | word | what |
+//! |---|---|
+//! | 0, 1 | key |
+//! | 2 | bits 0..56 generation, bits 56..64 state: 0 free, 1 reserved, 2 live |
+//! | 3 | first 4 bytes of the identity's hash |
+//! | 4 | bits 0..32 bytes of the block, bits 32..40 host, bits 40..64 slab |
+//! | 5 | XXH3-64 of the block, 0 where it was not asked for |
+//! | 6 | the process that has reserved it |
+//!
+//! # Words of where a host goes on
+//! | word | what |
+//! |---|---|
+//! | 0 | bytes of a block, 0 where no size is kept |
+//! | 1 | bits 0..14 the slot that is taken next, bits 14..32 its slab |
+//!
+//! # Words of a line of a log
+//! | word | what |
+//! |---|---|
+//! | 0 | sequence, from the number of lines on |
+//! | 1, 2 | key of the first record |
+//! | 3 | bits 0..14 slot, bits 14..32 slab, bits 32..64 generation |
+//! | 4..7 | the second record, or a last word of ones |
+//!
+//! # Words of a slab's head
+//! | word | what |
+//! |---|---|
+//! | 0 | `polderk1` |
+//! | 1 | bytes of a block |
+//! | 2 | slots |
+//! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
+
+use crate::line::Words;
+
+/// What a root and a slab begin with: `polderk` and the version of what follows.
+const MAGIC: u64 = u64::from_le_bytes(*b"polderk1");
+/// Bits of a slot's index in its slab.
+const SLOT_BITS: u32 = 14;
+/// The most slots of a slab.
+pub(super) const MAX_SLOTS: u64 = 1 << SLOT_BITS;
+/// The most slabs of a host: one less than fit, so that no slot's word is all ones.
+pub(super) const MAX_SLABS: u32 = (1 << (32 - SLOT_BITS)) - 1;
+const GENERATION_BITS: u32 = 56;
+const GENERATIONS: u64 = (1 << GENERATION_BITS) - 1;
+
+/// What all hosts know of a cache, written once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub(crate) slab_bytes: u64,
+    pub(crate) log_lines: u64,
+    pub(crate) budget: u64,
+    pub(crate) hosts: u16,
+}
+
+impl Root {
+    pub(super) fn encode(&self) -> Words {
+        [MAGIC, self.slab_bytes, self.log_lines, self.budget, self.hosts.into(), 0, 0]
+    }
+
+    pub(super) fn decode(words: &Words) -> Option<Self> {
+        let [magic, slab_bytes, log_lines, budget, hosts, ..] = *words;
+        let hosts = u16::try_from(hosts).ok()?;
+        (magic == MAGIC && log_lines != 0).then_some(Self { slab_bytes, log_lines, budget, hosts })
+    }
+}
+
+/// What a host says of its part; its processes write it under the host's lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Control {
+    pub(super) position: u64,
+    pub(super) slabs: u32,
+    pub(super) claimed: u64,
+    pub(super) incarnation: u64,
+    pub(super) busy: bool,
+    pub(super) puts: u64,
+    pub(super) evictions: u64,
+}
+
+impl Control {
+    pub(super) fn encode(&self) -> Words {
+        let Self { position, slabs, claimed, incarnation, busy, puts, evictions } = *self;
+        [position, slabs.into(), claimed, incarnation, busy.into(), puts, evictions]
+    }
+
+    /// What the words say; nothing before the host's first process.
+    pub(super) fn decode(words: &Words) -> Option<Self> {
+        let [position, slabs, claimed, incarnation, busy, puts, evictions] = *words;
+        let slabs = u32::try_from(slabs).ok().filter(|slabs| *slabs <= MAX_SLABS)?;
+        let control = Self { position, slabs, claimed, incarnation, busy: busy != 0, puts, evictions };
+        (incarnation != 0).then_some(control)
+    }
+}
+
+/// Where a block lies: a slab of a host, and a slot in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Slot(u32);
+
+impl Slot {
+    pub(super) const fn new(slab: u32, index: u32) -> Self {
+        Self(slab << SLOT_BITS | index)
+    }
+
+    pub(super) const fn of(word: u32) -> Self {
+        Self(word)
+    }
+
+    pub(super) const fn word(self) -> u32 {
+        self.0
+    }
+
+    pub(super) const fn slab(self) -> u32 {
+        self.0 >> SLOT_BITS
+    }
+
+    pub(super) const fn index(self) -> u32 {
+        self.0 & (MAX_SLOTS as u32 - 1)
+    }
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing.
+    Free,
+    /// A process of its host is copying a block there.
+    Reserved,
+    /// A block, whole in memory.
+    Live,
+}
+
+/// The line of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) key: u128,
+    pub(super) generation: u64,
+    pub(super) state: State,
+    pub(super) identity: u32,
+    pub(super) bytes: u32,
+    pub(super) host: u16,
+    pub(super) slab: u32,
+    pub(super) sum: u64,
+    pub(super) holder: u64,
+}
+
+impl Entry {
+    pub(super) fn encode(&self) -> Words {
+        let place = u64::from(self.bytes) | u64::from(self.host) << 32 | u64::from(self.slab) << 40;
+        let stamp = self.generation | (self.state as u64) << GENERATION_BITS;
+        let (low, high) = (self.key as u64, (self.key >> 64) as u64);
+        [low, high, stamp, self.identity.into(), place, self.sum, self.holder]
+    }
+
+    pub(super) fn decode(words: &Words) -> Option<Self> {
+        let [low, high, stamp, identity, place, sum, holder] = *words;
+        let state = match stamp >> GENERATION_BITS {
+            0 => State::Free,
+            1 => State::Reserved,
+            2 => State::Live,
+            _ => return None,
+        };
+        Some(Self {
+            key: u128::from(low) | u128::from(high) << 64,
+            generation: stamp & GENERATIONS,
+            state,
+            identity: identity as u32,
+            bytes: place as u32,
+            host: (place >> 32) as u16 & 0xff,
+            slab: (place >> 40) as u32,
+            sum,
+            holder,
+        })
+    }
+
+    /// The generation after that of a line which may be torn: the word with it is the old one or the new one.
+    pub(super) const fn next_generation(words: &Words) -> u64 {
+        (words[2] + 1) & GENERATIONS
+    }
+}
+
+/// A block that a host has put: its key, its slot, and the low bits of the slot's generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) key: u128,
+    pub(super) slot: Slot,
+    pub(super) generation: u32,
+}
+
+/// Records of a line of a log.
+pub(super) const RECORDS: usize = 2;
+const NO_RECORD: u64 = u64::MAX;
+
+/// A line of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LogLine {
+    pub(super) sequence: u64,
+    pub(super) records: Vec<Record>,
+}
+
+impl LogLine {
+    pub(super) fn encode(sequence: u64, records: &[Record]) -> Words {
+        let mut words = [sequence, 0, 0, NO_RECORD, 0, 0, NO_RECORD];
+        for (words, record) in words[1..].chunks_exact_mut(3).zip(records) {
+            let place = u64::from(record.slot.0) | u64::from(record.generation) << 32;
+            words.copy_from_slice(&[record.key as u64, (record.key >> 64) as u64, place]);
+        }
+        words
+    }
+
+    pub(super) fn decode(words: &Words) -> Self {
+        let record = |words: &[u64]| {
+            let key = u128::from(words[0]) | u128::from(words[1]) << 64;
+            let (slot, generation) = (Slot(words[2] as u32), (words[2] >> 32) as u32);
+            (words[2] != NO_RECORD).then_some(Record { key, slot, generation })
+        };
+        Self { sequence: words[0], records: words[1..].chunks_exact(3).filter_map(record).collect() }
+    }
+}
+
+/// The first line of a slab, published once the lines of its slots are zeros in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlabHead {
+    pub(super) block: u32,
+    pub(super) slots: u32,
+}
+
+impl SlabHead {
+    pub(super) fn encode(&self, generation: u64) -> Words {
+        [MAGIC, self.block.into(), self.slots.into(), generation, 0, 0, 0]
+    }
+
+    pub(super) fn decode(words: &Words, generation: u64) -> Option<Self> {
+        let [magic, block, slots, stamp, ..] = *words;
+        let (block, slots) = (u32::try_from(block).ok()?, u32::try_from(slots).ok()?);
+        let is_whole = magic == MAGIC && stamp == generation && slots as u64 <= MAX_SLOTS;
+        is_whole.then_some(Self { block, slots })
+    }
+
+    /// From one block to the next.
+    pub(super) fn stride(&self) -> u64 {
+        u64::from(self.block).next_multiple_of(polder_mem::LINE)
+    }
+
+    /// Bytes of the whole slab.
+    pub(super) fn bytes(&self) -> u64 {
+        (1 + u64::from(self.slots)) * polder_mem::LINE + u64::from(self.slots) * self.stride()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_back_as_they_were() {
+        let entry = Entry {
+            key: u128::MAX - 5,
+            generation: GENERATIONS,
+            state: State::Live,
+            identity: u32::MAX,
+            bytes: 1 << 31,
+            host: 63,
+            slab: MAX_SLABS - 1,
+            sum: 9,
+            holder: 7,
+        };
+        assert_eq!(Entry::decode(&entry.encode()), Some(entry));
+        assert_eq!(Entry::next_generation(&entry.encode()), 0);
+        let record =
+            |key| Record { key, slot: Slot::new(MAX_SLABS - 1, MAX_SLOTS as u32 - 1), generation: u32::MAX };
+        for records in [vec![], vec![record(1)], vec![record(2), record(3 << 64)]] {
+            let line = LogLine::decode(&LogLine::encode(5, &records));
+            assert_eq!(line, LogLine { sequence: 5, records });
+        }
+        let (slot, root) = (Slot::new(300, 7), Root { slab_bytes: 1, log_lines: 2, budget: 3, hosts: 64 });
+        assert_eq!((slot.slab(), slot.index()), (300, 7));
+        assert_eq!(Root::decode(&root.encode()), Some(root));
+        assert_eq!(Control::decode(&[0; 7]), None);
+        let control = Control { incarnation: 1, slabs: MAX_SLABS, busy: true, puts: 4, ..Control::default() };
+        assert_eq!(Control::decode(&control.encode()), Some(control));
+        let head = SlabHead { block: 100, slots: 3 };
+        assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));
+        assert_eq!(SlabHead::decode(&head.encode(8), 8), Some(head));
+        assert_eq!(SlabHead::decode(&head.encode(8), 9), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! A cache of blocks: processes of two hosts put blocks and get them while others evict them, and one dies or stops at any memory
+//! operation.
+//!
+//! The oracle is beside the pool. A block's bytes follow from its key, so whoever gets one knows whether it is right. In scenes
+//! where nothing need be evicted, what a put has returned for is found by every look-up that begins after.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use polder_mem::Coherence;
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, World};
+
+use super::group::Dice;
+use super::stage::{expect_all_clean, pool_of, shape_of};
+use crate::deviation::Deviation;
+use crate::format::{Geometry, Layout, Superblock};
+use crate::kv::wire::Root;
+use crate::kv::{Cache, Identity, Key, Options};
+use crate::{Member, Pool};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
+    // A host that boots again did die here: its scene leaves out that it is fenced.
+    let kv = |seed| Deviation::SilenceIsEnough.during(|| kv(seed, true));
+    let files = &["kv.rs", "kv/part.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs"];
+    vec![Suite::new("kv", about, kv).mutates(files)]
+}
+
+/// Protocols that are known to be wrong. The suite is their control.
+pub(super) fn canaries() -> Vec<Suite> {
+    vec![
+        Suite::new("kv-looks-once", "a reader of a block does not look at its line again", |seed| {
+            Deviation::LooksOnce.during(|| kv(seed, false))
+        }),
+        Suite::new("kv-takes-in-silence", "a slot is written before its line says so", |seed| {
+            Deviation::TakesInSilence.during(|| kv(seed, false))
+        }),
+    ]
+}
+
+const NAME: &str = "c";
+const HOSTS: u16 = 2;
+/// Processes of a host: two that put, two that get, one that comes beside one that stopped, and the judge.
+const PROCESSES: u16 = 6;
+const SPARE: u16 = 5;
+/// Bytes of a block: more than a line, and no whole number of them.
+const BLOCK: u32 = 72;
+/// Slots of a slab.
+const SLOTS: u64 = 2;
+const LOG_LINES: u64 = 2;
+/// Longer than anyone stops.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// The process id of the one that looks at the end.
+const JUDGE: u32 = 500;
+
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+    let geometry = Geometry {
+        hosts: HOSTS,
+        processes: PROCESSES,
+        names: 19,
+        levels: 4,
+        chunk_bytes: 2048,
+        opens: 12,
+        keepers: 1,
+    };
+    pool_of(geometry, 15)
+});
+
+/// What is known outside the memory.
+struct Witness {
+    /// What calls that have returned have put.
+    put: RefCell<BTreeSet<u8>>,
+    /// Whether something may be evicted.
+    evicts: bool,
+    /// Slabs that the budget allows.
+    slabs: u64,
+    crash: Option<Crash>,
+    kernels: Kernels,
+    boots: [Cell<u64>; HOSTS as usize],
+}
+
+impl Witness {
+    fn budget(&self) -> u64 {
+        self.slabs * (64 * (1 + SLOTS) + SLOTS * 128)
+    }
+
+    fn put(&self, cache: &Cache<ModelMemory>, names: &[u8]) -> u64 {
+        let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+        let blocks: Vec<Vec<u8>> = names.iter().map(|name| block(*name)).collect();
+        let blocks: Vec<&[u8]> = blocks.iter().map(Vec::as_slice).collect();
+        let put = cache.put(&keys, &blocks).expect("nobody keeps a lock, and the model has no faults");
+        assert_eq!(put.stored + put.present + put.refused, names.len() as u64);
+        assert!(self.evicts || put.refused == 0, "{put:?} where there is room");
+        // What is present may be on its way: another process of this host has put it, and its call has not returned.
+        if put.stored == names.len() as u64 {
+            self.put.borrow_mut().extend(names);
+        }
+        put.refused
+    }
+
+    /// Looks blocks up and reads them; how many were there.
+    fn get(&self, cache: &Cache<ModelMemory>, names: &[u8]) -> u64 {
+        let known: Vec<_> = names.iter().filter(|name| self.put.borrow().contains(name)).copied().collect();
+        let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+        let there = cache.lookup(&keys).expect("the model has no faults");
+        let mut buffers = vec![vec![0; BLOCK as usize]; names.len()];
+        let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        let found = cache.get(&keys, &mut into).expect("the model has no faults");
+        for ((name, found), (there, bytes)) in names.iter().zip(&found).zip(there.iter().zip(&buffers)) {
+            assert!(!found || *bytes == block(*name), "block {name} has another's bytes: {bytes:?}");
+            let is_due = !self.evicts && known.contains(name);
+            assert!(
+                !is_due || (*there && *found),
+                "block {name} was put: looked up {there}, read {found}, crash {:?}, {:?}",
+                self.crash,
+                self.kernels
+            );
+        }
+        found.iter().filter(|found| **found).count() as u64
+    }
+}
+
+fn key(name: u8) -> Key {
+    [name; 16]
+}
+
+fn block(name: u8) -> Vec<u8> {
+    (0..BLOCK).map(|at| name * 16 + at as u8 % 16).collect()
+}
+
+/// One or two different names.
+fn names(dice: &mut Dice, of: u64) -> Vec<u8> {
+    let first = dice.roll(of) as u8;
+    let second = dice.roll(of) as u8;
+    let mut names = vec![first];
+    names.extend(Some(second).filter(|second| *second != first && dice.roll(2) == 0));
+    names
+}
+
+/// Two that put and one or two that get; `boots` says whether a host may die and boot again.
+fn kv(seed: u64, boots: bool) -> Outcome {
+    let mut dice = Dice::new(seed, 19);
+    let crashes = [None, Some(Crash::Pause), Some(Crash::Host), Some(Crash::Process)];
+    let crash = crashes[dice.roll(4) as usize].filter(|crash| boots || *crash != Crash::Host);
+    // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
+    let kernels = match crash {
+        Some(Crash::Host) => Kernels::Shared,
+        _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
+    };
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let mut world = World::new(seed, shape_of(&POOL.1, kernels, coherence));
+    let evicts = dice.roll(2) == 0;
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts,
+        // Where nothing is evicted each host can hold every block twice: a dead process's slots included.
+        slabs: if evicts { 1 + dice.roll(2) } else { 12 },
+        crash,
+        kernels,
+        boots: Default::default(),
+    });
+    let blocks = if evicts { 6 } else { 3 };
+    let host = dice.roll(HOSTS.into()) as u16;
+    let mut writers = vec![];
+    for slot in 0..2 {
+        // Most often both put on one host, where they meet; else on two.
+        let host = if slot == 1 && dice.roll(3) == 0 { 1 - host } else { host };
+        let cache =
+            world.setup_as(host, slot, |memory| attach(memory, host, 100 + u32::from(slot), &witness));
+        for _ in 0..dice.roll(2) {
+            let names = names(&mut dice, blocks);
+            world.setup_as(host, slot, |_| witness.put(&cache, &names));
+        }
+        let calls: Vec<_> = (0..1 + dice.roll(2)).map(|_| names(&mut dice, blocks)).collect();
+        let known = Rc::clone(&witness);
+        let thread =
+            world.spawn(host, slot, move |_| calls.iter().for_each(|names| _ = known.put(&cache, names)));
+        writers.push((thread, host, slot));
+    }
+    let mut victim = writers[0];
+    for reader in 0..1 + dice.roll(2) as u16 {
+        let at = dice.roll(HOSTS.into()) as u16;
+        let slot = 2 + reader;
+        let cache = world.setup_as(at, slot, |memory| attach(memory, at, 200 + u32::from(reader), &witness));
+        let calls: Vec<_> = (0..1 + dice.roll(3)).map(|_| names(&mut dice, blocks)).collect();
+        let known = Rc::clone(&witness);
+        let thread =
+            world.spawn(at, slot, move |_| calls.iter().for_each(|names| _ = known.get(&cache, names)));
+        if reader == 0 && crash != Some(Crash::Host) && dice.roll(3) == 0 {
+            victim = (thread, at, slot);
+        }
+    }
+    if let Some(crash) = crash {
+        let (thread, host, slot) = victim;
+        world.crash_within(thread, crash, 600);
+        let (known, names) = (Rc::clone(&witness), names(&mut dice, blocks));
+        // A process that stops keeps its slot.
+        let slot = if crash == Crash::Pause { 4 } else { slot };
+        world.spawn_after_crash(thread, host, slot, move |memory| {
+            if known.crash == Some(Crash::Host) {
+                known.boots[usize::from(host)].set(1);
+            }
+            let cache = attach(memory, host, 300, &known);
+            known.put(&cache, &names);
+            known.get(&cache, &names);
+        });
+    }
+    judge(&mut world, &witness);
+    world.run()
+}
+
+/// At the end each block that is there is right, there is room for others, and all can be removed.
+fn judge(world: &mut World, witness: &Rc<Witness>) {
+    let memories: Vec<_> = (0..HOSTS).map(|host| world.memory(host, SPARE)).collect();
+    let witness = Rc::clone(witness);
+    world.check(0, move |_| {
+        let attach = |(host, memory)| attach(memory, host, JUDGE, &witness);
+        let caches: Vec<_> = (0..).zip(memories).map(attach).collect();
+        for cache in &caches {
+            witness.get(cache, &[0, 1, 2, 3, 4, 5]);
+            let stat = cache.stat().expect("the model has no faults");
+            assert!(stat.claimed <= stat.budget, "{stat:?}");
+        }
+        // A host that has a slab always has room, whatever the dead have left.
+        let stat = caches[0].stat().expect("the model has no faults");
+        let putter = stat.hosts.iter().find(|part| part.claimed > 0).map_or(0, |part| usize::from(part.host));
+        assert_eq!(witness.put(&caches[putter], &[8, 9]), 0, "there is no room: {stat:?}");
+        for cache in &caches {
+            let found = witness.get(cache, &[8, 9]);
+            assert_eq!(found, 2, "what was just put is not there");
+        }
+        let pools: Vec<_> = caches.iter().map(|cache| Arc::clone(cache.pool())).collect();
+        drop(caches);
+        Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
+        assert_eq!(pools[0].list(""), Ok(vec![]));
+        expect_all_clean(&pools);
+    });
+}
+
+#[expect(
+    clippy::arc_with_non_send_sync,
+    reason = "a cache shares its pool; all threads of a world run on one"
+)]
+fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<ModelMemory> {
+    let (superblock, layout) = &*POOL;
+    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long. When the judge comes, all
+    // have ended: a host line that a dead process left torn has it watch for heartbeats.
+    let is_known = witness.kernels == Kernels::Shared || pid == JUDGE;
+    let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
+    let boot = 7 + witness.boots[usize::from(host)].get();
+    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours");
+    let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
+    let options = Options { budget: Some(witness.budget()), verify: false };
+    let slab_bytes = 512 + 64 + SLOTS * (64 + 128);
+    let root = Root { slab_bytes, log_lines: LOG_LINES, budget: witness.budget(), hosts: HOSTS };
+    Cache::open_with(Arc::new(pool), NAME, identity, options, root).expect("there is room")
+}
