@@ -19,7 +19,7 @@ import pytest
 import vllm_stub
 
 import polder
-from polder.errors import ArgumentError, MemoryFaultError, SettingsError
+from polder.errors import ArgumentError, MemoryFaultError, RegionError, SettingsError
 from polder.kv import fingerprint as of_files
 from polder.kv import vllm_plugin
 from polder.kv.fingerprint import fingerprint
@@ -285,7 +285,23 @@ def test_a_job_for_chunks_that_are_not_there_fails_alone(
     assert not one.has_pending_work()
 
 
-def test_a_full_pool_refuses_blocks_and_keeps_none_wrong(tier: Maker) -> None:
+def test_a_cache_that_is_full_keeps_the_newest_blocks_as_they_were(tier: Maker) -> None:
+    one = tier(budget="2MiB")
+    numbers = range(250)
+    for at, number in enumerate(numbers):
+        for chunk in range(CHUNKS):
+            one.rows[chunk] = number
+        # Eight chunks of 4 KiB each time, 8 MiB in all.
+        group = [key for part in range(CHUNKS) for key in keys(number, group=part)]
+        assert store(one, group, range(CHUNKS)).success, at
+    last = [key for part in range(CHUNKS) for key in keys(numbers[-1], group=part)]
+    one.rows[:] = 0
+    assert load(one, last, range(CHUNKS)).success
+    assert (one.rows == numbers[-1]).all()
+    assert look_up(one, keys(numbers[0])) == [MISS]
+
+
+def test_a_budget_of_zero_stores_nothing_and_harms_no_engine(tier: Maker) -> None:
     one = tier(budget=0)
     one.rows[0] = 1
     assert not store(one, keys(1), [0]).success
@@ -298,6 +314,18 @@ def test_a_key_of_fewer_than_16_bytes_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a block's hash has 15 bytes, expected 16 or more"):
         door.key_of(bytes(15 + 4))
     assert door.key_of(bytes(range(16)) + bytes(4)) == bytes(range(16))
+
+
+def test_another_budget_than_that_of_the_cache_is_refused(tier: Maker) -> None:
+    tier(budget="8MiB")
+    tier()
+    with pytest.raises(ArgumentError, match="the budget"):
+        tier(budget="16MiB")
+
+
+def test_a_pool_that_is_not_there_is_an_error_that_names_it(tier: Maker, scratch: Path) -> None:
+    with pytest.raises(RegionError, match="nowhere"):
+        tier(pool=str(scratch / "nowhere"))
 
 
 def test_an_unknown_option_is_refused_by_name(tier: Maker) -> None:
