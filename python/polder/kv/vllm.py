@@ -1,0 +1,544 @@
+"""Polder's cache of keys and values as a tier of vLLM's offloading, for vLLM 0.30 to 0.33.
+
+A user types it into vLLM's ``--kv-transfer-config``, as docs/kv.md says::
+
+    {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240,
+        "secondary_tiers": [{"type": "polder", "pool": "/dev/dax0.0"}]}}
+
+vLLM calls a tier in its scheduler's process, under one lock. A look-up is answered in place. A thread stores and
+another loads, so that a load never waits for a store.
+"""
+
+import inspect
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+try:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+    from vllm.v1.kv_offload.base import (
+        LookupResult,
+        Medium,
+        OffloadingWorker,
+        RequestOffloadingContext,
+        TransferResult,
+    )
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+except ImportError as error:
+    raise ImportError(f"polder.kv.vllm needs vLLM 0.30 to 0.33 beside Polder, in one environment: {error}") from error
+
+from polder.errors import ArgumentError, PolderError, SettingsError
+from polder.kv import Cache
+from polder.kv.fingerprint import fingerprint
+from polder.pool import Pool
+
+# vLLM is no part of the environment in which Polder is checked.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportPrivateUsage=false
+
+__all__ = ["PolderCpuSpec", "PolderTier"]
+
+_KEY_BYTES = 16
+_GROUP_BYTES = 4
+"""At the end of vLLM's key: the index of a group of layers."""
+_LABELS = ("_name_or_path", "transformers_version")
+"""Of a model's configuration: what changes nothing."""
+_log = logging.getLogger(__name__)
+
+
+def key_of(offload_key: bytes) -> bytes:
+    """The key of a chunk in the cache, of vLLM's key for it.
+
+    The first 16 bytes of the hash keep its resistance to collisions. The index of the group goes into the last 4.
+
+    Raises
+    ------
+    ArgumentError
+        The hash is shorter.
+    """
+    found, group = offload_key[:-_GROUP_BYTES], int.from_bytes(offload_key[-_GROUP_BYTES:], "big")
+    if len(found) < _KEY_BYTES:
+        raise ArgumentError(
+            f"a block's hash has {len(found)} bytes, expected {_KEY_BYTES} or more; "
+            "take --prefix-caching-hash-algo sha256"
+        )
+    tail = int.from_bytes(found[_KEY_BYTES - _GROUP_BYTES : _KEY_BYTES], "big") ^ group
+    return found[: _KEY_BYTES - _GROUP_BYTES] + tail.to_bytes(_GROUP_BYTES, "big")
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+
+def engine_config() -> Any:
+    """The configuration of the engine that is being made, a ``VllmConfig``.
+
+    vLLM hands a tier only a part of it, without the hash algorithm, the revision and the quantization. So it is taken
+    from the function of vLLM that is making the tier.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        found = frame.f_locals.get("vllm_config")
+        if isinstance(found, VllmConfig):
+            return found
+        frame = frame.f_back
+    raise ArgumentError("no VllmConfig on the stack: PolderTier is made by vLLM's scheduler alone")
+
+
+def identity_of(
+    config: Any, engine: Any, chunk_bytes: int, weights: str, adapters: str | None
+) -> dict[str, str | int | None]:
+    """What has to be equal for two engines to use each other's blocks.
+
+    Parameters
+    ----------
+    config : OffloadingConfig
+        The part of the configuration that vLLM hands to a tier.
+    engine : VllmConfig
+        All of it.
+    chunk_bytes : int
+        The bytes of a chunk, those of all workers together.
+    weights : str
+        The fingerprint of the weights in force.
+    adapters : str, optional
+        What the operator says of the adapters in force.
+
+    Raises
+    ------
+    SettingsError
+        The seed of the hashes is random, so no other engine has equal keys.
+    ArgumentError
+        Nothing is said of the adapters of an engine that takes them.
+    """
+    cache = engine.cache_config
+    algorithm = cache.prefix_caching_hash_algo
+    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+        raise SettingsError(
+            f"--prefix-caching-hash-algo {algorithm} draws a random seed in each process, so no engine finds another's "
+            "blocks; set PYTHONHASHSEED to one value for all engines, or take sha256"
+        )
+    if engine.lora_config is not None and adapters is None:
+        raise ArgumentError(
+            "--enable-lora: a block's key has the name and the path of an adapter, not its weights; give the "
+            'tier "adapters", another text whenever one changes'
+        )
+    model, draft, parallel = engine.model_config, engine.speculative_config, config.parallel
+    # What the model computes with, whatever files and options it comes from.
+    computed = {key: it for key, it in model.hf_config.to_dict().items() if key not in _LABELS}
+    groups = [[group.tokens_per_block, *group.layer_names] for group in config.groups]
+    return {
+        "engine": "vllm",
+        "model": config.model.name,
+        "weights": weights,
+        "adapters": adapters,
+        "draft": draft and str(draft.model),
+        "config": sha256(json.dumps(computed, sort_keys=True, default=str).encode()).hexdigest(),
+        "quantization": model.quantization,
+        "dtype": config.model.dtype,
+        "state_dtypes": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
+        "layout": config.kv_cache_layout,
+        "canonical": int(config.canonical_layout),
+        "device": _device(),
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+        "chunk_bytes": chunk_bytes,
+        "groups": sha256(json.dumps(groups).encode()).hexdigest(),
+        "tp": parallel.tp_size,
+        "pp": parallel.pp_size,
+        "pcp": parallel.pcp_size,
+        "dcp": parallel.dcp_size,
+        "rank": parallel.rank,
+        "hash": algorithm,
+        # As vLLM resolves it, which is after it has made the tiers.
+        "seed": resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+    }
+
+
+def _device() -> str:
+    """The kind of device that wrote a block; CPUs pack keys by what their instructions need."""
+    if not current_platform.is_cpu():
+        return current_platform.device_type
+    return f"cpu {torch.backends.cpu.get_cpu_capability()} amx={torch.cpu._is_amx_tile_supported()}"
+
+
+def weights_path(engine: Any) -> Path:
+    """The folder from which an engine has loaded its weights.
+
+    Raises
+    ------
+    ArgumentError
+        It has loaded none from a folder of this machine.
+    """
+    model, load = engine.model_config, engine.load_config
+    if str(load.load_format) == "dummy":
+        raise ArgumentError("--load-format dummy: random weights have no fingerprint, and no other engine has them")
+    if Path(model.model).exists():
+        return Path(model.model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"the weights of {model.model} are in no folder of this machine ({str(error).splitlines()[0]}); name a "
+            'file or folder that stands for them, as "weights" of the tier'
+        ) from error
+    return Path(found)
+
+
+# ----------------------------------------------------------------------------------------------------------- tier
+
+
+class PolderTier(SecondaryTierManager):
+    """vLLM's secondary tier ``polder``: a cache in a pool, which engines of one identity share.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type
+        From vLLM.
+    pool : str, optional
+        The pool's path; the default is that of `polder.Pool`. It has to be there.
+    cache : str
+        The name of the cache in the pool. Engines with other identities can share it: their blocks never meet.
+    budget : int or str, optional
+        Bytes that the cache may take, such as ``"64GiB"``. The engine that makes the cache decides. Others say the
+        same, or nothing.
+    weights : str, optional
+        A file or folder whose contents stand for the weights in force. The default is the model's folder.
+    adapters : str, optional
+        A text that stands for the weights of all LoRA adapters; an engine that takes adapters needs it.
+    **others
+        What the vLLM in use hands to each tier.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown option, or weights that have no fingerprint.
+    SettingsError
+        The seed of the hashes is random.
+    """
+
+    medium: ClassVar[Any] = Medium.CPU
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        *,
+        pool: str | None = None,
+        cache: str = "vllm",
+        budget: int | str | None = None,
+        weights: str | None = None,
+        adapters: str | None = None,
+        **others: Any,
+    ) -> None:
+        unknown = sorted(others.keys() - inspect.signature(SecondaryTierManager.__init__).parameters.keys())
+        if unknown:
+            raise ArgumentError(
+                f"secondary tier {tier_type}: {unknown[0]!r} is no option; "
+                "the options are pool, cache, budget, weights, adapters"
+            )
+        super().__init__(
+            offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **others
+        )
+        self._engine = engine_config()
+        self._weights = Path(weights) if weights else None
+        self._name, self._budget = cache, budget
+        self._view = primary_kv_view.cast("B")
+        self._chunk_bytes = self._view.nbytes // len(primary_kv_view)
+        found = fingerprint(self._weights or weights_path(self._engine))
+        identity = identity_of(offloading_spec.config, self._engine, self._chunk_bytes, found, adapters)
+        self._pool = Pool(pool)
+        try:
+            self._cache: Cache | None = self._open(identity)
+        except BaseException:
+            self._pool.close()
+            raise
+        self._identity = identity
+        self._stores, self._loads = (ThreadPoolExecutor(1, f"polder-{what}") for what in ("store", "load"))
+        self._running: dict[int, Future[JobResult]] = {}
+        self._keys_loading: dict[int, list[bytes]] = {}
+        # Keys that did not load although the cache had them when it was asked.
+        self._failed: set[bytes] = set()
+        # What the cache said in this step, and the requests that had a hit in it.
+        self._answers: dict[bytes, bool] = {}
+        self._hit: set[str] = set()
+        self._warned: set[str] = set()
+
+    def _open(self, identity: dict[str, str | int | None]) -> Cache:
+        return Cache(self._pool, self._name, identity=identity, block=self._chunk_bytes, budget=self._budget)
+
+    def _warn(self, doing: str, error: Exception) -> None:
+        """Says once of each kind of error that the engine goes on without the cache."""
+        kind = f"{doing}: {type(error).__name__}"
+        (_log.debug if kind in self._warned else _log.warning)("%s %s failed: %s", self.tier_type, doing, error)
+        self._warned.add(kind)
+
+    # ------------------------------------------------------------------------------------------------- look-ups
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """No request is offloaded otherwise than vLLM would."""
+        return RequestOffloadingContext()
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """Answers in place. After a request's first hit in a step, one call asks for all its other keys."""
+        if key not in self._answers:
+            asked = [key]
+            if req_context.req_id in self._hit:
+                # vLLM knows a request's keys beforehand from 0.31 on.
+                others = getattr(req_context, "_offload_key_positions", ())
+                asked += [other for other in others if other != key and other not in self._answers]
+            self._answers.update(zip(asked, self._ask(asked), strict=True))
+        found = self._answers[key]
+        if key in self._failed:
+            # It is forgotten when the cache no longer has it: from then on another engine may have stored it anew.
+            if not found:
+                self._failed.discard(key)
+            return LookupResult.MISS
+        if found:
+            self._hit.add(req_context.req_id)
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def _ask(self, keys: list[bytes]) -> Sequence[bool]:
+        if self._cache is None:
+            return [False] * len(keys)
+        try:
+            return self._cache.lookup([key_of(key) for key in keys])
+        except PolderError as error:
+            self._warn("look-up", error)
+            return [False] * len(keys)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """A step ends: the next one asks the cache again."""
+        self._answers.clear()
+        self._hit.clear()
+
+    # ----------------------------------------------------------------------------------------- stores and loads
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Hands chunks to the thread that stores."""
+        self._running[job_metadata.job_id] = self._stores.submit(self._timed, self._store, job_metadata)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Hands chunks to the thread that loads."""
+        self._keys_loading[job_metadata.job_id] = list(job_metadata.keys)
+        self._running[job_metadata.job_id] = self._loads.submit(self._timed, self._load, job_metadata)
+
+    def _timed(self, run: Callable[[Any], tuple[bool, Collection[bytes] | None]], job: Any) -> Any:
+        """Runs in a thread."""
+        began = time.monotonic()
+        try:
+            done, loaded = run(job)
+        except Exception as error:
+            # Whatever it is, the engine goes on without the cache.
+            self._warn("load" if job.is_promotion else "store", error)
+            done, loaded = False, None
+        return JobResult(
+            job_id=job.job_id,
+            success=done,
+            successful_keys=loaded,
+            transfer_time=time.monotonic() - began,
+            transfer_bytes=len(job.keys) * self._chunk_bytes,
+        )
+
+    def _store(self, job: Any) -> tuple[bool, Collection[bytes] | None]:
+        if self._cache is None:
+            return False, None
+        put = self._cache.put([key_of(key) for key in job.keys], self._chunks(job))
+        return not put.refused, None
+
+    def _load(self, job: Any) -> tuple[bool, Collection[bytes] | None]:
+        if self._cache is None:
+            return False, None
+        keys = list(job.keys)
+        found = self._cache.get([key_of(key) for key in keys], self._chunks(job))
+        loaded = [key for key, is_there in zip(keys, found, strict=True) if is_there]
+        return len(loaded) == len(keys), loaded
+
+    def _chunks(self, job: Any) -> list[memoryview]:
+        """The chunks of a job in the primary tier."""
+        whole, size = self._view, self._chunk_bytes
+        at = np.asarray(job.chunk_ids).tolist()
+        if len(at) != len(job.keys) or not all(0 <= chunk < whole.nbytes // size for chunk in at):
+            raise IndexError(
+                f"job {job.job_id}: {len(job.keys)} keys for the chunks {at} of a primary tier of "
+                f"{whole.nbytes // size}"
+            )
+        return [whole[chunk * size : (chunk + 1) * size] for chunk in at]
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """The results of all jobs that have ended, each once. A key that did not load is a miss from then on."""
+        ended = [job for job, future in self._running.items() if future.done()]
+        results = [self._running.pop(job).result() for job in ended]
+        for result in results:
+            keys = self._keys_loading.pop(result.job_id, [])
+            if not result.success:
+                self._failed.update(set(keys).difference(result.successful_keys or ()))
+        return results
+
+    def has_pending_work(self) -> bool:
+        """Whether vLLM has to ask for results."""
+        return bool(self._running)
+
+    def drain_jobs(self) -> None:
+        """Waits until no thread touches the primary tier, then asks which weights are in force.
+
+        vLLM calls it when weights may have changed, and does not say whether they have. Contents of `weights` answer
+        that. Without this option nobody knows: the files of the model say what was loaded, not what was changed since.
+        Then the engine goes on with an identity of its own. It neither meets nor leaves blocks of other weights.
+        """
+        wait(self._running.values())
+        self._answers.clear()
+        self._hit.clear()
+        self._failed.clear()
+        unknown = f"unknown since {uuid.uuid4()}"
+        try:
+            found = fingerprint(self._weights) if self._weights else unknown
+        except (OSError, PolderError) as error:
+            self._warn("look at the weights", error)
+            found = unknown
+        if found != self._identity["weights"]:
+            self._identity = {**self._identity, "weights": found}
+            self._reopen()
+
+    def _reopen(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        try:
+            self._cache = self._open(self._identity)
+        except PolderError as error:
+            self._warn("change of weights", error)
+            self._cache = None
+
+    def shutdown(self) -> None:
+        """Waits for what runs, and lets go of the pool and of vLLM's memory."""
+        for threads in (self._stores, self._loads):
+            threads.shutdown()
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+        self._pool.close()
+        # A job that has failed may have left its chunks in a traceback.
+        with suppress(BufferError):
+            self._view.release()
+
+
+# ------------------------------------------------------------------------------------------------- engines on a CPU
+
+
+class PolderCpuSpec(TieringOffloadingSpec):
+    """vLLM's offloading with tiers for an engine that runs on a CPU, which vLLM's own spec refuses.
+
+    It is named as ``"spec_name": "PolderCpuSpec"`` in place of ``"TieringOffloadingSpec"``.
+    """
+
+    _worker: Any
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """The worker of this process, which copies."""
+        if self.config.canonical_layout:
+            raise ArgumentError("canonical_layout is not there for engines on a CPU; remove it")
+        if self._worker is None:
+            region = SharedOffloadRegion(
+                engine_id=self.config.engine_id,
+                num_chunks=self.num_chunks,
+                rank=0 if self.replicated_layout else self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            self._worker = CopyingWorker(kv_caches, self.blocks_per_chunk, region)
+        return self._worker
+
+
+class CopyingWorker(OffloadingWorker):
+    """Copies between the blocks of an engine on a CPU and the primary tier, on the calling thread."""
+
+    def __init__(self, kv_caches: Any, blocks_per_chunk: int, region: Any) -> None:
+        self._region = region
+        self._blocks_per_chunk = blocks_per_chunk
+        self._refs = kv_caches.group_data_refs
+        # Of each tensor: pages by block, and pages by chunk and place in it.
+        self._pages = [
+            (
+                it.tensor.view(torch.int8).view(-1, it.page_size_bytes),
+                region.create_next_worker_view(it.page_size_bytes * blocks_per_chunk).unflatten(
+                    1, (blocks_per_chunk, -1)
+                ),
+            )
+            for it in kv_caches.tensors
+        ]
+        self._results: list[Any] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
+        """Copies blocks into chunks."""
+        return self._copied(job_id, self._parts(src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
+        """Copies chunks into blocks."""
+        return self._copied(job_id, ((there, here) for here, there in self._parts(dst_spec, src_spec)))
+
+    def _copied(self, job_id: int, pairs: Iterable[tuple[Any, Any]]) -> bool:
+        began, size = time.monotonic(), 0
+        for (source, source_at), (target, target_at) in pairs:
+            moved = source[source_at]
+            target[target_at] = moved
+            size += moved.nbytes
+        self._results.append(
+            TransferResult(job_id=job_id, success=True, transfer_size=size, transfer_time=time.monotonic() - began)
+        )
+        return True
+
+    def _parts(self, blocks: Any, chunks: Any) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+        """Each tensor with the indices of pages, at home and in the primary tier.
+
+        The blocks of a group follow one another in a request; the first may lie in the middle of a chunk.
+        """
+        block_ids, chunk_ids = (torch.as_tensor(np.asarray(it.block_ids, np.int64)) for it in (blocks, chunks))
+        block, chunk = 0, 0
+        for refs, count, first in zip(self._refs, blocks.group_sizes, blocks.block_indices, strict=True):
+            if not count:
+                continue
+            at = torch.arange(count) + first % self._blocks_per_chunk
+            in_chunks = chunk_ids[chunk + at // self._blocks_per_chunk]
+            for ref in refs:
+                here, there = self._pages[ref.tensor_idx]
+                used = slice(ref.page_size_bytes)
+                yield (
+                    (here, (block_ids[block : block + count], used)),
+                    (there, (in_chunks, at % self._blocks_per_chunk, used)),
+                )
+            block += count
+            chunk += int(at[-1]) // self._blocks_per_chunk + 1
+
+    def get_finished(self) -> list[Any]:
+        """All transfers since the last call: each has ended when it was submitted."""
+        results, self._results = self._results, []
+        return results
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Nothing is under way."""
+
+    def shutdown(self) -> None:
+        """Lets go of the primary tier."""
+        self._pages.clear()
+        self._region.cleanup()

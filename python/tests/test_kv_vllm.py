@@ -1,0 +1,679 @@
+"""The tier of vLLM's offloading, without an engine: against vLLM if it is installed, else against a recorded stub."""
+
+import dataclasses
+import importlib.util
+import inspect
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import vllm_stub
+
+import polder
+from polder.errors import ArgumentError, MemoryFaultError, RegionError, SettingsError
+from polder.kv import fingerprint as of_files
+from polder.kv import vllm_plugin
+from polder.kv.fingerprint import fingerprint
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+with nullcontext() if HAS_VLLM else mock.patch.dict(sys.modules, vllm_stub.modules()):
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from polder.kv import vllm as door
+
+CHUNKS, CHUNK_BYTES = 8, 4096
+MISS, HIT = door.LookupResult.MISS, door.LookupResult.HIT
+
+
+class Engine:
+    """What the door reads of a VllmConfig."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        given = {
+            "quantization": None,
+            "theta": 1e4,
+            "load_format": "auto",
+            "hash": "sha256",
+            "lora": None,
+            "draft": None,
+        }
+        given |= changes
+        self.model_config = SimpleNamespace(
+            model=str(folder),
+            quantization=given["quantization"],
+            revision=None,
+            hf_config=SimpleNamespace(to_dict=lambda: {"rope_theta": given["theta"], "_name_or_path": str(folder)}),
+        )
+        self.load_config = SimpleNamespace(load_format=given["load_format"], download_dir=None)
+        self.cache_config = SimpleNamespace(
+            prefix_caching_hash_algo=given["hash"], mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"
+        )
+        self.lora_config = given["lora"]
+        self.speculative_config = given["draft"]
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """An OffloadingConfig."""
+    given = {"name": "llama", "dtype": "bfloat16", "layout": "NHD", "tp_size": 1, "layers": ("one", "two"), **changes}
+    return SimpleNamespace(
+        groups=(SimpleNamespace(tokens_per_block=32, layer_names=given["layers"], group_id=0),),
+        model=SimpleNamespace(name=given["name"], dtype=given["dtype"]),
+        cache=SimpleNamespace(tokens_per_hash=32, blocks_per_chunk=1),
+        parallel=SimpleNamespace(rank=0, world_size=1, tp_size=given["tp_size"], pp_size=1, pcp_size=1, dcp_size=1),
+        kv_cache_layout=given["layout"],
+        canonical_layout=False,
+        replicated_layout=False,
+        engine_id="engine",
+    )
+
+
+Maker = Callable[..., Any]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def tier(scratch: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
+    """Makes tiers of one pool, each as vLLM's scheduler does."""
+    for name, value in (("XDG_CACHE_HOME", model.parent), ("POLDER_RUN", scratch), ("POLDER_COHERENCE", "software")):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(door, "VllmConfig", Engine)
+    made: list[Any] = []
+
+    def make(
+        host: int = 0,
+        of: SimpleNamespace | None = None,
+        engine: Engine | None = None,
+        size: str = "64MiB",
+        **options: Any,
+    ) -> Any:
+        pool = scratch / "pool"
+        if not pool.exists():
+            polder.Pool(pool, size=size).close()
+        monkeypatch.setenv("POLDER_HOST", str(host))
+        # The tier finds it by this name.
+        vllm_config = engine or Engine(model)
+        view = memoryview(np.zeros((CHUNKS, CHUNK_BYTES), np.int8))
+        found = door.PolderTier(
+            offloading_spec=SimpleNamespace(config=of or config()),
+            primary_kv_view=view,
+            tier_type="polder",
+            **{"pool": str(pool), **options},
+        )
+        assert vllm_config
+        found.rows = np.asarray(view).view(np.uint8)
+        made.append(found)
+        return found
+
+    yield make
+    for it in made:
+        it.shutdown()
+
+
+def keys(*numbers: int, group: int = 0) -> list[bytes]:
+    """Keys as vLLM makes them: a hash of 32 bytes, and the index of a group."""
+    return [bytes([number]) * 32 + group.to_bytes(4, "big") for number in numbers]
+
+
+def request(name: str = "request", of: Sequence[bytes] = ()) -> SimpleNamespace:
+    return SimpleNamespace(req_id=name, _offload_key_positions=dict.fromkeys(of, 0))
+
+
+jobs = itertools.count()
+
+
+def job(given: Sequence[bytes], chunks: Sequence[int], is_load: bool = False) -> Any:
+    return TransferJob(next(jobs), given, np.array(chunks, np.int32), is_load, request())
+
+
+def result_of(tier: Any, submit: Callable[[Any], None], submitted: Any) -> Any:
+    submit(submitted)
+    results: list[Any] = []
+    while not results:
+        results += tier.get_finished_jobs()
+    (result,) = results
+    assert result.job_id == submitted.job_id
+    return result
+
+
+def store(tier: Any, given: Sequence[bytes], chunks: Sequence[int]) -> Any:
+    return result_of(tier, tier.submit_store, job(given, chunks))
+
+
+def load(tier: Any, given: Sequence[bytes], chunks: Sequence[int]) -> Any:
+    return result_of(tier, tier.submit_load, job(given, chunks, is_load=True))
+
+
+def look_up(tier: Any, given: Sequence[bytes]) -> list[Any]:
+    """The answers in one step of the scheduler."""
+    answers = [tier.lookup(key, request()) for key in given]
+    tier.on_schedule_end(None)
+    return answers
+
+
+class Watched:
+    """A cache that passes on what is not replaced, and counts."""
+
+    def __init__(self, cache: Any, **replaced: Any) -> None:
+        self._cache, self._replaced = cache, replaced
+        self.calls: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._replaced.get(name) or getattr(self._cache, name)
+
+        def call(*given: Any) -> Any:
+            self.calls.append((name, len(given[0]) if given else 0))
+            return found(*given)
+
+        return call
+
+
+def fails(*_: Any) -> Any:
+    raise MemoryFaultError("the device is gone")
+
+
+# ------------------------------------------------------------------------------------------------ stores and loads
+
+
+def test_what_one_host_stores_another_finds_and_loads(tier: Maker) -> None:
+    first, second = tier(host=0), tier(host=1)
+    known = keys(1, 2, 3)
+    for chunk in range(3):
+        first.rows[chunk] = chunk + 10
+    assert look_up(second, known) == [MISS] * 3
+    stored = store(first, known, [0, 1, 2])
+    assert (stored.success, stored.transfer_bytes) == (True, 3 * CHUNK_BYTES)
+    assert look_up(second, [*known, *keys(4)]) == [HIT] * 3 + [MISS]
+    assert load(second, known, [7, 0, 3]).success
+    assert [set(second.rows[chunk]) for chunk in (7, 0, 3, 1)] == [{10}, {11}, {12}, {0}]
+
+
+def test_what_is_there_already_is_stored_again_without_an_error(tier: Maker) -> None:
+    first, second = tier(host=0), tier(host=1)
+    assert (
+        store(first, keys(1), [0]).success
+        and store(second, keys(1), [0]).success
+        and store(first, keys(1), [1]).success
+    )
+
+
+def test_groups_of_layers_do_not_meet(tier: Maker) -> None:
+    one = tier()
+    assert store(one, keys(1, group=0), [0]).success
+    assert look_up(one, keys(1, group=1)) == [MISS]
+    assert len({door.key_of(key) for group in range(300) for key in keys(1, 2, group=group)}) == 600
+    assert door.key_of(keys(1)[0]) == bytes([1]) * 16
+
+
+def test_after_the_first_hit_one_call_asks_for_all_keys_of_a_request(tier: Maker) -> None:
+    one = tier()
+    known = keys(*range(6))
+    assert store(one, known[:4], [0, 1, 2, 3]).success
+    one._cache = watched = Watched(one._cache)
+    ask = request(of=known)
+    assert [one.lookup(key, ask) for key in known] == [HIT] * 4 + [MISS] * 2
+    assert watched.calls == [("lookup", 1), ("lookup", 5)]
+    # The next step asks again, and a request without a hit asks for one key.
+    one.on_schedule_end(None)
+    strange = keys(*range(50, 60))
+    assert one.lookup(strange[0], request("strange", of=strange)) is MISS
+    assert watched.calls[2:] == [("lookup", 1)]
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_key_that_did_not_load_is_a_miss_until_the_cache_has_lost_it(tier: Maker) -> None:
+    one = tier()
+    known = keys(1, 2, 3)
+    assert store(one, known, [0, 1, 2]).success
+    whole = one._cache
+    one._cache = Watched(whole, get=lambda given, into: [True, False, True])
+    result = load(one, known, [3, 4, 5])
+    assert (result.success, list(result.successful_keys)) == (False, [known[0], known[2]])
+    assert look_up(one, known) == look_up(one, known) == [HIT, MISS, HIT]
+    one._cache = Watched(whole, lookup=lambda given: [False] * len(given))
+    assert look_up(one, known[1:2]) == [MISS]
+    one._cache = whole
+    assert look_up(one, known) == [HIT] * 3
+
+
+def test_a_cache_that_fails_is_a_miss_and_the_engine_goes_on(tier: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    one = tier()
+    known = keys(1, 2)
+    assert store(one, known, [0, 1]).success
+    whole = one._cache
+    one._cache = Watched(whole, lookup=fails, put=fails, get=fails)
+    assert look_up(one, known) == look_up(one, known) == [MISS] * 2
+    assert not store(one, keys(3), [2]).success
+    result = load(one, known, [3, 4])
+    assert (result.success, result.successful_keys) == (False, None)
+    said = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert said == [f"polder {what} failed: the device is gone" for what in ("look-up", "store", "load")]
+    one._cache = whole
+    assert look_up(one, keys(1)) == [MISS] and store(one, keys(3), [2]).success
+
+
+@pytest.mark.parametrize(("given", "chunks"), [((1, 2), (0,)), ((1,), (CHUNKS,)), ((1,), (-1,))])
+def test_a_job_for_chunks_that_are_not_there_fails_alone(
+    tier: Maker, given: tuple[int, ...], chunks: tuple[int, ...]
+) -> None:
+    one = tier()
+    assert not store(one, keys(*given), chunks).success
+    assert not load(one, keys(*given), chunks).success
+    assert store(one, keys(9), [0]).success
+    assert not list(one.get_finished_jobs()), "a job was reported twice"
+    assert not one.has_pending_work()
+
+
+def test_a_cache_that_is_full_keeps_the_newest_blocks_as_they_were(tier: Maker) -> None:
+    one = tier(budget="2MiB")
+    numbers = range(250)
+    for at, number in enumerate(numbers):
+        for chunk in range(CHUNKS):
+            one.rows[chunk] = number
+        # Eight chunks of 4 KiB each time, 8 MiB in all.
+        group = [key for part in range(CHUNKS) for key in keys(number, group=part)]
+        assert store(one, group, range(CHUNKS)).success, at
+    last = [key for part in range(CHUNKS) for key in keys(numbers[-1], group=part)]
+    one.rows[:] = 0
+    assert load(one, last, range(CHUNKS)).success
+    assert (one.rows == numbers[-1]).all()
+    assert look_up(one, keys(numbers[0])) == [MISS]
+
+
+def test_a_budget_of_zero_stores_nothing_and_harms_no_engine(tier: Maker) -> None:
+    one = tier(budget=0)
+    one.rows[0] = 1
+    assert not store(one, keys(1), [0]).success
+    assert look_up(one, keys(1)) == [MISS]
+    result = load(one, keys(1), [1])
+    assert (result.success, list(result.successful_keys)) == (False, [])
+
+
+def test_a_key_of_fewer_than_16_bytes_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a block's hash has 15 bytes, expected 16 or more"):
+        door.key_of(bytes(15 + 4))
+    assert door.key_of(bytes(range(16)) + bytes(4)) == bytes(range(16))
+
+
+def test_another_budget_than_that_of_the_cache_is_refused(tier: Maker) -> None:
+    tier(budget="8MiB")
+    tier()
+    with pytest.raises(ArgumentError, match="the budget"):
+        tier(budget="16MiB")
+
+
+def test_a_pool_that_is_not_there_is_an_error_that_names_it(tier: Maker, scratch: Path) -> None:
+    with pytest.raises(RegionError, match="nowhere"):
+        tier(pool=str(scratch / "nowhere"))
+
+
+def test_an_unknown_option_is_refused_by_name(tier: Maker) -> None:
+    with pytest.raises(
+        ArgumentError, match="secondary tier polder: 'bugdet' is no option; the options are pool, cache"
+    ):
+        tier(bugdet=1)
+    tier(backpressure_detector=None)
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"of": {"name": "other"}},
+        {"of": {"dtype": "fp8"}},
+        {"of": {"layout": "HND"}},
+        {"of": {"tp_size": 2}},
+        {"of": {"layers": ("one",)}},
+        {"engine": {"quantization": "fp8"}},
+        {"engine": {"theta": 1e6}},
+        {"engine": {"draft": SimpleNamespace(model="small")}},
+        {"engine": {"hash": "sha256_cbor"}},
+        {"seed": "7"},
+        {"weights": b"other weights"},
+    ],
+    ids=str,
+)
+def test_engines_of_two_identities_never_meet(
+    tier: Maker, model: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    one = tier()
+    assert store(one, keys(1), [0]).success
+    if "weights" in other:
+        (model / "model.safetensors").write_bytes(other["weights"])
+    if "seed" in other:
+        monkeypatch.setenv("PYTHONHASHSEED", other["seed"])
+    two = tier(of=config(**other.get("of", {})), engine=Engine(model, **other.get("engine", {})))
+    assert look_up(two, keys(1)) == [MISS]
+    assert store(two, keys(2), [0]).success
+    assert look_up(two, keys(1, 2)) == [MISS, HIT]
+    assert look_up(one, keys(1, 2)) == [HIT, MISS]
+
+
+def test_weights_that_come_back_meet_their_blocks_under_any_file_name(tier: Maker, model: Path) -> None:
+    weights = model / "model.safetensors"
+    assert store(tier(), keys(1), [0]).success
+    weights.write_bytes(b"updated")
+    assert look_up(tier(), keys(1)) == [MISS]
+    weights.write_bytes(b"weights")
+    weights.rename(model / "renamed.safetensors")
+    assert look_up(tier(), keys(1)) == [HIT]
+
+
+def test_a_random_seed_is_refused_by_name(tier: Maker, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(SettingsError, match=r"--prefix-caching-hash-algo xxhash draws a random seed .* PYTHONHASHSEED"):
+        tier(engine=Engine(model, hash="xxhash"))
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    tier(engine=Engine(model, hash="xxhash" if not HAS_VLLM else "sha256"))
+
+
+def test_adapters_are_refused_if_nothing_is_said_of_their_weights(tier: Maker, model: Path) -> None:
+    engine = Engine(model, lora=object())
+    with pytest.raises(ArgumentError, match=r'--enable-lora: .* give the tier "adapters"'):
+        tier(engine=engine)
+    assert store(tier(engine=engine, adapters="1"), keys(1), [0]).success
+    assert [look_up(tier(engine=engine, adapters=it), keys(1)) for it in "12"] == [[HIT], [MISS]]
+
+
+def test_weights_without_a_fingerprint_are_refused_by_name(tier: Maker, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="--load-format dummy: random weights have no fingerprint"):
+        tier(engine=Engine(model, load_format="dummy"))
+    with pytest.raises(ArgumentError, match=r"holds no weights: no file ends in \.safetensors"):
+        tier(engine=Engine(tmp_path))
+    # A file can stand for them.
+    (tmp_path / "version").write_text("17")
+    tier(engine=Engine(model, load_format="dummy"), weights=str(tmp_path / "version"))
+
+
+# ---------------------------------------------------------------------------------------------- changes of weights
+
+
+def test_a_drain_waits_for_all_transfers(tier: Maker) -> None:
+    one = tier()
+    entered, may_go, order = threading.Event(), threading.Event(), []
+    whole = one._cache
+
+    def slow(given: Any, blocks: Any) -> Any:
+        entered.set()
+        may_go.wait()
+        order.append("put")
+        return whole.put(given, blocks)
+
+    one._cache = Watched(whole, put=slow)
+    for number in (1, 2):
+        one.submit_store(job(keys(number), [number]))
+    draining = threading.Thread(target=lambda: (one.drain_jobs(), order.append("drained")))
+    entered.wait()
+    draining.start()
+    may_go.set()
+    draining.join()
+    assert order == ["put", "put", "drained"]
+    assert [it.success for it in one.get_finished_jobs()] == [True, True]
+
+
+def test_after_a_drain_nobody_knows_the_weights_and_no_old_block_is_met(tier: Maker) -> None:
+    one, two = tier(host=0), tier(host=1)
+    assert store(one, keys(1), [0]).success
+    two.drain_jobs()
+    assert look_up(two, keys(1)) == [MISS]
+    assert store(two, keys(2), [0]).success
+    assert look_up(two, keys(2)) == [HIT] and look_up(one, keys(1, 2)) == [HIT, MISS]
+
+
+def test_after_a_drain_a_file_that_stands_for_the_weights_is_read_again(tier: Maker, tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    version.write_text("1")
+    one = tier(weights=str(version))
+    assert store(one, keys(1), [0]).success
+    for text, found in (("1", HIT), ("2", MISS), ("1", HIT)):
+        version.write_text(text)
+        one.drain_jobs()
+        assert look_up(one, keys(1)) == [found]
+    version.unlink()
+    one.drain_jobs()
+    assert look_up(one, keys(1)) == [MISS]
+
+
+def test_a_tier_that_is_shut_down_lets_go_of_the_primary_tier(tier: Maker) -> None:
+    one = tier()
+    assert store(one, keys(1), [0]).success
+    one.shutdown()
+    one._primary_kv_view.release()
+    assert look_up(one, keys(2)) == [MISS]
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprints
+
+
+@pytest.fixture
+def read(model: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that have been hashed, as if they had been written some time ago."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(model.parent))
+    monkeypatch.setattr(of_files, "_SETTLED_SECONDS", -1000)
+    names: list[str] = []
+    digest = of_files.hashlib.file_digest
+
+    def noted(file: Any, name: str) -> Any:
+        names.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(of_files.hashlib, "file_digest", noted)
+    return names
+
+
+def test_a_file_is_read_once_for_its_fingerprint(model: Path, read: list[str]) -> None:
+    first = fingerprint(model)
+    assert sorted(read) == ["config.json", "model.safetensors"]
+    assert fingerprint(model) == first and len(read) == 2
+    (model / "model.safetensors").write_bytes(b"WEIGHTS")
+    assert fingerprint(model) != first and read[2:] == ["model.safetensors"]
+
+
+def test_what_a_model_computes_with_is_in_its_fingerprint_and_no_name_is(model: Path, read: list[str]) -> None:
+    first = fingerprint(model)
+    model.rename(model.with_name("elsewhere"))
+    elsewhere = model.with_name("elsewhere")
+    (elsewhere / "tokenizer.json").write_text("{}")
+    assert fingerprint(elsewhere) == first
+    (elsewhere / "config.json").write_text('{"rope_theta": 1e6}')
+    assert fingerprint(elsewhere) != first
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(
+    model: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_files, "_SETTLED_SECONDS", 1000)
+    assert fingerprint(model) == fingerprint(model)
+    assert len(read) == 4
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"seen": 1}', "\0"])
+def test_a_damaged_note_of_a_hash_is_hashed_again(model: Path, read: list[str], text: str) -> None:
+    first = fingerprint(model)
+    for note in (model.parent / "polder/fingerprints").iterdir():
+        note.write_text(text)
+    assert fingerprint(model) == first and len(read) == 4
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(model.parent))
+    digest = of_files.hashlib.file_digest
+
+    def changed(file: Any, name: str) -> Any:
+        found = digest(file, name)
+        Path(file.name).write_bytes(b"a longer text than before")
+        return found
+
+    monkeypatch.setattr(of_files.hashlib, "file_digest", changed)
+    with pytest.raises(ArgumentError, match="changed while it was hashed"):
+        fingerprint(model)
+
+
+# ------------------------------------------------------------------------------------------------- engines on a CPU
+
+
+class Region:
+    """A primary tier of one worker."""
+
+    def __init__(self, chunks: int, row: int) -> None:
+        self.rows = torch.zeros(chunks, row, dtype=torch.int8)
+        self._used = 0
+        self.is_clean = False
+
+    def create_next_worker_view(self, nbytes: int) -> Any:
+        self._used += nbytes
+        return self.rows[:, self._used - nbytes : self._used]
+
+    def cleanup(self) -> None:
+        self.is_clean = True
+
+
+def moved(block_ids: list[int], sizes: list[int], first: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(block_ids=np.array(block_ids), group_sizes=sizes, block_indices=first)
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 3])
+def test_a_worker_on_a_cpu_brings_blocks_back_as_they_were(blocks_per_chunk: int) -> None:
+    # Two groups: the first with two tensors of which one has padded pages, the second with a tensor of its own.
+    pages = [64, 48, 32]
+    tensors = [torch.randint(-128, 127, (12, page), dtype=torch.int8) for page in pages]
+    caches = SimpleNamespace(
+        tensors=[SimpleNamespace(tensor=it, page_size_bytes=it.shape[1]) for it in tensors],
+        group_data_refs=[
+            [SimpleNamespace(tensor_idx=0, page_size_bytes=64), SimpleNamespace(tensor_idx=1, page_size_bytes=40)],
+            [SimpleNamespace(tensor_idx=2, page_size_bytes=32)],
+        ],
+    )
+    region = Region(10, sum(pages) * blocks_per_chunk)
+    worker = door.CopyingWorker(caches, blocks_per_chunk, region)
+    # The first group begins in the middle of a chunk, at the second block of its request.
+    group_sizes, first = [5, 4], [1, 3]
+    spans = [
+        -(-(size + at % blocks_per_chunk) // blocks_per_chunk) for size, at in zip(group_sizes, first, strict=True)
+    ]
+    chunks = SimpleNamespace(block_ids=np.array([7, 2, 9, 0, 4, 5, 1, 3, 8][: sum(spans)]))
+    before = [it.clone() for it in tensors]
+    assert worker.submit_store(1, moved([3, 1, 4, 0, 5, 9, 2, 6, 8], group_sizes, first), chunks)
+    target = [11, 10, 7, 3, 1, 0, 11, 4, 5]
+    for it in tensors:
+        it.zero_()
+    assert worker.submit_load(2, chunks, moved(target, group_sizes, first), expedited=True)
+    for old, new in zip([3, 1, 4, 0, 5], target[:5], strict=True):
+        assert torch.equal(tensors[0][new], before[0][old])
+        assert torch.equal(tensors[1][new, :40], before[1][old, :40]) and not tensors[1][new, 40:].any()
+    for old, new in zip([9, 2, 6, 8], target[5:], strict=True):
+        assert torch.equal(tensors[2][new], before[2][old])
+    results = worker.get_finished()
+    assert [(it.job_id, it.success, it.transfer_size) for it in results] == [(1, True, 648), (2, True, 648)]
+    assert worker.get_finished() == []
+    worker.shutdown()
+    assert region.is_clean
+
+
+def test_a_group_without_blocks_moves_nothing() -> None:
+    caches = SimpleNamespace(
+        tensors=[SimpleNamespace(tensor=torch.ones(4, 64, dtype=torch.int8), page_size_bytes=64)],
+        group_data_refs=[[SimpleNamespace(tensor_idx=0, page_size_bytes=64)]] * 2,
+    )
+    region = Region(4, 64)
+    worker = door.CopyingWorker(caches, 1, region)
+    worker.submit_store(1, moved([2], [0, 1], [0, 0]), SimpleNamespace(block_ids=np.array([3])))
+    assert region.rows.sum(1).tolist() == [0, 0, 0, 64]
+
+
+# --------------------------------------------------------------------------------------------------- what vLLM sees
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed")
+def test_without_vllm_one_line_says_what_is_missing() -> None:
+    ended = subprocess.run([sys.executable, "-c", "import polder.kv.vllm"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "ImportError: polder.kv.vllm needs vLLM 0.30 to 0.33 beside Polder, in one environment: No module named 'vllm'"
+    )
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed, and has loaded the plug-in")
+def test_the_plugin_registers_both_classes_and_harms_no_vllm_without_tiers() -> None:
+    vllm_plugin.register.__wrapped__()
+    with mock.patch.dict(sys.modules, vllm_stub.modules()):
+        vllm_plugin.register.__wrapped__()
+        names = [
+            vllm_stub.MODULES[f"{vllm_stub.OFFLOAD}.{module}"][registry].names
+            for module, registry in (("tiering.factory", "SecondaryTierFactory"), ("factory", "OffloadingSpecFactory"))
+        ]
+    assert names == [
+        {"polder": ("polder.kv.vllm", "PolderTier")},
+        {"PolderCpuSpec": ("polder.kv.vllm", "PolderCpuSpec")},
+    ]
+    assert all(hasattr(door, name) for _, name in (*names[0].values(), *names[1].values()))
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+def test_vllm_finds_the_tier_and_the_spec_by_their_names() -> None:
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+    load_general_plugins()
+    assert SecondaryTierFactory.get_tier_class({"type": "polder"}) is door.PolderTier
+    assert OffloadingSpecFactory.get_spec_cls({"spec_name": "PolderCpuSpec"}) is door.PolderCpuSpec
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+def test_the_stub_has_the_signatures_of_vllm() -> None:
+    for path, names in vllm_stub.MODULES.items():
+        real = importlib.import_module(path)
+        for name, ours in names.items():
+            theirs = getattr(real, name)
+            if dataclasses.is_dataclass(ours):
+                assert fields(ours) == fields(theirs), name
+            elif inspect.isclass(ours):
+                assert abstract(ours) == abstract(theirs), name
+                assert [it.name for it in getattr(ours, "__members__", {}).values()] == [
+                    *getattr(theirs, "__members__", ())
+                ]
+                for method, function in vars(ours).items():
+                    if inspect.isfunction(function) and not method.startswith("_generate"):
+                        assert parameters(function) == parameters(getattr(theirs, method)), f"{name}.{method}"
+            elif inspect.isfunction(ours):
+                assert parameters(ours) == parameters(theirs), name
+            else:
+                used = vars(ours).keys() - {"names"}
+                assert used and all(hasattr(theirs, it) for it in used), name
+
+
+def abstract(of: Any) -> set[str]:
+    return set(getattr(of, "__abstractmethods__", ()))
+
+
+def fields(of: Any) -> list[tuple[str, str]]:
+    return [(it.name, str(it.default)) for it in dataclasses.fields(of)]
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    return [(it.name, it.kind, it.default) for it in inspect.signature(function).parameters.values()]
