@@ -25,6 +25,8 @@
 //! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
 
 mod get;
+#[cfg(feature = "hostile")]
+pub mod hostile;
 mod part;
 mod put;
 mod replica;

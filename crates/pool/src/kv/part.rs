@@ -2,7 +2,7 @@
 
 use polder_mem::{LINE, Memory, Offset};
 
-use super::wire::{Control, LogLine, MAX_SLABS, RECORDS, Record, Slot};
+use super::wire::{Control, LogLine, MAX_SLABS, RECORDS, Record, SEQUENCES, Slot};
 use super::{CLASSES, Cache};
 use crate::object::Object;
 use crate::state::LockName;
@@ -113,15 +113,15 @@ impl<M: Memory> Cache<M> {
     /// Drops this host's own lines from its caches: its machine may have had another host's id, and read them as another host's.
     fn refresh_own(&self) -> Result<(), PoolError> {
         let (memory, host) = (self.pool.memory(), self.pool.member().host);
-        // HARMLESS(invalidate) in the model, where a machine keeps its host id.
+        // HARMLESS(invalidate -> write_back -> drop) in the model, where a machine keeps its host id: the control line of its own.
         memory.invalidate(self.control_at(host), LINE);
-        // HARMLESS(invalidate) as above.
+        // HARMLESS(invalidate -> write_back -> drop) as above: the log of its own.
         memory.invalidate(self.part.at(), self.part.bytes());
         for listed in self.pool.list(&self.slab_prefix(host))? {
-            // HARMLESS(invalidate) as above.
+            // HARMLESS(invalidate -> write_back -> drop) as above: the slabs of its own.
             memory.invalidate(listed.at, listed.bytes);
         }
-        // HARMLESS(fence_invalidations) as above.
+        // HARMLESS(fence_invalidations -> sfence -> drop) as above: all of its own.
         // SYNC: pairs with `publish_control`, `log` and `Cache::publish` of the host's boot before.
         memory.fence_invalidations();
         Ok(())
@@ -135,7 +135,8 @@ impl<M: Memory> Cache<M> {
         for index in 0..self.geometry.log_lines {
             let words = line::load(self.pool.memory(), self.log_at(part, index))?;
             let sequence = words.map_or(0, |words| LogLine::decode(&words).sequence);
-            survey.position = survey.position.max(sequence.saturating_add(1));
+            let is_damaged = sequence >= SEQUENCES;
+            survey.position = survey.position.max(if is_damaged { 0 } else { sequence + 1 });
         }
         let prefix = self.slab_prefix(host);
         for listed in self.pool.list(&prefix)? {

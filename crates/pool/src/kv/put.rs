@@ -152,7 +152,8 @@ impl<M: Memory> Cache<M> {
     /// This host's slabs, in the order of their numbers.
     fn find_own(&self, control: &Control) -> Result<Vec<(u32, Slab)>, PoolError> {
         let slab = |number| Ok(self.slab(self.pool.member().host, number)?.map(|slab| (number, slab)));
-        (0..control.slabs).filter_map(|number| slab(number).transpose()).collect()
+        let slabs = u64::from(control.slabs).min(self.pool.memory().bytes() / LINE) as u32;
+        (0..slabs).filter_map(|number| slab(number).transpose()).collect()
     }
 
     /// Makes a slab for blocks of this size, in the place of one for others where this host has none for these; its place.
@@ -223,7 +224,7 @@ impl<M: Memory> Cache<M> {
             Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
                 return Ok(None);
             }
-            Some(State::Live) => control.evictions += 1,
+            Some(State::Live) => control.evictions = control.evictions.wrapping_add(1),
             _ => {}
         }
         let entry = Entry {
@@ -284,7 +285,7 @@ impl<M: Memory> Cache<M> {
         }
         // Whoever reads the log finds the lines.
         memory.sfence();
-        control.puts += records.len() as u64;
+        control.puts = control.puts.wrapping_add(records.len() as u64);
         self.log(control, &records);
         Ok(records.len() as u64)
     }

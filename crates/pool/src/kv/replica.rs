@@ -229,7 +229,8 @@ impl<M: Memory> Cache<M> {
             (None, None) => return Ok(()),
         };
         peer.cursor = position;
-        for number in 0..slabs {
+        // Whatever the line says, no more slabs are there than lines.
+        for number in 0..u64::from(slabs).min(memory.bytes() / LINE) as u32 {
             let slab = self.slab(host, number)?;
             replica.know(host, number, slab);
             let Some(slab) = slab else { continue };

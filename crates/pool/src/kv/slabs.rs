@@ -99,7 +99,7 @@ impl<M: Memory> Cache<M> {
         if !self.pool.is_live(&self.root.name, self.root.owner, self.root.generation)? {
             return Err(PoolError::NotFound { name: self.root.name.clone() });
         }
-        control.claimed += head.bytes();
+        control.claimed = control.claimed.saturating_add(head.bytes());
         self.publish_control(control);
         let shares = self.shares(control, head.bytes())?;
         let made = match shares.claimed <= self.geometry.budget {
@@ -123,13 +123,13 @@ impl<M: Memory> Cache<M> {
                 error @ (PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }),
             ) => {
                 tracing::debug!("the cache {} gets no further slab: {error}", self.name);
-                control.claimed -= head.bytes();
+                control.claimed = control.claimed.saturating_sub(head.bytes());
                 None
             }
             Err(error) => return Err(error),
         };
-        control.wants =
-            place.is_none() && (control.claimed == 0 || control.claimed + head.bytes() <= shares.fair);
+        let would_have = control.claimed.saturating_add(head.bytes());
+        control.wants = place.is_none() && (control.claimed == 0 || would_have <= shares.fair);
         self.publish_control(control);
         Ok(place)
     }
@@ -146,7 +146,7 @@ impl<M: Memory> Cache<M> {
                 }
                 None if self.is_empty(host)? => 0,
                 // It is writing its line, or died while it did: it has claimed what it has, and one slab more at most.
-                None => self.listed_bytes(host)? + self.geometry.slab_bytes.max(bytes),
+                None => self.listed_bytes(host)?.saturating_add(self.geometry.slab_bytes.max(bytes)),
             };
             claimed = claimed.saturating_add(theirs);
         }
@@ -186,7 +186,7 @@ impl<M: Memory> Cache<M> {
             let entry = (sum == line::checksum(&words)).then(|| Entry::decode(&words)).flatten();
             match entry.map(|entry| (entry.state, entry.holder)) {
                 Some((State::Reserved, holder)) if !me.is_gone(memory, holder) => return Ok(false),
-                Some((State::Live, _)) => control.evictions += 1,
+                Some((State::Live, _)) => control.evictions = control.evictions.wrapping_add(1),
                 _ => {}
             }
             let generation = Entry::next_generation(&words);

@@ -64,6 +64,11 @@ pub(super) const MAX_SLOTS: u64 = 1 << SLOT_BITS;
 pub(super) const MAX_SLABS: u32 = (1 << (32 - SLOT_BITS)) - 1;
 const GENERATION_BITS: u32 = 56;
 const GENERATIONS: u64 = (1 << GENERATION_BITS) - 1;
+/// Sequence numbers of a log are below this: a host that logs a line in each nanosecond takes two years. What is above is damaged.
+pub(super) const SEQUENCES: u64 = 1 << 56;
+/// The most lines of a log, and bytes of a slab, of a cache that is not damaged.
+const MOST_LINES: u64 = 1 << 32;
+const MOST_BYTES: u64 = 1 << 56;
 
 /// What all hosts know of a cache, written once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +87,8 @@ impl Root {
     pub(super) fn decode(words: &Words) -> Option<Self> {
         let [magic, slab_bytes, log_lines, budget, hosts, ..] = *words;
         let hosts = u16::try_from(hosts).ok()?;
-        (magic == MAGIC && log_lines != 0).then_some(Self { slab_bytes, log_lines, budget, hosts })
+        let fits = (1..=MOST_LINES).contains(&log_lines) && slab_bytes <= MOST_BYTES;
+        (magic == MAGIC && fits).then_some(Self { slab_bytes, log_lines, budget, hosts })
     }
 }
 
@@ -113,7 +119,8 @@ impl Control {
         let (slabs, changes) = (slabs as u32, (slabs >> 32) as u32);
         let (busy, wants) = (flags & 1 != 0, flags & 2 != 0);
         let control = Self { position, slabs, changes, claimed, incarnation, busy, wants, puts, evictions };
-        (incarnation != 0 && slabs <= MAX_SLABS).then_some(control)
+        let fits = slabs <= MAX_SLABS && position <= SEQUENCES + MOST_LINES;
+        (incarnation != 0 && fits).then_some(control)
     }
 }
 
@@ -200,7 +207,7 @@ impl Entry {
 
     /// The generation after that of a line which may be torn: the word with it is the old one or the new one.
     pub(super) const fn next_generation(words: &Words) -> u64 {
-        let next = (words[2] + 1) & GENERATIONS;
+        let next = words[2].wrapping_add(1) & GENERATIONS;
         if next as u32 == SLAB_IS_GONE { next + 1 } else { next }
     }
 }
