@@ -15,9 +15,9 @@ use polder_mem::{Bell, Coherence, Memory};
 use polder_schedule::{Exchange, Shard};
 
 use super::group::Dice;
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{expect_all_clean, shape_of, small_pool};
 use crate::deviation::Deviation;
-use crate::format::{Geometry, Layout, Superblock};
+use crate::format::{Layout, Superblock};
 use crate::group::Interrupt;
 use crate::pool::locked;
 use crate::service::{Agreement, Client, ClientSession, ProxySession, ServiceOptions};
@@ -70,18 +70,7 @@ const JUDGE: u32 = 200;
 const BOOT: u64 = 7;
 
 /// The pool, with no byte to spare.
-static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry {
-        hosts: HOSTS,
-        processes: PROCESSES,
-        names: 13,
-        levels: 4,
-        chunk_bytes: 512,
-        opens: 10,
-        keepers: 1,
-    };
-    pool_of(geometry, CHUNKS)
-});
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| small_pool(HOSTS, PROCESSES, 13, 10, CHUNKS));
 
 /// What befalls the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,6 +38,18 @@ pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
     (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry, coherence: None }, layout)
 }
 
+/// A pool for objects of a few lines.
+pub(super) fn small_pool(
+    hosts: u16,
+    processes: u16,
+    names: u32,
+    opens: u32,
+    chunks: u32,
+) -> (Superblock, Layout) {
+    let geometry = Geometry { hosts, processes, names, levels: 4, chunk_bytes: 512, opens, keepers: 1 };
+    pool_of(geometry, chunks)
+}
+
 /// A pool with entries in two levels of 3 and 2 slots, and chunks of four lines.
 pub(super) struct Stage {
     pub(super) world: World,
