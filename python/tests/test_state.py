@@ -104,6 +104,34 @@ def test_what_a_dead_attempt_left_goes_once_the_next_has_a_whole_version(scratch
         assert {7, 6} <= numbers and not {1, 2, 3} & numbers
 
 
+@pytest.mark.parametrize("where", ["pool", "folder"])
+def test_what_ranks_left_goes_once_a_smaller_job_has_two_versions_of_its_own(scratch: Path, where: str) -> None:
+    to = "-" if where == "pool" else scratch / "disk"
+    start(scratch, 4, 0, to, "fill=1", "snap=1", "snap=2")
+
+    def kept() -> dict[int, set[int]]:
+        """The versions of each rank."""
+        if where == "folder":
+            return {rank: {number for number, *_ in disk.named(scratch / f"disk/job/{rank}")} for rank in range(4)}
+        with polder.Pool(scratch / "pool", run=scratch) as pool:
+            return {rank: set(_core.Store(pool, f"job/{rank}").versions()) for rank in range(4)}
+
+    # A job that restores nothing leaves all alone, also when it has versions.
+    assert start(
+        scratch, 3, 1, to, "fill=2", *(act for step in range(3, 7) for act in ("wait", f"snap={step}")), "wait"
+    )
+    assert all({1, 2} <= numbers for numbers in kept().values())
+    # The spare of the first version is that of the ranks before.
+    assert start(scratch, 2, 2, to, "restore", "say", "snap=7", "wait") == ["6 2.0"] * 2
+    assert kept()[2] >= {1, 2, 6}
+    assert (
+        start(scratch, 2, 3, to, "restore", *(act for step in range(8, 12) for act in ("wait", f"snap={step}"))) != []
+    )
+    assert kept()[2] == kept()[3] == {1, 2}
+    # A job that has read what is below goes on from there alone.
+    assert start(scratch, 4, 4, to, "restore", "say") == ["11 2.0"] * 4
+
+
 def test_an_old_pool_does_not_win_over_a_newer_folder(scratch: Path) -> None:
     folder = scratch / "disk"
     with (

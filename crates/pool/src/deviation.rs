@@ -35,6 +35,12 @@ pub(crate) enum Deviation {
     OwnsTheLiving,
     /// A process removes older versions without a look at what the others of its attempt have published.
     PrunesAlone,
+    /// A process removes versions that its job could not read.
+    IgnoresFloor,
+    /// A process publishes, although another attempt has published since its own began.
+    PublishesBehind,
+    /// A process removes what the ranks left that its job has no more, before a version of the job is whole.
+    ClearsAtOnce,
     /// A reader goes by a list of versions, and not by the marks.
     NewestByList,
     /// A reader takes two versions of one number for one, whichever attempts they are of.

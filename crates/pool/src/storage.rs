@@ -16,7 +16,7 @@
 //! published. A reader that finds an older version than any host's mark said when it began looks again.
 //!
 //! An [`Attempt`] is several processes that publish the same numbers, each in a store of its own. A version of it counts once all of
-//! them have it, and none removes what counts before.
+//! them have it, and none removes what counts before. Stores of processes that it has no more are cleared after that.
 //!
 //! A store may have an owner: an object of the process that alone publishes there. The next owner takes the place of a dead one.
 //!

@@ -85,36 +85,33 @@ impl Store {
         })
     }
 
-    /// As `publish`, version `number` of an attempt: its word, its first number, the version that counts until one of it is whole, and the
-    /// number below which versions are left alone. `others` are the stores of its other processes.
+    /// As `publish`, version `number` of an attempt: its word, its first number, the version that counts until one of it is whole, the
+    /// number below which versions are left alone, and the highest that this store had. `others` are the stores of its other processes,
+    /// `left` those of processes that it has no more and that this one clears.
     fn publish_in(
         &self,
         py: Python<'_>,
-        attempt: (u64, u64, u64, u64),
+        attempt: Terms,
         others: Vec<String>,
+        left: Vec<String>,
         number: u64,
         tensors: Vec<(String, Bound<'_, PyAny>)>,
     ) -> PyResult<(u64, u64, u64)> {
         let session = self.session()?;
         publish_spans(py, tensors, |tensors| {
             let pool = session.pool();
-            in_attempt(pool, attempt, &others, |attempt| {
+            in_attempt(pool, attempt, [&others, &left], |attempt| {
                 storage::Store::new(Arc::clone(pool), &self.name)?.publish_in(attempt, number, tensors)
             })
         })
     }
 
     /// The newest version of an attempt, as `publish_in` takes it, that all of its processes have published.
-    fn whole_in(
-        &self,
-        py: Python<'_>,
-        attempt: (u64, u64, u64, u64),
-        others: Vec<String>,
-    ) -> PyResult<Option<u64>> {
+    fn whole_in(&self, py: Python<'_>, attempt: Terms, others: Vec<String>) -> PyResult<Option<u64>> {
         let session = self.session()?;
         let whole = py.detach(|| {
             let pool = session.pool();
-            in_attempt(pool, attempt, &others, |attempt| {
+            in_attempt(pool, attempt, [&others, &[]], |attempt| {
                 storage::Store::new(Arc::clone(pool), &self.name)?.whole_in(attempt)
             })
         });
@@ -190,16 +187,21 @@ impl Store {
     }
 }
 
-/// Does something in an attempt: its word, its first number, its base and its floor, and the stores of its other processes.
+/// Of an attempt: its word, its first number, its base, its floor, and what it saw in its own store.
+type Terms = (u64, u64, u64, u64, u64);
+
+/// Does something in an attempt, beside the stores of its other processes and those that are left.
 fn in_attempt<M: Memory, R>(
     pool: &Arc<polder_pool::Pool<M>>,
-    (word, first, base, floor): (u64, u64, u64, u64),
-    others: &[String],
+    (word, first, base, floor, seen): Terms,
+    stores: [&[String]; 2],
     act: impl FnOnce(&storage::Attempt<'_, M>) -> Result<R, PoolError>,
 ) -> Result<R, PoolError> {
-    let others = others.iter().map(|name| storage::Store::new(Arc::clone(pool), name));
-    let others = others.collect::<Result<Vec<_>, _>>()?;
-    act(&storage::Attempt { word, first, base, floor, others: &others })
+    let opened = stores.map(|names| {
+        names.iter().map(|name| storage::Store::new(Arc::clone(pool), name)).collect::<Result<Vec<_>, _>>()
+    });
+    let [others, left] = opened;
+    act(&storage::Attempt { word, first, base, floor, seen, others: &others?, left: &left? })
 }
 
 /// Publishes arrays by `publish`: the number, the bytes that were copied, and those that have not changed.

@@ -112,7 +112,7 @@ class Look:
 def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack) -> Look:
     """Looks at a share of the parts that there are: this rank's own, and some of ranks that are not here."""
     found = Look()
-    parts, damaged, highest = found.seen.parts, found.seen.damaged, 0
+    parts, damaged, highest, in_own = found.seen.parts, found.seen.damaged, 0, 0
     begin = len(f"/version/{name}/")
     stores = {entry.name[begin:].partition("/")[0] for entry in pool.list(f"/version/{name}/")}
     homes: set[str] = set()
@@ -120,7 +120,8 @@ def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack
         homes = {entry.name for entry in (folder / name).iterdir()}
     there = {int(rank) for rank in stores | homes if rank.isdecimal() and str(int(rank)) == rank}
     own = {here.rank, here.ranks[here.rank]}
-    for rank in sorted(own | {rank for rank in there if rank >= here.size and rank % here.size == here.rank}):
+    others = {rank for rank in there if rank >= here.size and rank % here.size == here.rank} - own
+    for rank in sorted(own | others):
         if str(rank) in stores:
             versions, errors = store_of(pool, name, rank).kept()
             for version in versions:
@@ -139,6 +140,9 @@ def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack
                     )
                 )
                 highest = max(highest, number if number >> 63 == 0 else 0)
+            if rank == here.rank:
+                known = [version.number for version in versions] + [number for number, _ in errors if number >> 63 == 0]
+                in_own = max(known, default=0)
         for number, _, at in disk.named(disk.home_of(folder, name, rank)) if folder is not None else []:
             highest = max(highest, number)
             try:
@@ -148,7 +152,7 @@ def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack
     # What is whole elsewhere is no damage.
     good = {(part.identity.rank, part.number) for part in parts}
     damaged[:] = [(number, why) for number, why in damaged if not any((rank, number) in good for rank in own)]
-    found.seen = Seen(parts, sorted(damaged, reverse=True), highest)
+    found.seen = Seen(parts, sorted(damaged, reverse=True), highest, in_own, sorted(others))
     return found
 
 
@@ -182,11 +186,14 @@ class Attempt:
         Its word, generation, first number, base, and floor.
     base : int
         The number of its base in this rank's store; 0 if that is not in the pool.
+    seen : Seen
+        What this rank has found.
     """
 
-    def __init__(self, pool: Pool, name: str, here: Here, like: Identity, base: int) -> None:
+    def __init__(self, pool: Pool, name: str, here: Here, like: Identity, base: int, seen: Seen) -> None:
         self.here, self.word, self.first, self.floor = here, like.attempt, like.number, like.floor
-        self.terms = self.word, self.first, base, self.floor
+        self.terms = self.word, self.first, base, self.floor, seen.own
+        self._name, self._left, self._left_on_disk = name, seen.others, seen.others
         self.store_name = f"{name}/{here.rank}"
         self.others = [f"{name}/{rank}" for rank in range(here.size) if rank != here.rank]
         self.world = dist.group.WORLD if dist.is_initialized() else None
@@ -209,7 +216,15 @@ class Attempt:
 
     def has_flushed(self, home: Path, identity: Identity) -> None:
         """A version of this rank is on disk: what nobody needs any more goes."""
-        disk.prune(home, identity, self.first)
+        self._left_on_disk = disk.prune(home, identity, self.first, self._left_on_disk)
+
+    def left(self) -> list[str]:
+        """The stores of ranks that the job has no more and that this one clears, as long as they are there."""
+        if self._left:
+            begin = len(f"/version/{self._name}/")
+            there = {entry.name[begin:].partition("/")[0] for entry in self.pool.list(f"/version/{self._name}/")}
+            self._left = [rank for rank in self._left if str(rank) in there]
+        return [f"{self._name}/{rank}" for rank in self._left]
 
     def identity(self, step: int, number: int, store: _core.Store | None) -> Identity:
         """That of a version. `store` tells what is whole now."""
@@ -302,7 +317,8 @@ def begin(
         floor=first if is_foreign else floor,
         whole=number,
     )
-    return Attempt(pool, name, here, like, own.number if own is not None and own.folder is None else 0)
+    in_pool = own.number if own is not None and own.folder is None else 0
+    return Attempt(pool, name, here, like, in_pool, all_seen[here.rank])
 
 
 @functools.cache

@@ -134,34 +134,44 @@ def claim(home: Path, attempt: str) -> None:
     OSError
         It cannot be made.
     """
-    at = home.with_name(f"{home.name}.lock").absolute()
+    at = _lock_of(home)
     held = _locks().get(at)
     if held is None or not _is_at(held[0], at):
         _make(home)
-        opened = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(opened, 400, 0).decode(errors="replace").strip() or "a process that it does not name"
-            os.close(opened)
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise TierError(
-                    f"{at} cannot be locked ({error}); give a folder of a file system with locks"
-                ) from error
-            raise NameExistsError(
-                f"{home} is in use by {holder}; one process at a time snapshots under a name: end it, or give another "
-                "name"
-            ) from error
-        _locks()[at] = opened, ""
+        _locks()[at] = _lock(home), ""
     opened, said = _locks()[at]
     if said != attempt:
         os.ftruncate(opened, 0)
         os.pwrite(opened, f"host {socket.gethostname()}, process {os.getpid()}, attempt {attempt}\n".encode(), 0)
         _locks()[at] = opened, attempt
-        for left in home.iterdir():
-            # Of a process that died, because this one has the lock.
-            if _LEFT.fullmatch(left.name) and not left.is_symlink() and left.is_dir():
-                shutil.rmtree(left)
+        for left in _leftovers(home):
+            shutil.rmtree(left)
+
+
+def _lock_of(home: Path) -> Path:
+    return home.with_name(f"{home.name}.lock").absolute()
+
+
+def _lock(home: Path) -> int:
+    """The lock of a rank's folder, until it is closed. If this process had it open already, that would end the lock."""
+    at = _lock_of(home)
+    opened = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(opened, 400, 0).decode(errors="replace").strip() or "a process that it does not name"
+        os.close(opened)
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise TierError(f"{at} cannot be locked ({error}); give a folder of a file system with locks") from error
+        raise NameExistsError(
+            f"{home} is in use by {holder}; one process at a time snapshots under a name: end it, or give another name"
+        ) from error
+    return opened
+
+
+def _leftovers(home: Path) -> list[Path]:
+    """What a process that died was writing or removing. Only a process that has the lock knows that it died."""
+    return [it for it in home.iterdir() if _LEFT.fullmatch(it.name) and not it.is_symlink() and it.is_dir()]
 
 
 def _is_at(opened: int, path: Path) -> bool:
@@ -254,10 +264,12 @@ def write(
     return whole
 
 
-def prune(home: Path, identity: Identity, first: int) -> None:
+def prune(home: Path, identity: Identity, first: int, left: list[int]) -> list[int]:
     """Removes what an attempt of first number `first` does not need once its version `identity` is there.
 
     The newest version that every rank has stays, what is newer, and the one before it; and what is below the floor.
+    Once both are of this attempt, what the ranks `left` have goes, which the job has no more. Returns those of them
+    that still have something.
     """
     own = [(number, at) for number, _, at in named(home) if number >= first]
     homes = [home.with_name(str(rank)) for rank in range(identity.world) if rank != identity.rank]
@@ -266,15 +278,44 @@ def prune(home: Path, identity: Identity, first: int) -> None:
         # On other machines' disks.
         newest = [number for number, _ in own[: 1 - _UNSEEN]][-1:]
     if not newest:
-        return
+        return left
     before = [(number, at) for number, _, at in named(home) if identity.floor <= number < newest[0]]
-    spare = [number for number, _ in before if number >= first][-1:] or [number for number, _ in before][-1:]
-    for number, at in before:
-        if [number] != spare:
-            # First its name, so that nothing which is half removed has one.
-            left = home / f".{number:08}.{identity.word}"
-            at.rename(left)
+    spare = [number for number, _ in before if number >= first][-1:]
+    stays = spare or [number for number, _ in before][-1:]
+    _remove([at for number, at in before if [number] != stays], identity)
+    if not spare:
+        return left
+    return [rank for rank in left if not _clear(home.with_name(str(rank)), identity, first)]
+
+
+def _remove(versions: list[Path], identity: Identity) -> None:
+    for at in versions:
+        # First its name, so that nothing which is half removed has one.
+        left = at.with_name(f".{at.name.partition('-')[0]}.{identity.word}")
+        at.rename(left)
+        shutil.rmtree(left)
+
+
+def _clear(home: Path, identity: Identity, first: int) -> bool:
+    """Removes what is not below the floor; false if the folder is of another process or user, or has newer versions."""
+    if not home.is_dir() or home.is_symlink():
+        return True
+    try:
+        _expect_own(home.absolute())
+        lock = None if _lock_of(home) in _locks() else _lock(home)
+    except (NameExistsError, TierError):
+        return False
+    try:
+        there = [(number, at) for number, _, at in named(home) if number >= identity.floor]
+        if any(number >= first for number, _ in there):
+            return False
+        _remove([at for _, at in there], identity)
+        for left in _leftovers(home):
             shutil.rmtree(left)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return True
 
 
 def _free(home: Path) -> int:

@@ -1,7 +1,7 @@
 """Which version is which: its identity, the parts of it that ranks have, and the newest that is whole."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,17 @@ class Seen:
         The numbers of those that could not, and the errors.
     highest : int
         The highest number that is in use, of anything.
+    own : int
+        The highest number in its own store.
+    others : list of int
+        Other ranks of which it has looked at the parts: none that restores.
     """
 
     parts: list[Part]
     damaged: list[tuple[int, str]]
     highest: int
+    own: int = 0
+    others: list[int] = field(default_factory=list[int])
 
 
 def parts_of(all_seen: Iterable[Seen], key: tuple[int, ...]) -> dict[int, Part]:

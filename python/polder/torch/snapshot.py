@@ -205,7 +205,7 @@ class _Snapshot:
             plain = _plain_sum(self._walked)
             said = json.dumps({**attempt.identity(step, number, store).said(), "plain": plain}).encode()
             of_bytes = [(STATE, np.frombuffer(saved, np.uint8)), (IDENTITY, np.frombuffer(said, np.uint8))]
-            done = store.publish_in(attempt.terms, attempt.others, number, [*arrays, *of_bytes])
+            done = store.publish_in(attempt.terms, attempt.others, attempt.left(), number, [*arrays, *of_bytes])
             version, copied, unchanged = done
             attempt.has_published(version)
             if is_flushed:

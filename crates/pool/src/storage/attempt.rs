@@ -23,8 +23,12 @@ pub struct Attempt<'s, M: Memory> {
     pub base: u64,
     /// Versions of lower numbers are left alone.
     pub floor: u64,
+    /// The highest number that was in this process's own store when the attempt began.
+    pub seen: u64,
     /// The stores of its other processes.
     pub others: &'s [Store<M>],
+    /// Stores of processes that the attempt before had and this one has not: this process clears them.
+    pub left: &'s [Store<M>],
 }
 
 impl<M: Memory> Attempt<'_, M> {
@@ -142,8 +146,9 @@ impl<M: Memory> Store<M> {
         number: u64,
         listed: &[(u64, ListedObject)],
     ) -> Result<(), PoolError> {
-        for &(newest, _) in listed.iter().take_while(|(newest, _)| *newest >= attempt.first) {
-            if self.attempt_of(newest)?.is_some_and(|word| !attempt.is_it(word)) {
+        for &(newest, _) in listed.iter().take_while(|(newest, _)| *newest > attempt.seen) {
+            let is_other = self.attempt_of(newest)?.is_some_and(|word| !attempt.is_it(word));
+            if is_other && !Deviation::PublishesBehind.is_on() {
                 return Err(PoolError::VersionBehind { name: self.name.clone(), version: number, newest });
             }
         }
@@ -171,11 +176,25 @@ impl<M: Memory> Store<M> {
         let whole = self.newest_whole(attempt, &own)?;
         let spare = whole.map(|whole| own.iter().copied().find(|own| *own < whole).unwrap_or(attempt.base));
         let stays = |number: u64| match whole {
-            _ if number < attempt.floor => true,
+            _ if number < attempt.floor && !Deviation::IgnoresFloor.is_on() => true,
             Some(whole) => number >= whole || with_spare && Some(number) == spare,
             None => with_spare || number >= attempt.first || number == attempt.base,
         };
-        // What they share with others stays with them.
+        self.remove_all_but(&listed, &self.needed(&listed, stays)?);
+        // The base counts until a version is whole, and is the spare until the one after that.
+        let has_spare = whole.is_some_and(|whole| !with_spare || own.iter().any(|number| *number < whole));
+        if has_spare || Deviation::ClearsAtOnce.is_on() {
+            attempt.left.iter().try_for_each(|left| left.clear(attempt))?;
+        }
+        Ok(())
+    }
+
+    /// The stamps of the objects of those versions that stay: what they share with others stays with them.
+    fn needed(
+        &self,
+        listed: &[(u64, ListedObject)],
+        stays: impl Fn(u64) -> bool,
+    ) -> Result<BTreeSet<u64>, PoolError> {
         let mut needed = BTreeSet::new();
         for (number, listed) in listed.iter().filter(|(number, _)| stays(*number)) {
             let Some(object) = self.open_listed(listed)? else { continue };
@@ -187,7 +206,32 @@ impl<M: Memory> Store<M> {
                 Err(error) => return Err(error),
             }
         }
-        self.remove_all_but(&listed, &needed);
+        Ok(needed)
+    }
+
+    /// Removes what a process left that an attempt has no more. If another process that lives owns its store, or another attempt has
+    /// published there since, all stays.
+    fn clear(&self, attempt: &Attempt<'_, M>) -> Result<(), PoolError> {
+        let stays = |number: u64| number < attempt.floor && !Deviation::IgnoresFloor.is_on();
+        let listed = self.listed()?;
+        if listed.iter().all(|(number, _)| stays(*number)) {
+            // Of a process that died while it cleared.
+            self.disown();
+            return Ok(());
+        }
+        match self.own() {
+            Err(PoolError::VersionTaken { .. }) => return Ok(()),
+            owned => owned?,
+        }
+        let listed = self.listed()?;
+        if listed.first().is_some_and(|(newest, _)| *newest < attempt.first) {
+            // First the marks: no reader looks for what is gone.
+            if let Some(marks) = self.marks()? {
+                self.discard(marks)?;
+            }
+            self.remove_all_but(&listed, &self.needed(&listed, stays)?);
+        }
+        self.disown();
         Ok(())
     }
 

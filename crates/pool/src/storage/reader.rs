@@ -69,7 +69,7 @@ impl<M: Memory> Store<M> {
             Err(error @ PoolError::Corrupt { .. }) => (0, Some((u64::MAX, error))),
             marked => (marked?, None),
         };
-        let due = if Deviation::NewestByList.is_on() { 0 } else { due };
+        let mut due = if Deviation::NewestByList.is_on() { 0 } else { due };
         loop {
             // A list misses what is published after it began, and so may miss all that was there before.
             let (mut kept, mut is_missing) = (Kept { versions: vec![], damaged: vec![] }, false);
@@ -95,6 +95,8 @@ impl<M: Memory> Store<M> {
             if memory.now() > deadline {
                 return Ok(Kept { versions: vec![], damaged: kept.damaged });
             }
+            // Who clears a store takes the marks away first.
+            due = due.min(self.marked().unwrap_or(due));
             memory.pause();
         }
     }

@@ -16,7 +16,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless};
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::kv::wire::Root;
@@ -72,15 +72,7 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const JUDGE: u32 = 500;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry {
-        hosts: HOSTS,
-        processes: PROCESSES,
-        names: 19,
-        levels: 4,
-        chunk_bytes: 2048,
-        opens: 12,
-        keepers: 1,
-    };
+    let geometry = Geometry { names: 19, chunk_bytes: 2048, opens: 12, ..small(HOSTS, PROCESSES) };
     pool_of(geometry, 15)
 });
 
