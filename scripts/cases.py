@@ -47,6 +47,7 @@ TABLE = {
     "mpi_large.c": Start(f"sh -c '{LARGE} ./large $how || exit 1; done'"),
     "plan_pages.sh": Start("sh {}", seconds=1800),
     "torch_compiled.py": Start(ranks(2)),
+    "torch_elastic.py": Start("python {}", seconds=1200),
     "torch_overlap.py": Start(ranks(3), BOTH),
 }
 

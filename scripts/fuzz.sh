@@ -11,7 +11,7 @@ case $time in
     *h) seconds=$((${time%h} * 3600)) ;;
     *) seconds=${time%s} ;;
 esac
-[ $# -gt 0 ] || set -- superblock pool ring group join endpoint window service storage note
+[ $# -gt 0 ] || set -- superblock pool ring group join endpoint window service storage kv note
 host=$(rustc -vV | sed -n 's/^host: //p')
 # As cargo-fuzz sets them, without what needs nightly. With --target they are not given to build scripts.
 RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -20,12 +20,12 @@ limited() { timeout --verbose -k 10 40m "$@"; }
 before=$(scripts/left_in_shm.sh || true)
 nothing_new_in_shm() { new=$(scripts/left_in_shm.sh | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
-# What setup has installed: stripped, and without the model of the protocols, which polder-dev has.
+# What setup has installed: stripped, and without the model of the protocols, which polder-dev has, or bytes that play hostile hosts.
 libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so"
 lean() {
     grep -qa corosensei .cache/dev/polder-dev || { echo ".cache/dev/polder-dev has no model: is this check blind?"; return 1; }
     for file in .venv/bin/polder $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
-        for word in corosensei crates/mem/src/model .symtab; do
+        for word in corosensei crates/mem/src/model hostile.rs .symtab; do
             ! grep -qaF -e "$word" "$file" || { echo "$file contains $word"; return 1; }
         done
     done

@@ -752,7 +752,7 @@ def mixed(
     buffer: int | None = None,
     error_rate: float = 0.0,
 ) -> dict[str, NDArray[Any]]:
-    """Predict many training steps on racks of two kinds with one call, as ``polder plan mixed`` does.
+    """Predict many training steps on racks of two kinds with one call, as ``polder plan train`` does.
 
     Parameters
     ----------
@@ -795,12 +795,15 @@ def mixed(
     flits = _flits(window, virtual_channels, buffer, error_rate)
     requests = [
         {
-            "model": model,
-            "platform": platform,
-            "fidelity": fidelity,
-            "flits": flits,
-            "parts": [{"rack": name, "accelerators": row[name]} for name in racks],
-            "layout": {name: row[name] for name in fields},
+            "parts": [{"platform": platform, "rack": name, "accelerators": row[name]} for name in racks],
+            "step": {
+                "model": model,
+                "platform": platform,
+                "accelerators": sum(row[name] for name in racks),
+                "fidelity": fidelity,
+                "flits": flits,
+                "layout": {name: row[name] for name in fields},
+            },
         }
         for row in rows
     ]

@@ -1,11 +1,13 @@
 """Kills a job of several ranks again and again, and looks at what the next one restores: ``rounds.py --rounds 2000``.
 
 In each round one to four ranks restore, train and snapshot into a pool and a folder, until one or all are killed at a
-random moment. Now and then the pool is lost. The next round must find one attempt on all ranks, and nothing older than
-what was confirmed to every rank. ``torch.distributed.checkpoint``'s ``async_save`` takes the same kills beside it.
+random moment: while they restore, or after. Now and then the pool is lost. The next round must find one attempt on all
+ranks, and nothing older than what was confirmed to every rank. ``torch.distributed.checkpoint``'s ``async_save`` takes
+the same kills beside it. Every rank is forked from a process that has imported torch.
 """
 
 import argparse
+import gc
 import os
 import random
 import shutil
@@ -17,42 +19,59 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+# The first optimizer of a process imports it.
+import torch._dynamo  # pyright: ignore[reportUnusedImport]
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import polder
 import polder.torch
 
 # torch's checkpoint module leaves the types of states open.
-# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
+# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false, reportUnknownVariableType=false
 
 MOST_RANKS = 4
+#: More than the steps of all rounds. A weight of 8 bytes holds the round and the step.
+STEPS = 1_000_000
 #: Of which round, at which step.
 Version = tuple[int, int]
-NOTHING = (-1, 0)
+NOTHING: Version = (-1, 0)
 
 
-def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model whose every weight says of which round and step it is."""
-    model = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(4)])
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+class Model(torch.nn.Module):
+    """Two layers that all ranks have alike, and one of which each rank has some rows."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.alike = torch.nn.ModuleList([torch.nn.Linear(16, 16, dtype=torch.float64) for _ in range(2)])
+        rows = torch.zeros(8, 4, dtype=torch.float64)
+        placed = distribute_tensor(rows, init_device_mesh("cpu", (ranks,)), [Shard(0)], src_data_rank=None)
+        self.rows = torch.nn.Parameter(placed)
+
+
+def own(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def put(model: torch.nn.Module, version: Version) -> None:
     """Makes the state that of a version."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.fill_(version[0] * 10_000 + version[1])
+            own(parameter).fill_(version[0] * STEPS + version[1])
 
 
 def version_of(model: torch.nn.Module) -> Version:
     """The one version whose state it is."""
-    values = {value for parameter in model.parameters() for value in parameter.unique().tolist()}
-    assert len(values) == 1, f"MIXED in one rank: {values}"
-    return divmod(int(values.pop()), 10_000)
+    values = {value for parameter in model.parameters() for value in own(parameter).unique().tolist()}
+    assert len(values) == 1, f"MIXED in one rank: {sorted(values)}"
+    return divmod(int(values.pop()), STEPS)
 
 
 class Ours:
@@ -125,10 +144,12 @@ def rank_of(way: Any, folder: Path, number: int, rank: int, ranks: int, out: int
 
     try:
         store = dist.FileStore(str(folder / f"store-{way.name}-{number}"), ranks)
-        backend = "gloo" if way is Ours else "cpu:gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
-        model, optimizer = make()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        model = Model(ranks)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         by = way(folder)
+        dist.barrier()
+        say(rank, "begins")
         found = by.restore(model, optimizer)
         say(rank, "found", *found)
         step = found[1]
@@ -143,8 +164,25 @@ def rank_of(way: Any, folder: Path, number: int, rank: int, ranks: int, out: int
     os._exit(1)
 
 
-def run(way: Any, folder: Path, number: int, ranks: int, seconds: float, killed: list[int], grace: float) -> list[str]:
-    """One round: what its ranks have said. `killed` are killed first, the others after `grace` seconds."""
+class Kill(NamedTuple):
+    """When ranks are killed, and which."""
+
+    in_restore: bool
+    seconds: float
+    first: list[int]
+    #: Seconds until the others are killed too.
+    grace: float
+
+
+class Said(NamedTuple):
+    """What the ranks of a round have said, before the first was killed and after."""
+
+    before: list[str]
+    after: list[str]
+
+
+def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> Said:
+    """One round."""
     reads, writes = os.pipe()
     children: list[int] = []
     for rank in range(ranks):
@@ -158,20 +196,23 @@ def run(way: Any, folder: Path, number: int, ranks: int, seconds: float, killed:
     said = b""
     os.set_blocking(reads, False)
 
-    def listen(until: float, enough: Callable[[bytes], bool]) -> None:
+    def listen(seconds: float, enough: Callable[[], bool]) -> None:
         nonlocal said
-        while time.monotonic() < until and not enough(said):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not enough():
             try:
                 said += os.read(reads, 1 << 16)
             except BlockingIOError:
                 time.sleep(0.001)
 
-    # The clock begins when the first has restored, or before.
-    listen(time.monotonic() + 60, lambda said: b"found" in said or b"ended" in said or seconds < 0.03)
-    listen(time.monotonic() + seconds, lambda said: b"ended" in said)
-    for rank in killed:
+    # The clock begins when all have begun, or the first has restored.
+    listen(60, lambda: said.count(b"begins") == ranks if kill.in_restore else b"found" in said or b"ended" in said)
+    listen(kill.seconds, lambda: b"ended" in said)
+    listen(0.0005, lambda: False)
+    before = len(said)
+    for rank in kill.first:
         os.kill(children[rank], signal.SIGKILL)
-    listen(time.monotonic() + grace, lambda said: False)
+    listen(kill.grace, lambda: False)
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -179,35 +220,89 @@ def run(way: Any, folder: Path, number: int, ranks: int, seconds: float, killed:
     while piece := os.read(reads, 1 << 16):
         said += piece
     os.close(reads)
-    return said.decode().splitlines()
+    (folder / f"store-{way.name}-{number}").unlink(missing_ok=True)
+    return Said(said[:before].decode().splitlines(), said[before:].decode().splitlines())
 
 
-def judge(counts: Counter[str], said: list[str], ranks: int, least: Version, faults: list[str]) -> dict[str, Version]:
+#: What a round may come back with, and what else is counted.
+ENDS = ["confirmed or newer", "first start", "killed before", "older", "mixed", "unreadable"]
+COLUMNS = ["rounds", "confirmed", *ENDS, "errors"]
+WRONG = {"older", "mixed", "unreadable", "errors"}
+
+
+def is_of_a_kill(line: str) -> bool:
+    """Whether a rank says that a peer has gone."""
+    return any(word in line.lower() for word in ("connection", "timed out", "gloo", "reset by peer"))
+
+
+def end_of(found: dict[str, Version], least: Version, mixed: str, unreadable: str) -> tuple[str, str]:
+    """What a round came back with, and what shows it."""
+    if mixed or len(set(found.values())) > 1:
+        return "mixed", mixed or f"{found}"
+    if unreadable:
+        return "unreadable", unreadable
+    if not found:
+        return "killed before", ""
+    if min(found.values()) < least:
+        return "older", f"{found}, confirmed {least}"
+    return "first start" if NOTHING in found.values() else "confirmed or newer", ""
+
+
+def judge(counts: Counter[str], said: Said, ranks: int, least: Version, faults: list[str]) -> dict[str, Version]:
     """Counts what a round shows; what was confirmed to all ranks, in the pool and on disk."""
     found: dict[str, Version] = {}
     told: dict[tuple[str, Version], int] = Counter()
-    for line in said:
+    unreadable = mixed = ""
+    for line in [*said.before, *said.after]:
         rank, verb, *rest = line.split(" ", 3)
         if verb == "found":
             found[rank] = int(rest[0]), int(rest[1])
         elif verb in ("pool", "disk"):
             told[verb, (int(rest[0]), int(rest[1]))] += 1
-        elif "Connection" not in line and "timed out" not in line.lower() and "gloo" not in line.lower():
-            counts["errors"] += 1
-            faults.append(f"error: {line}")
-    if len(set(found.values())) > 1:
-        counts["mixed"] += 1
-        faults.append(f"mixed: {found}")
-    if found and min(found.values()) < least:
-        counts["older than confirmed"] += 1
-        faults.append(f"older: {found}, confirmed {least}")
-    counts["restores"] += bool(found) and min(found.values()) > NOTHING
+        elif verb == "ended" and (line in said.before or not is_of_a_kill(line)):
+            if "MIXED" in line:
+                mixed = line
+            elif rank not in found:
+                unreadable = line
+            else:
+                counts["errors"] += 1
+                faults.append(f"error: {line}")
+    end, why = end_of(found, least, mixed, unreadable)
+    counts["rounds"] += 1
+    counts[end] += 1
+    if end in WRONG:
+        faults.append(f"{end}: {why}")
     confirmed = {"pool": NOTHING, "disk": NOTHING}
-    for (where, version), ranks_told in told.items():
-        if ranks_told == ranks:
-            confirmed[where] = max(confirmed[where], version)
-            counts["confirmed"] += 1
+    by_all = [key for key, ranks_told in told.items() if ranks_told == ranks]
+    for where, version in by_all:
+        confirmed[where] = max(confirmed[where], version)
+    counts["confirmed"] += len({version for _, version in by_all})
     return confirmed
+
+
+def rounds_of(way: Any, rounds: int, seed: int) -> Counter[str]:
+    """What so many rounds show."""
+    dice = random.Random(seed)
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+    least = {"pool": NOTHING, "disk": NOTHING}
+    with tempfile.TemporaryDirectory(prefix="polder-rounds-", dir="/dev/shm") as name:
+        folder = Path(name)
+        for number in range(rounds):
+            ranks = dice.randint(1, MOST_RANKS)
+            first = dice.sample(range(ranks), dice.choice([1, ranks]))
+            seconds = dice.choice([0.02, 0.1, 0.3, 0.6]) * dice.random()
+            kill = Kill(dice.random() < 0.2, seconds, first, 0.1 * dice.random())
+            kill = kill._replace(seconds=0.1 * seconds) if kill.in_restore else kill
+            if dice.random() < 0.2:
+                (folder / "pool").unlink(missing_ok=True)
+                least["pool"] = NOTHING
+            now = judge(counts, run(way, folder, number, ranks, kill), ranks, max(least.values()), faults)
+            least = {where: max(least[where], now[where]) for where in least}
+    print("|", way.name, "|", " | ".join(str(counts[column]) for column in COLUMNS), "|", flush=True)
+    for fault in faults[:5]:
+        print("  ", fault, flush=True)
+    return counts
 
 
 def main() -> int:
@@ -215,39 +310,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--ours", action="store_true", help="without async_save")
+    parser.add_argument("--way", choices=[Ours.name, Theirs.name], help="one of the two; both by default")
     arguments = parser.parse_args()
     seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
     print("seed", seed, flush=True)
     torch.set_num_threads(1)
-    columns = ["rounds", "confirmed", "restores", "mixed", "older than confirmed", "errors"]
-    print("| way |", " | ".join(columns), "|\n|---|", "---|" * len(columns), sep="")
-    is_right = True
-    for way in (Ours,) if arguments.ours else (Ours, Theirs):
-        dice = random.Random(seed)
-        counts: Counter[str] = Counter()
-        faults: list[str] = []
-        least = {"pool": NOTHING, "disk": NOTHING}
-        with tempfile.TemporaryDirectory(prefix="polder-rounds-", dir="/dev/shm") as name:
-            folder = Path(name)
-            for number in range(arguments.rounds):
-                ranks = dice.randint(1, MOST_RANKS)
-                killed = dice.sample(range(ranks), dice.choice([1, ranks]))
-                seconds = dice.choice([0.05, 0.3, 0.6, 1.2]) * dice.random()
-                is_lost = way is Ours and dice.random() < 0.2
-                if is_lost:
-                    (folder / "pool").unlink(missing_ok=True)
-                    least["pool"] = NOTHING
-                said = run(way, folder, number, ranks, seconds, killed, dice.random() * 0.2)
-                now = judge(counts, said, ranks, max(least.values()), faults)
-                least = {where: max(least[where], now[where]) for where in least}
-                counts["rounds"] += 1
-        print("|", way.name, "|", " | ".join(str(counts[column]) for column in columns), "|", flush=True)
-        for fault in faults[:5]:
-            print("  ", fault, flush=True)
-        is_right &= way is not Ours or not (counts["mixed"] or counts["older than confirmed"] or counts["errors"])
-    return 0 if is_right else 1
+    # A rank need not copy what it inherits to find what it can free.
+    gc.freeze()
+    print("| way |", " | ".join(COLUMNS), "|\n|---|", "---|" * len(COLUMNS), sep="")
+    ways = [way for way in (Ours, Theirs) if arguments.way in (None, way.name)]
+    counts = {way.name: rounds_of(way, arguments.rounds, seed) for way in ways}
+    return 1 if any(counts.get(Ours.name, Counter())[wrong] for wrong in WRONG) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    # Triton would count what it has not freed.
+    os._exit(status)

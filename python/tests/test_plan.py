@@ -255,13 +255,14 @@ def test_coherent_regions_are_those_of_the_command() -> None:
 
 def test_steps_on_racks_of_two_kinds_are_those_of_the_command() -> None:
     table = plan.mixed("llama3-70b", {"nvl72": [144, 288, 145], "ualink": 144}, tp=8, batch=720)
-    found = said("mixed --model llama3-70b --racks nvl72=144,ualink=144 --tp 8 --batch 720")
+    two = "--platform mixed-nvlink-ualink-cxl,mixed-nvlink-ualink-cxl"
+    found = said(f"train --model llama3-70b {two} --rack nvl72,ualink --gpus 144,144 --tp 8 --pp 1 --batch 720")
     assert table["total_s"][0] == found["total_s"] and table["even_s"][0] == found["even_s"]
     for name in ("copies", "sequences", "step_s", "alone_s"):
         assert table[name][0].tolist() == [part[name] for part in found["parts"]]
     assert table["total_s"][1] < table["total_s"][0] and np.isnan(table["total_s"][2])
     assert table["reason"].tolist()[:2] == ["", ""]
-    assert table["reason"][2] == "nvl72=145: expected a multiple of the 8 accelerators of a copy"
+    assert table["reason"][2] == "145 accelerators in racks nvl72: expected a multiple of the 8 of a copy"
     with pytest.raises(polder.ArgumentError, match="cannot be in one rack"):
         plan.mixed("llama3-70b", {"nvl72+ualink": 72, "nvl72": 72}, tp=8, batch=720)
     with pytest.raises(polder.ArgumentError, match="nowhere"):

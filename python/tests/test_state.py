@@ -545,7 +545,7 @@ def test_a_snapshot_of_before_is_read_with_a_warning(pool: polder.Pool) -> None:
 
 def test_jobs_that_are_killed_at_random_find_one_attempt_and_what_was_confirmed() -> None:
     """A few rounds of what ``rounds.py`` does 2,000 times."""
-    command = [sys.executable, str(Path(__file__).parent / "rounds.py"), "--rounds", "5", "--ours"]
+    command = [sys.executable, str(Path(__file__).parent / "rounds.py"), "--rounds", "20", "--way", "polder"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

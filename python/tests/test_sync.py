@@ -185,6 +185,15 @@ def test_a_snapshot_has_the_state_that_the_proxies_keep(tmp_path: Path, scratch:
     assert not left_behind()
 
 
+def test_a_snapshot_is_restored_with_another_number_of_proxies(tmp_path: Path, scratch: Path) -> None:
+    """They keep an optimizer's state, in other parts each time."""
+    pool = named_pool(scratch)
+    for start, proxies in enumerate((2, 1, 3)):
+        with Ranks("torch_service.py", 2, tmp_path / str(start), f"held-proxies-{proxies}", **pool) as run:
+            assert [output.splitlines()[-1] for output in run.outputs()] == [f"{2 * start} equal"] * 2
+    assert not left_behind()
+
+
 @pytest.mark.parametrize("kind", ["shrink", "shrink-held"], ids=["optimizer_on_workers", "optimizer_on_proxies"])
 def test_when_a_worker_is_killed_the_others_go_on_as_a_group_of_their_size_does(
     kind: str, tmp_path: Path, scratch: Path

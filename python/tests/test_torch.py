@@ -244,14 +244,18 @@ def test_a_rank_that_dies_while_another_waits_for_it_is_named_with_the_operation
 
 def test_errors_in_a_group_of_some_ranks_name_the_rank_of_the_job(tmp_path: Path) -> None:
     with Ranks("torch_subgroup.py", 3, tmp_path, POLDER_EMULATE="2") as run:
-        survivor, _, killed = run.processes
+        survivor, third, killed = run.processes
         assert survivor.stdout
         assert survivor.stdout.readline() == "going\n"
         killed.kill()
         lines = survivor.communicate(timeout=20)[0].splitlines()
+        told = third.communicate(timeout=20)[0].splitlines()[-1]
     kinds = ["PeerDeadError", "BrokenError", "PeerDeadError", "PeerDeadError", "PeerDeadError"]
     assert [line.partition("|")[0] for line in lines] == [f"{kind} 2" for kind in kinds], lines
     assert all(line.count("rank 1 of this group is rank 2 of the job") == 1 for line in lines), lines
+    # The survivor left the group of these two because of the death.
+    assert told.startswith(f"PeerDeadError 2 {killed.pid}|host 1 pid {killed.pid} died or stopped: "), told
+    assert told.count(f"host 1 pid {killed.pid} is rank 2 of the job") == 1, told
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (4, 2)])

@@ -404,8 +404,7 @@ impl<K: Kernel> Agent<K> {
         round.devices = health.devices(kernel);
         round.alarms.extend(health.alarms(self.policy.health, kernel));
         let names = self.services.iter().map(|service| &service.name);
-        let kept_off =
-            names.filter(|name| health.keeps_off(self.policy.health, kernel, name)).cloned().collect();
+        let kept_off = health.kept_off(self.policy.health, kernel, names);
         self.health = health;
         let before = std::mem::replace(&mut self.kept_off, kept_off);
         if before.is_subset(&self.kept_off) {

@@ -7,6 +7,7 @@ use polder_linux::{
     page_owners,
 };
 
+use crate::Name;
 use crate::policy::{BadMemory, HealthPolicy};
 use crate::report::{Alarm, DeviceHealth};
 
@@ -24,8 +25,9 @@ struct Wrong {
 struct Found {
     what: String,
     place: Option<CxlPlace>,
+    /// Services whose pages lie there.
     services: BTreeSet<String>,
-    /// Whether the services are those with bytes on the slow tier, because the page is not known.
+    /// Whether it may hit every service with bytes on the slow tier, because the page is not known.
     is_guess: bool,
 }
 
@@ -42,6 +44,8 @@ pub(crate) struct Seen {
 pub(crate) struct Health {
     watch: Option<CxlWatch>,
     wrong: BTreeMap<Wrong, Found>,
+    /// Services that had bytes on the slow tier when something was found whose page is not known: one set for all of these.
+    guessed: BTreeSet<String>,
     events: BTreeMap<String, u64>,
     /// What is not watched, and why.
     lacks: Vec<String>,
@@ -51,6 +55,9 @@ pub(crate) struct Health {
 
 /// Bad places and faults that are kept; what is more is counted.
 const MOST_WRONG: usize = 1000;
+
+/// Services that one thing may hit and that have an alarm each; of more, their number is said.
+const MOST_GUESSED: usize = 8;
 
 impl Health {
     /// Begins to watch. What cannot be watched is said in alarms.
@@ -89,7 +96,8 @@ impl Health {
         let Some(watch) = &mut self.watch else { return };
         let news = watch.look(kernel, now_ms);
         let is_wrong = |event: &CxlEvent| !matches!(event.kind, CxlKind::Note | CxlKind::Cleared);
-        let services = if news.events.iter().any(is_wrong) { services() } else { Vec::new() };
+        let mut services =
+            Services::new(if news.events.iter().any(is_wrong) { services() } else { Vec::new() });
         self.failures = news.failures.iter().map(ToString::to_string).collect();
         self.failures.dedup();
         let mut poisoned = BTreeSet::new();
@@ -111,57 +119,68 @@ impl Health {
                     self.wrong.retain(|other, _| other.device != wrong.device || other.dpa != wrong.dpa)
                 }
                 _ if self.wrong.len() >= MOST_WRONG && !self.wrong.contains_key(&wrong) => {}
-                _ => self.keep(kernel, wrong, event, &services),
+                _ => self.keep(kernel, wrong, event, &mut services),
             }
         }
         // A place that its device lists no more is sound again.
         self.wrong.retain(|wrong, _| {
             wrong.kind != CxlKind::Poison || !news.listed.contains(&wrong.device) || poisoned.contains(wrong)
         });
+        if !self.wrong.values().any(|found| found.is_guess) {
+            self.guessed.clear();
+        }
+        self.failures.dedup();
     }
 
-    fn keep(&mut self, kernel: &impl Kernel, wrong: Wrong, event: CxlEvent, services: &[Seen]) {
+    fn keep(&mut self, kernel: &impl Kernel, wrong: Wrong, event: CxlEvent, services: &mut Services) {
         let named = match event.place.filter(|place| place.hpa.is_some()) {
-            Some(place) => owners(kernel, &place, services).map(|named| (named, false)),
+            Some(place) => services.owners(kernel, &place).map(Some),
             // It may be any of them.
-            None => Ok((slow(services), true)),
+            None => Ok(None),
         };
-        let (named, is_guess) = named.unwrap_or_else(|error| {
-            self.failures.push(error.to_string());
-            (slow(services), true)
+        let named = named.unwrap_or_else(|error| {
+            self.failures.push(error);
+            None
         });
-        let found = self.wrong.entry(wrong).or_insert_with(|| Found {
+        if named.is_none() {
+            self.guessed.append(&mut services.slow);
+        }
+        let finding = self.wrong.entry(wrong).or_insert_with(|| Found {
             what: event.what,
             place: event.place,
             services: BTreeSet::new(),
-            is_guess,
+            is_guess: false,
         });
-        found.place = event.place;
-        found.services.extend(named);
+        finding.place = event.place;
+        finding.is_guess |= named.is_none();
+        finding.services.extend(named.into_iter().flatten());
     }
 
-    /// Whether the policy keeps a service off the slow tier, because memory there is bad.
-    pub(crate) fn keeps_off(
+    /// The services that the policy keeps off the slow tier, because memory there is bad.
+    pub(crate) fn kept_off<'a>(
         &self,
         policy: Option<HealthPolicy>,
         kernel: &impl Kernel,
-        service: &str,
-    ) -> bool {
-        let can_move = || moves_poison(kernel).unwrap_or(false);
-        match policy.map(|policy| policy.bad_memory) {
-            None | Some(BadMemory::Alarm) => false,
-            Some(BadMemory::OptOut) => {
-                self.wrong.values().any(|found| found.services.contains(service)) && can_move()
-            }
-            Some(BadMemory::Drain) => !self.wrong.is_empty() && can_move(),
+        services: impl Iterator<Item = &'a Name>,
+    ) -> BTreeSet<Name> {
+        let answer = policy.map_or(BadMemory::Alarm, |policy| policy.bad_memory);
+        if self.wrong.is_empty() || answer == BadMemory::Alarm || !moves_poison(kernel).unwrap_or(false) {
+            return BTreeSet::new();
         }
+        let hit = self.counts();
+        services.filter(|name| answer == BadMemory::Drain || hit.contains_key(&***name)).cloned().collect()
     }
 
     /// How many bad places and faults each service may be hit by, of those that are.
     pub(crate) fn counts(&self) -> BTreeMap<&str, u64> {
-        let mut counts = BTreeMap::new();
-        for service in self.wrong.values().flat_map(|found| &found.services) {
-            *counts.entry(service.as_str()).or_default() += 1;
+        let guesses = self.wrong.values().filter(|found| found.is_guess).count() as u64;
+        let mut counts: BTreeMap<&str, u64> =
+            self.guessed.iter().map(|service| (service.as_str(), guesses)).collect();
+        for found in self.wrong.values() {
+            let is_counted = |service: &String| found.is_guess && self.guessed.contains(service);
+            for service in found.services.iter().filter(|service| !is_counted(service)) {
+                *counts.entry(service.as_str()).or_default() += 1;
+            }
         }
         counts
     }
@@ -211,50 +230,74 @@ impl Health {
                 &"bad_memory is left at \"alarm\", because a machine before Linux 6.11 may stop when it moves a poisoned page".to_owned(),
             ));
         }
-        for (wrong, found) in &self.wrong {
-            let place = found.place.map_or(String::new(), |place| {
+        for (wrong, finding) in &self.wrong {
+            let place = finding.place.map_or(String::new(), |place| {
                 let hpa = place.hpa.map_or(String::new(), |hpa| format!(", {hpa:#x} on the host"));
                 format!(" at {:#x} on the device{hpa}", place.dpa)
             });
-            let what = format!("{}{place}", found.what);
-            let names: Vec<Option<String>> = match found.services.is_empty() {
-                true => vec![None],
-                false => found.services.iter().cloned().map(Some).collect(),
-            };
-            alarms.extend(names.into_iter().map(|service| Alarm::CxlMemory {
+            let what = format!("{}{place}", finding.what);
+            let is_guess = finding.is_guess && !self.guessed.is_empty();
+            let alarm = |service: Option<&String>, what: String| Alarm::CxlMemory {
                 device: wrong.device.clone(),
-                service,
-                what: what.clone(),
-                is_guess: found.is_guess,
-            }));
+                service: service.cloned(),
+                what,
+                is_guess,
+            };
+            if is_guess && self.guessed.len() > MOST_GUESSED {
+                let many = self.guessed.len();
+                let what = format!("{what}; it may hit any of {many} services with bytes on the slow tier");
+                alarms.push(alarm(None, what));
+                continue;
+            }
+            let guessed = self.guessed.iter().filter(|_| is_guess);
+            let names: BTreeSet<&String> = finding.services.iter().chain(guessed).collect();
+            if names.is_empty() {
+                alarms.push(alarm(None, what.clone()));
+            }
+            alarms.extend(names.into_iter().map(|name| alarm(Some(name), what.clone())));
         }
         alarms
     }
 }
 
-fn slow(services: &[Seen]) -> BTreeSet<String> {
-    services.iter().filter(|service| service.is_slow).map(|service| service.name.clone()).collect()
+/// The services of a round, as health asks for them: what takes long is found once, whatever the number of bad places.
+struct Services {
+    seen: Vec<Seen>,
+    /// The names of those with bytes on the slow tier.
+    slow: BTreeSet<String>,
+    /// The services by the inodes of their cgroups, once that was asked for.
+    by_inode: Option<Result<BTreeMap<u64, Vec<usize>>, String>>,
 }
 
-/// Services whose pages lie at `place`.
-fn owners(
-    kernel: &impl Kernel,
-    place: &CxlPlace,
-    services: &[Seen],
-) -> Result<BTreeSet<String>, KernelError> {
-    let owners = page_owners(kernel, place)?;
-    let mut named = BTreeSet::new();
-    if owners.is_empty() {
-        return Ok(named);
+impl Services {
+    fn new(seen: Vec<Seen>) -> Self {
+        let slow =
+            seen.iter().filter(|service| service.is_slow).map(|service| service.name.clone()).collect();
+        Self { seen, slow, by_inode: None }
     }
-    for service in services {
+
+    /// Services whose pages lie at `place`.
+    fn owners(&mut self, kernel: &impl Kernel, place: &CxlPlace) -> Result<BTreeSet<String>, String> {
+        let owners = page_owners(kernel, place).map_err(|error| error.to_string())?;
+        if owners.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let seen = &self.seen;
+        let by_inode = || by_inode(kernel, seen).map_err(|error| error.to_string());
+        let by_inode = self.by_inode.get_or_insert_with(by_inode).as_ref().map_err(Clone::clone)?;
+        let found = owners.iter().filter_map(|inode| by_inode.get(inode)).flatten();
+        Ok(found.map(|&index| seen[index].name.clone()).collect())
+    }
+}
+
+fn by_inode(kernel: &impl Kernel, seen: &[Seen]) -> Result<BTreeMap<u64, Vec<usize>>, KernelError> {
+    let mut found: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (index, service) in seen.iter().enumerate() {
         match service.cgroup.inodes(kernel) {
-            Ok(inodes) if !inodes.is_disjoint(&owners) => {
-                named.insert(service.name.clone());
-            }
+            Ok(inodes) => inodes.into_iter().for_each(|inode| found.entry(inode).or_default().push(index)),
             Err(error) if !error.is_gone() => return Err(error),
-            _ => {}
+            Err(_) => {}
         }
     }
-    Ok(named)
+    Ok(found)
 }

@@ -58,7 +58,7 @@ pub enum Alarm {
     CxlMemory {
         /// The device, such as `mem0`.
         device: String,
-        /// A service with pages there; [`None`] where no service of the policy has any.
+        /// A service with pages there; [`None`] where no service of the policy has any, or any of many may.
         service: Option<String>,
         /// What is wrong, and where.
         what: String,

@@ -161,7 +161,10 @@ impl std::fmt::Display for Alarm {
                     "{service} has pages on the slow tier, where {device} is bad: {what}; which pages is not known"
                 )
             }
-            Self::CxlMemory { device, service: None, what, .. } => {
+            Self::CxlMemory { device, service: None, what, is_guess: true } => {
+                write!(to, "{device} is bad: {what}")
+            }
+            Self::CxlMemory { device, service: None, what, is_guess: false } => {
                 write!(to, "{device} is bad: {what}; no service of the policy has pages there")
             }
         }

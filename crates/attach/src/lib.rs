@@ -1,8 +1,12 @@
-//! How a process comes to a pool: settings from arguments, environment and files; a job's launcher; the session.
+//! How a process comes to a pool, and stays in touch with it: settings from arguments, environment and files; a job's launcher; the
+//! session; the threads that run a group's calls and drive an endpoint.
 //!
 //! The memory under a pool is chosen here, at run time ([`session::AnyPool`]).
 #![forbid(unsafe_code)]
 
 pub mod job_pool;
+pub mod lane;
+pub mod messages;
 pub mod session;
 pub mod settings;
+pub mod tellers;

@@ -327,7 +327,7 @@ fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBu
         }
         // A FIFO would wait for a writer, and a device might never end.
         let expected = match std::fs::metadata(&value) {
-            Ok(found) if found.is_file() => return Ok(Some(PathBuf::from(value))),
+            Ok(metadata) if metadata.is_file() => return Ok(Some(PathBuf::from(value))),
             Ok(_) => "no regular file; name a config file, or unset it",
             Err(_) => "no such file; name a config file, or unset it",
         };

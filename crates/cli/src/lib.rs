@@ -12,6 +12,8 @@ mod keeper;
 mod kv;
 mod mpi;
 mod offload;
+#[cfg(test)]
+mod options;
 mod pool;
 mod probe;
 mod top;

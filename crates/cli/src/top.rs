@@ -127,12 +127,12 @@ fn sync(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure>
     loop {
         let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
         let inspection = inspect(&memory)?;
-        let found = services(&memory, &inspection.objects)?;
+        let running = services(&memory, &inspection.objects)?;
         let is_here =
             |host: u16| inspection.stat.hosts.iter().any(|stat| stat.host == host && stat.boot == boot);
         match arguments.json {
-            true => println!("{}", serde_json::to_string(&found)?),
-            false => print!("{}", services_table(path, &found, is_here)),
+            true => println!("{}", serde_json::to_string(&running)?),
+            false => print!("{}", services_table(path, &running, is_here)),
         }
         std::io::stdout().flush()?;
         if arguments.once || stop.recv_timeout(Duration::from_secs(1)) != Err(RecvTimeoutError::Timeout) {

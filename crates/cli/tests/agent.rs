@@ -8,10 +8,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{ChildStderr, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use polder_mem::testing::Running;
 use recorded::{agent, host, policy, put, text};
 use rustix::process::{Resource, Rlimit, prlimit};
 
@@ -20,16 +21,16 @@ fn polder(arguments: &[&str], path: &Path) -> Output {
 }
 
 /// An agent that is ended when the test is.
-struct Running {
-    child: Child,
+struct RunningAgent {
+    program: Running,
     out: BufReader<std::process::ChildStdout>,
 }
 
-impl Running {
+impl RunningAgent {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        Self { child, out }
+        Self { program: Running(child), out }
     }
 
     fn round(&mut self) -> serde_json::Value {
@@ -40,7 +41,7 @@ impl Running {
 
     /// The address of its endpoint, and what else it says to stderr.
     fn endpoint(&mut self) -> (String, BufReader<ChildStderr>) {
-        let mut errors = BufReader::new(self.child.stderr.take().unwrap());
+        let mut errors = BufReader::new(self.program.0.stderr.take().unwrap());
         let mut told = String::new();
         errors.read_line(&mut told).unwrap();
         let address = told.trim().strip_prefix("polder: metrics at http://");
@@ -49,14 +50,7 @@ impl Running {
     }
 
     fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        kill(Pid::from_raw(i32::try_from(self.program.0.id()).unwrap()), signal).unwrap();
     }
 }
 
@@ -66,7 +60,7 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     let root = folder.path();
     put(root, "policy.toml", &policy(3, "20ms"));
     let mut running =
-        Running::start(agent(root, &["--json", "--listen", "127.0.0.1:0", "--record", "/record.jsonl"]));
+        RunningAgent::start(agent(root, &["--json", "--listen", "127.0.0.1:0", "--record", "/record.jsonl"]));
     let (address, mut errors) = running.endpoint();
     assert_eq!(running.round()["services"].as_array().unwrap().len(), 3);
     let answer = |path: &str| {
@@ -116,7 +110,7 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     let mut rest = String::new();
     running.out.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
-    assert!(running.child.wait().unwrap().success());
+    assert!(running.program.0.wait().unwrap().success());
     let said = polder(&["agent", "replay"], &root.join("record.jsonl"));
     assert!(text(&said.stdout).contains("decided as recorded"), "{}", text(&said.stdout));
 }
@@ -151,10 +145,10 @@ fn a_local_user_cannot_end_the_agent_by_its_endpoint() {
     let folder = host(1);
     let root = folder.path();
     put(root, "policy.toml", &policy(1, "20ms"));
-    let mut running = Running::start(agent(root, &["--json", "--listen", "127.0.0.1:0"]));
+    let mut running = RunningAgent::start(agent(root, &["--json", "--listen", "127.0.0.1:0"]));
     let (address, _errors) = running.endpoint();
     running.round();
-    let files = || fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap().count();
+    let files = || fs::read_dir(format!("/proc/{}/fd", running.program.0.id())).unwrap().count();
     let before = files();
     let send = |request: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -173,7 +167,7 @@ fn a_local_user_cannot_end_the_agent_by_its_endpoint() {
     assert!(running.round()["round"].as_u64() > first, "it goes on");
     assert_eq!(demotion(root), "true", "the control");
     running.signal(Signal::SIGTERM);
-    assert!(running.child.wait().unwrap().success());
+    assert!(running.program.0.wait().unwrap().success());
     assert_eq!(demotion(root), "false");
 }
 
@@ -182,21 +176,21 @@ fn an_agent_that_can_open_no_file_any_more_restores_its_settings() {
     let folder = host(2);
     let root = folder.path();
     put(root, "policy.toml", &policy(2, "20ms"));
-    let mut running = Running::start(agent(root, &[]));
+    let mut running = RunningAgent::start(agent(root, &[]));
     running.out.read_line(&mut String::new()).unwrap();
     assert_eq!(demotion(root), "true", "the control");
     // Numbers that it always holds: others are of files that it opens in passing.
     let files = |_| -> BTreeSet<u64> {
-        let names = fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap();
+        let names = fs::read_dir(format!("/proc/{}/fd", running.program.0.id())).unwrap();
         names.filter_map(|name| name.unwrap().file_name().to_str()?.parse().ok()).collect()
     };
     let held = (0..50).map(files).reduce(|held, now| &held & &now).unwrap();
     let limit = Rlimit { current: (0..).find(|number| !held.contains(number)), maximum: Some(4096) };
-    let pid = rustix::process::Pid::from_raw(i32::try_from(running.child.id()).unwrap());
+    let pid = rustix::process::Pid::from_raw(i32::try_from(running.program.0.id()).unwrap());
     prlimit(pid, Resource::Nofile, limit).unwrap();
     let mut said = String::new();
-    running.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!running.child.wait().unwrap().success() && said.contains("Too many open files"), "{said}");
+    running.program.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!running.program.0.wait().unwrap().success() && said.contains("Too many open files"), "{said}");
     assert_eq!(demotion(root), "false", "{said}");
     assert!(!root.join("agent.journal").exists(), "{said}");
 }
@@ -266,10 +260,10 @@ fn a_damaged_journal_is_kept_and_named_by_a_start_and_by_doctor() {
     let folder = host(1);
     let root = folder.path();
     put(root, "policy.toml", &policy(1, "20ms"));
-    let mut running = Running::start(agent(root, &["--json"]));
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
     running.round();
     running.signal(Signal::SIGKILL);
-    running.child.wait().unwrap();
+    running.program.0.wait().unwrap();
     let journal = root.join("agent.journal");
     let damaged = fs::read_to_string(&journal).unwrap().replacen("numa_balancing", "numa_balancinG", 1);
     fs::write(&journal, &damaged).unwrap();

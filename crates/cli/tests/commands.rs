@@ -2,12 +2,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
-use polder_mem::testing::{Scratch, expect_nothing_left};
+use polder_mem::testing::{Running, Scratch, expect_nothing_left};
 use polder_pool::PoolError;
 use serde_json::Value;
 
@@ -70,22 +70,11 @@ fn refused(output: &Output) -> String {
     line
 }
 
-/// A process that runs until it is stopped.
-struct Running(Child);
-
-impl Running {
-    fn start(mut command: Command) -> (Self, impl Iterator<Item = String>) {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        (Self(child), lines)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+/// A process that runs until it is stopped, and its lines.
+fn start(mut command: Command) -> (Running, impl Iterator<Item = String>) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    (Running(child), lines)
 }
 
 #[test]
@@ -193,7 +182,7 @@ fn a_pool_larger_than_its_file_system_is_not_made() {
 fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a_pool_is_removed() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB --hosts 4");
-    let (keeper, mut lines) = Running::start(desk.command("keeper"));
+    let (keeper, mut lines) = start(desk.command("keeper"));
     lines.next().unwrap();
     let session = desk.session(Some(1), 0);
     let mut killed = desk.command("verify --litmus 0 --host 2 --timeout 60s");
@@ -292,7 +281,7 @@ fn a_pool_is_not_destroyed_through_a_link_and_the_refusal_names_the_pool() {
 fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB");
-    let (_watch, lines) = Running::start(desk.command("pool stat --json --watch 10ms"));
+    let (_watch, lines) = start(desk.command("pool stat --json --watch 10ms"));
     let mut objects = lines.map(|line| serde_json::from_str::<Value>(&line).unwrap()["objects"].clone());
     assert_eq!(objects.next(), Some(0.into()));
     let session = desk.session(Some(0), 0);
@@ -304,7 +293,7 @@ fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
 fn a_keeper_gives_host_ids_and_takes_them_back() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB --keepers 1");
-    let (keeper, mut lines) = Running::start(desk.command("keeper --ids keeper"));
+    let (keeper, mut lines) = start(desk.command("keeper --ids keeper"));
     assert!(lines.next().unwrap().starts_with("keeper 1 of "));
     let session = desk.session(None, 0);
     assert_eq!(session.pool().member().host, 0);
@@ -324,7 +313,7 @@ fn keepers_and_evictions_never_use_a_pool_up() {
     for round in 0..3 {
         // One is killed, one is told to end, and each eviction is a keeper of its own.
         for signal in ["KILL", "TERM"] {
-            let (mut keeper, mut lines) = Running::start(desk.command("keeper"));
+            let (mut keeper, mut lines) = start(desk.command("keeper"));
             let first = lines.next().unwrap();
             assert!(first.starts_with("keeper ") && first.contains(" runs;"), "{first}");
             let told =
@@ -335,7 +324,7 @@ fn keepers_and_evictions_never_use_a_pool_up() {
         assert!(desk.say("pool evict 1").contains("host 1 is out"), "round {round}");
         drop(session);
     }
-    let (_first, mut lines) = Running::start(desk.command("keeper"));
+    let (_first, mut lines) = start(desk.command("keeper"));
     let number = |line: &str| line.split(' ').nth(1).unwrap().parse::<u16>().unwrap();
     let first = number(&lines.next().unwrap());
     let line = desk.refusal(&format!("keeper --incarnation {}", first + 2));

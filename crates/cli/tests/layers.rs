@@ -245,20 +245,11 @@ fn rooms_without_unsafe_code_forbid_it() {
 /// Rings of modules that stand, with the reason.
 const RINGS: &[(&str, &[&str], &str)] = &[
     (
-        "plan",
-        &["fabric", "memory", "page", "train"],
-        "a page quotes lines of the step that it draws; accelerators are counted with the step, numbers written with memory",
-    ),
-    (
         "pool",
         &["collectives", "group"],
         "collectives are calls of a group, which keeps what they work with from one to the next",
     ),
-    (
-        "python",
-        &["buffer", "lane", "object", "tellers"],
-        "an array is told from an object by its class; a lane ends on the threads that tell",
-    ),
+    ("python", &["buffer", "object"], "an array is told from an object by its class"),
 ];
 
 /// The names that a piece of code takes from the root of its crate.
@@ -369,6 +360,28 @@ fn a_ring_of_modules_is_found_through_lists_and_exports_of_the_root() {
     assert!(rings(of(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])])).is_empty());
     let left = rings(of(&[("top", &["a"]), ("a", &["b"]), ("b", &["a", "low"]), ("low", &[])]));
     assert_eq!(left.into_keys().collect::<Vec<_>>(), ["a", "b"]);
+}
+
+/// Nothing but `make fuzz` reads that file.
+#[test]
+fn the_lock_file_of_fuzz_has_the_rooms_that_those_of_fuzz_import() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/Cargo.lock");
+    let locked: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
+    for room in rooms() {
+        let packages = locked["package"].as_array().unwrap();
+        let Some(found) =
+            packages.iter().find(|it| it["name"].as_str() == Some(&format!("polder-{}", room.name)))
+        else {
+            continue;
+        };
+        let names = found.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
+        // A version stands behind a name of which there are several.
+        let names = names.map(|it| it.as_str().unwrap().split(' ').next().unwrap().replace('-', "_"));
+        let rooms =
+            |names: BTreeSet<String>| names.into_iter().filter(|it| it.starts_with("polder_")).collect();
+        let [locked, declared]: [Vec<_>; 2] = [names.collect(), room.declared].map(rooms);
+        assert_eq!(locked, declared, "{}: update fuzz/Cargo.lock", room.name);
+    }
 }
 
 /// A fence is half of a protocol: without the other half beside it nobody can tell whether it is right, or needed.

@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use polder_attach::session;
-use polder_mem::testing::{Scratch, install};
+use polder_mem::testing::{Running, Scratch, install};
 use polder_pool::Geometry;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -90,16 +90,6 @@ impl Bench {
     fn dry(&self, arguments: &str) -> String {
         let said = self.say(&format!("run --dry-run {arguments} -- true"));
         said.split_once("bin/mpiexec ").expect(&said).1.trim_end().to_owned()
-    }
-}
-
-/// Ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
 

@@ -3,22 +3,12 @@
 mod command;
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use command::polder_dev;
-use polder_mem::testing::{Scratch, install};
+use polder_mem::testing::{Running, Scratch, install};
 
 const MPICH: &str = "HYDRA build details:\n    Configure options: --with-device=ch4:ofi";
-
-/// Ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
 
 #[test]
 fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {

@@ -229,9 +229,9 @@ impl CxlEvent {
             _ => CxlKind::Note,
         };
         let words = ["source", "descriptor", "type", "event_type", "health_status", "media_status"];
-        let said = words.iter().map(|key| field(key)).filter(|said| !said.is_empty()).collect::<Vec<_>>();
+        let given = words.iter().map(|key| field(key)).filter(|given| !given.is_empty()).collect::<Vec<_>>();
         let name = name.trim_start_matches("cxl_").replace('_', " ");
-        let what = if said.is_empty() { name } else { format!("{name} ({})", said.join(", ")) };
+        let what = if given.is_empty() { name } else { format!("{name} ({})", given.join(", ")) };
         Ok(Some(Self { device: device.to_owned(), kind, place, what }))
     }
 }

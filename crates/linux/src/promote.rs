@@ -70,7 +70,7 @@ const ESRCH: i32 = 3;
 fn processes(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<BTreeSet<u32>, KernelError> {
     let numbers =
         |text: String| text.lines().filter_map(|line| line.trim().parse::<u32>().ok()).collect::<Vec<_>>();
-    let mut found = BTreeSet::from_iter(numbers(kernel.read(&cgroup.file("cgroup.procs"))?));
+    let mut pids = BTreeSet::from_iter(numbers(kernel.read(&cgroup.file("cgroup.procs"))?));
     let mut folders = VecDeque::from([cgroup.folder()]);
     let mut looked = 0;
     while let Some(folder) = folders.pop_front().filter(|_| looked < MOST_CGROUPS) {
@@ -79,12 +79,12 @@ fn processes(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<BTreeSet<u32>, Ker
             // What is no cgroup has no such file; one of threads refuses.
             let below = format!("{folder}/{name}");
             if let Ok(text) = kernel.read(&format!("{below}/cgroup.procs")) {
-                found.extend(numbers(text));
+                pids.extend(numbers(text));
                 folders.push_back(below);
             }
         }
     }
-    Ok(found)
+    Ok(pids)
 }
 
 /// One call of [`promote`].

@@ -90,9 +90,9 @@ impl HostPlan {
             }
         }
         // Nobody else can put another in its place: the directory that it lies in is sticky.
-        let found = path.symlink_metadata().map_err(failed(&path, "look at it"))?;
-        let (owner, mode) = (found.uid(), found.mode() & 0o777);
-        let what = match found.is_dir() {
+        let metadata = path.symlink_metadata().map_err(failed(&path, "look at it"))?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+        let what = match metadata.is_dir() {
             false => "is no folder".to_owned(),
             true if owner != user => format!("belongs to user {owner}, not to {user}"),
             true if mode & 0o077 != 0 => format!("has mode {mode:04o}, so that other users may enter"),

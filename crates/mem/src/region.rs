@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use crate::kernel::Access;
-use crate::{Coherence, LINE, Offset, fault};
+use crate::{Coherence, LINE, fault};
 
 /// What stands behind a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,24 +257,6 @@ impl Region {
     /// What is mapped.
     pub(crate) fn file(&self) -> &File {
         &self.file
-    }
-
-    /// Lets the kernel find the pages of `[at, at + bytes)` now, so that no later access waits for that.
-    ///
-    /// # Errors
-    /// What the kernel said: no memory left, or a bad page.
-    ///
-    /// # Panics
-    /// When the range ends past the region.
-    pub fn populate(&self, at: Offset, bytes: u64) -> io::Result<()> {
-        crate::bounds::range(self.bytes, at, bytes);
-        let skip = at.0 % 4096;
-        // SAFETY: the range lies in this mapping (a mapping consists of whole pages), and the advice changes no byte.
-        let rc = unsafe {
-            let start = self.base.as_ptr().add((at.0 - skip) as usize);
-            libc::madvise(start.cast(), (bytes + skip) as usize, libc::MADV_POPULATE_WRITE)
-        };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     pub(crate) fn base(&self) -> *mut u8 {
@@ -561,8 +543,6 @@ mod tests {
             0,
             "no page is there before it is written"
         );
-        region.populate(Offset(8200), 1).expect("one page");
-        assert_eq!(std::fs::metadata(&path).expect("it").blocks(), 8, "one page of 4096 bytes");
         assert_eq!(Region::open(&path).expect("it").bytes(), 1 << 30);
         assert_eq!(scratch.names(), ["pool"]);
     }
@@ -673,8 +653,8 @@ mod tests {
             Ok(region) => {
                 assert_eq!((region.kind(), region.bytes()), (RegionKind::HugePages, 2 * page));
                 let memory = crate::Software::new(region);
-                crate::Memory::store(&memory, Offset(page), 1);
-                assert_eq!(crate::Memory::load(&memory, Offset(page)), Ok(1));
+                crate::Memory::store(&memory, crate::Offset(page), 1);
+                assert_eq!(crate::Memory::load(&memory, crate::Offset(page)), Ok(1));
             }
             Err(error) => println!("only the refusals are tested: {error}"),
         }

@@ -125,6 +125,17 @@ impl Drop for Child {
     }
 }
 
+/// A started program. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub struct Running(pub std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 /// Has the kernel kill `command`, stopped or not, when the thread that spawns it ends. What the command starts is not killed.
 pub fn tie(command: &mut Command) -> &mut Command {
     let parent = std::process::id();

@@ -165,12 +165,12 @@ impl<A: Abi> Shim<A> {
             *named += 1;
             *named
         };
-        let mut said = [pool[0], pool[1], u64::from(host), u64::from(pid), number];
-        let bytes = size_of_val(&said) as c_int;
+        let mut words = [pool[0], pool[1], u64::from(host), u64::from(pid), number];
+        let bytes = size_of_val(&words) as c_int;
         // SAFETY: a collective call of all ranks, with a place for so many bytes.
-        let code = unsafe { (library.bcast)((&raw mut said).cast(), bytes, library.handles.byte, 0, comm) };
+        let code = unsafe { (library.bcast)((&raw mut words).cast(), bytes, library.handles.byte, 0, comm) };
         Library::<A>::check("MPI_Bcast", code)?;
-        let [first, second, host, pid, number] = said;
+        let [first, second, host, pid, number] = words;
         let all = library.all(comm, [first, second] == pool)?;
         Ok(all.then(|| format!("{host}.{pid}.{number}")))
     }

@@ -432,10 +432,10 @@ impl<A: Abi> Window<A> {
         };
         // SAFETY: by this function's contract.
         let [origin, compare] = unsafe { [theirs.read(origin), theirs.read(compare)] };
-        let mut found = vec![0; theirs.bytes()];
+        let mut before = vec![0; theirs.bytes()];
         let mut swap = |bytes: &mut [u8]| {
-            found.copy_from_slice(bytes);
-            if *found == *compare {
+            before.copy_from_slice(bytes);
+            if *before == *compare {
                 bytes.copy_from_slice(&origin);
             }
         };
@@ -443,7 +443,7 @@ impl<A: Abi> Window<A> {
         let updated = self.state().pooled.update(segment, offset, bytes, &mut swap);
         updated.map_err(|error| Failure::pool::<A>(&error))?;
         // SAFETY: by this function's contract.
-        unsafe { scatter(&theirs.layout, result, 1, &found) };
+        unsafe { scatter(&theirs.layout, result, 1, &before) };
         Ok(())
     }
 
@@ -472,14 +472,14 @@ impl<A: Abi> Window<A> {
                 "elements of several types cannot be combined; use one predefined type",
             )
         })?;
-        let mut found = vec![0; if result.is_some() { theirs.bytes() } else { 0 }];
+        let mut before = vec![0; if result.is_some() { theirs.bytes() } else { 0 }];
         let (mut done, mut failed) = (0, 0);
         for run in theirs.layout.runs(theirs.count) {
             let offset = (at + run.at as i64).unsigned_abs();
             let range = done..done + run.bytes;
             let mut change = |bytes: &mut [u8]| {
-                if let Some(found) = found.get_mut(range.clone()) {
-                    found.copy_from_slice(bytes);
+                if let Some(before) = before.get_mut(range.clone()) {
+                    before.copy_from_slice(bytes);
                 }
                 match &ours {
                     None => {}
@@ -494,9 +494,9 @@ impl<A: Abi> Window<A> {
         Library::<A>::check("MPI_Reduce_local", failed)?;
         if let Some((into, count, kind)) = result {
             let elements = self.elements(count, kind)?;
-            Self::expect_same(elements.bytes(), found.len())?;
+            Self::expect_same(elements.bytes(), before.len())?;
             // SAFETY: by the contract of those who call this.
-            unsafe { scatter(&elements.layout, into, elements.count, &found) };
+            unsafe { scatter(&elements.layout, into, elements.count, &before) };
         }
         Ok(())
     }

@@ -371,12 +371,12 @@ fn claim(file: &File, bytes: u64, size: u64, multiple: u64) -> io::Result<Option
     };
     let mut offset = 0_u64;
     while offset.checked_add(bytes).is_some_and(|end| end <= size) {
-        let mut found = lock_of(offset);
+        let mut lock = lock_of(offset);
         // SAFETY: the descriptor is open, and the lock is live for the kernel to read and fill.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        if found.l_type == libc::F_UNLCK as libc::c_short {
+        if lock.l_type == libc::F_UNLCK as libc::c_short {
             let wanted = lock_of(offset);
             // SAFETY: as above.
             if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) } == 0 {
@@ -389,9 +389,9 @@ fn claim(file: &File, bytes: u64, size: u64, multiple: u64) -> io::Result<Option
             }
         }
         // A lock without a length goes up to the end.
-        let end = (found.l_start + found.l_len).cast_unsigned().checked_next_multiple_of(multiple);
+        let end = (lock.l_start + lock.l_len).cast_unsigned().checked_next_multiple_of(multiple);
         match end {
-            Some(end) if found.l_len > 0 => offset = end,
+            Some(end) if lock.l_len > 0 => offset = end,
             _ => return Ok(None),
         }
     }

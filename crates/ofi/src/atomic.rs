@@ -225,8 +225,8 @@ unsafe extern "C" fn write(
     unsafe {
         let out = run(at, count);
         start(ep, || {
-            let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
-            Ok(AtomicCall { out: (&raw const out, 1), elements: Some(count), ..said })
+            let plain = plainly(Form::Plain, (datatype, op), to, (address, key), context);
+            Ok(AtomicCall { out: (&raw const out, 1), elements: Some(count), ..plain })
         })
     }
 }
@@ -246,8 +246,8 @@ unsafe extern "C" fn writev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         start(ep, || {
-            let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
-            Ok(AtomicCall { out: (iov, count), ..said })
+            let plain = plainly(Form::Plain, (datatype, op), to, (address, key), context);
+            Ok(AtomicCall { out: (iov, count), ..plain })
         })
     }
 }
@@ -266,12 +266,12 @@ unsafe extern "C" fn inject(
     unsafe {
         let out = run(at, count);
         start(ep, || {
-            let said = plainly(Form::Plain, (datatype, op), to, (address, key), std::ptr::null_mut());
+            let plain = plainly(Form::Plain, (datatype, op), to, (address, key), std::ptr::null_mut());
             Ok(AtomicCall {
                 out: (&raw const out, 1),
                 reporting: Reporting::Injected,
                 elements: Some(count),
-                ..said
+                ..plain
             })
         })
     }
@@ -296,12 +296,12 @@ unsafe extern "C" fn readwrite(
         let out = run(at, count);
         let came = run(result, count);
         start(ep, || {
-            let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
+            let plain = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
             Ok(AtomicCall {
                 out: (&raw const out, 1),
                 back: (&raw const came, 1),
                 elements: Some(count),
-                ..said
+                ..plain
             })
         })
     }
@@ -325,8 +325,8 @@ unsafe extern "C" fn readwritev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         start(ep, || {
-            let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
-            Ok(AtomicCall { out: (iov, count), back: (result, results), ..said })
+            let plain = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
+            Ok(AtomicCall { out: (iov, count), back: (result, results), ..plain })
         })
     }
 }
@@ -353,13 +353,13 @@ unsafe extern "C" fn compwrite(
         let compared = run(compare, count);
         let came = run(result, count);
         start(ep, || {
-            let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
+            let plain = plainly(Form::Compare, (datatype, op), to, (address, key), context);
             Ok(AtomicCall {
                 out: (&raw const out, 1),
                 compare: (&raw const compared, 1),
                 back: (&raw const came, 1),
                 elements: Some(count),
-                ..said
+                ..plain
             })
         })
     }
@@ -386,12 +386,12 @@ unsafe extern "C" fn compwritev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         start(ep, || {
-            let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
+            let plain = plainly(Form::Compare, (datatype, op), to, (address, key), context);
             Ok(AtomicCall {
                 out: (iov, count),
                 compare: (compare, compares),
                 back: (result, results),
-                ..said
+                ..plain
             })
         })
     }

@@ -96,10 +96,10 @@ unsafe extern "C" fn sread(
     let start = Instant::now();
     loop {
         // SAFETY: the same arguments.
-        let found = unsafe { read(eq, event, to, room, flags) };
+        let count = unsafe { read(eq, event, to, room, flags) };
         let late = limit.is_some_and(|limit| start.elapsed() >= limit);
-        if found != -(libc::EAGAIN as isize) || late {
-            return found;
+        if count != -(libc::EAGAIN as isize) || late {
+            return count;
         }
         std::thread::sleep(PAUSE);
     }

@@ -96,8 +96,8 @@ impl Domain {
         loop {
             let mut state = self.state();
             state.progress()?;
-            if let Some(found) = look(&mut state)? {
-                return Ok(Some(found));
+            if let Some(value) = look(&mut state)? {
+                return Ok(Some(value));
             }
             drop(state);
             let waited = start.elapsed();

@@ -302,9 +302,9 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
     let mut donors = donors(services);
     let mut room = limits.room().max(0.0);
     for Needy { service, lacks } in &needy {
-        let found = lacks.min(room);
-        room -= found;
-        round.take_from(&mut donors, lacks - found, DemoteReason::MakesRoom { for_service: *service });
+        let moved = lacks.min(room);
+        room -= moved;
+        round.take_from(&mut donors, lacks - moved, DemoteReason::MakesRoom { for_service: *service });
     }
     // The kernel has a round to promote what is used.
     let name = |needy: &Needy| services[needy.service].name.clone();

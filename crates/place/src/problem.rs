@@ -292,10 +292,10 @@ impl Problem {
             let astray = |tier: &usize| !object.can_lie_in(*tier) && fractions[*tier] > SLACK;
             if let Some(tier) = (0..fractions.len()).find(astray) {
                 let names: Vec<_> = object.only.iter().map(|it| self.tiers[*it].name.as_str()).collect();
-                let found = &self.tiers[tier].name;
+                let tier_name = &self.tiers[tier].name;
                 return wrong(match names[..] {
                     [one] => format!("expected all of it in {one}, where it has to stay"),
-                    _ => format!("expected none of it in {found}; it can lie in {}", names.join(", ")),
+                    _ => format!("expected none of it in {tier_name}; it can lie in {}", names.join(", ")),
                 });
             }
         }

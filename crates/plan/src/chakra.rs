@@ -8,11 +8,10 @@ use polder_sim::program::{OperatorRates, StepCommunication, StepFabric, StepTrac
 use polder_sim::{counted, grouped};
 use serde_json::json;
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{size, time};
+use super::fidelity::{Closeness, followed};
 use super::option::wrong;
-use super::table;
+use super::table::{self, size, time};
+use super::written::Json;
 use crate::Failure;
 
 /// Predicts a traced step.
@@ -41,9 +40,8 @@ pub(crate) struct Arguments {
     rack: Option<String>,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Operators that are listed.
@@ -83,7 +81,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some(rank) = slowest else { return Ok(()) };
     let measured_s = arguments.measured.map(Time::value);
     let off = measured_s.map(|it| rank.total_s() / it - 1.0);
-    if arguments.json {
+    if arguments.json.json {
         let ranks = found.iter().map(|it| {
             json!({"file": it.name, "step": it.step, "communication": it.communication, "predicted_s": it.total_s()})
         });

@@ -6,20 +6,16 @@ use polder_sim::memory::{CoherentRack, RegionQuestion, RegionTimes};
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::{size, time};
-use super::option::of_memory;
-use super::table;
+use super::option::{Machine, of_memory};
+use super::table::{self, size, time};
+use super::written::Json;
 use crate::Failure;
 
 /// Predicts accesses to a coherent region.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The machine, whose racks have a coherent fabric: a name (`polder plan show`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
+    #[command(flatten)]
+    machine: Machine,
     /// Regions, such as "64 MB,1 GB".
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = Bytes::parse, default_value = "16 MB,256 MB,4 GB")]
     region: Vec<Bytes>,
@@ -40,9 +36,8 @@ pub(crate) struct Arguments {
     seed: u64,
     #[command(flatten)]
     fidelity: ClosedForm,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Prints rates and access times by region.
@@ -51,7 +46,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "coherence",
         "an access is taken alone; plan fabric has what messages that share links take",
     )?;
-    let rack = CoherentRack::new(&arguments.platform, arguments.rack.as_deref()).map_err(of_memory)?;
+    let rack = CoherentRack::new(&arguments.machine.platform, arguments.machine.rack.as_deref())
+        .map_err(of_memory)?;
     let mut rows = vec![
         [
             "region",
@@ -92,11 +88,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             "region_bytes": region.value(), "load": load, "rates": rates, "coherent_s": coherent_s, "copies_s": copies_s,
         }));
     }
-    if arguments.json {
+    if arguments.json.json {
         println!(
             "{}",
             json!({
-                "platform": arguments.platform, "rack": rack.rack, "own_s": rack.own_s, "load_s": rack.load_s,
+                "platform": arguments.machine.platform, "rack": rack.rack, "own_s": rack.own_s, "load_s": rack.load_s,
                 "snoop_s": rack.snoop_s, "regions": all,
             })
         );
@@ -104,7 +100,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     println!(
         "a region that the {} accelerators of a rack {} on {} access, simulated",
-        rack.accelerators, rack.rack, arguments.platform
+        rack.accelerators, rack.rack, arguments.machine.platform
     );
     table::print(&rows);
     println!(

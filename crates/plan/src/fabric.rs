@@ -6,16 +6,14 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
-use polder_sim::{Fidelity, StepFlits, accelerators, counted, grouped};
+use polder_sim::{Fidelity, accelerators, counted, grouped};
 use serde_json::{Value, json};
 
-use super::fidelity::Closeness;
-use super::memory::{size, time};
-use super::option::quantity;
+use super::fidelity::{Closeness, unsteady};
+use super::option::{Machine, accelerator_count, failed_links, quantity};
 use super::page::filled;
-use super::table;
-use super::train::{accelerator_count, failed_links};
-use super::written::{harmless, write};
+use super::table::{self, size, time};
+use super::written::{Outputs, harmless, write};
 use crate::Failure;
 
 /// Links that are listed.
@@ -25,12 +23,8 @@ const LISTED: usize = 8;
 #[derive(Args)]
 #[command(mut_arg("fidelity", |it| it.default_value("L1")))]
 pub(crate) struct Arguments {
-    /// The machine: a name (`polder plan show`), or the path of a file. A cluster of SimGrid (`.xml`) is one rack whose hosts send.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
+    #[command(flatten)]
+    machine: Machine,
     /// Number of accelerators: one rack's use its own fabric, more use the one between racks.
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     gpus: String,
@@ -51,15 +45,8 @@ pub(crate) struct Arguments {
     seed: u64,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-    /// Write when each message ends as CSV.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Write a page that draws messages and links.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
     /// Write the messages for Perfetto and chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     trace: Option<PathBuf>,
@@ -84,8 +71,8 @@ impl Arguments {
     fn question(&self) -> Result<FabricQuestion, Failure> {
         let message: Bytes = quantity("--message", &self.message)?;
         Ok(FabricQuestion {
-            platform: self.platform.clone(),
-            rack: self.rack.clone(),
+            platform: self.machine.platform.clone(),
+            rack: self.machine.rack.clone(),
             accelerators: accelerator_count(&self.gpus)?,
             pattern: self.pattern,
             message_bytes: message.value(),
@@ -104,16 +91,9 @@ impl Arguments {
 /// Prints when messages end.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let found = answer(&arguments.question()?)?;
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&found)?),
-        false => print(&found),
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &csv(&found)?)?;
-    }
-    if let Some(path) = &arguments.html {
-        write(path, &page(&found)?)?;
-    }
+    arguments.outputs.json.print(&found, || print(&found))?;
+    arguments.outputs.table(|| csv(&found))?;
+    arguments.outputs.page(|| page(&found))?;
     if let Some(path) = &arguments.trace {
         write(path, &trace(&found))?;
     }
@@ -221,27 +201,6 @@ fn assumed(found: &FabricAnswer) -> String {
         _ => "links are shared max-min fairly".into(),
     };
     format!("{routing} (--routing){failed}; {shared}; all messages begin together")
-}
-
-/// What of messages was followed flit by flit.
-pub(super) fn followed(it: StepFlits) -> String {
-    let StepFlits { window_bytes, flit_hops, replays, steady_window_bytes } = it;
-    let window = window_bytes.map_or_else(String::new, |it| {
-        format!(" of the first {} of each message{}", size(it), unsteady(it, steady_window_bytes))
-    });
-    let [hops, again] = [flit_hops, replays].map(grouped);
-    format!("{hops} flit-hops{window}, {again} sent again")
-}
-
-/// What has to be said of a window that is shorter than the longest way.
-fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
-    match window_bytes < steady_window_bytes {
-        true => format!(
-            " (too short for the longest way: rates are steady from --window {}KiB on)",
-            (steady_window_bytes / 1024.0).ceil()
-        ),
-        false => String::new(),
-    }
 }
 
 fn csv(found: &FabricAnswer) -> Result<String, Failure> {

@@ -3,10 +3,11 @@
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use polder_platform::Bytes;
-use polder_sim::Fidelity;
 use polder_sim::contention::FlitOptions;
+use polder_sim::{Fidelity, StepFlits, grouped};
 
 use super::option::given;
+use super::table::size;
 use crate::Failure;
 
 /// The levels as clap reads them.
@@ -78,5 +79,26 @@ impl ClosedForm {
             Fidelity::L0 => Ok(()),
             more => Err(Failure(format!("--fidelity {}: plan {command} takes L0 alone: {why}", more.name()))),
         }
+    }
+}
+
+/// What of messages was followed flit by flit.
+pub(super) fn followed(it: StepFlits) -> String {
+    let StepFlits { window_bytes, flit_hops, replays, steady_window_bytes } = it;
+    let window = window_bytes.map_or_else(String::new, |it| {
+        format!(" of the first {} of each message{}", size(it), unsteady(it, steady_window_bytes))
+    });
+    let [hops, again] = [flit_hops, replays].map(grouped);
+    format!("{hops} flit-hops{window}, {again} sent again")
+}
+
+/// What has to be said of a window that is shorter than the longest way.
+pub(super) fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
+    match window_bytes < steady_window_bytes {
+        true => format!(
+            " (too short for the longest way: rates are steady from --window {}KiB on)",
+            (steady_window_bytes / 1024.0).ceil()
+        ),
+        false => String::new(),
     }
 }

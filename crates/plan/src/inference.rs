@@ -9,11 +9,11 @@ use polder_sim::memory::{
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{MachineArguments, WayArguments, digits, size, time, ways_line};
+use super::fidelity::{Closeness, followed};
+use super::memory::{MachineArguments, WayArguments, ways_line};
 use super::option::of_memory;
-use super::table;
+use super::table::{self, digits, size, time};
+use super::written::Json;
 use crate::Failure;
 
 /// Predicts steps of inference.
@@ -54,9 +54,8 @@ pub(crate) struct Arguments {
     ways: WayArguments,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -116,16 +115,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         fidelity: arguments.closeness.level(),
         flits: arguments.closeness.flits()?,
     };
-    let found = Inference::new(&question).map_err(of_memory)?;
-    let loads = arguments.sequences.iter().map(|sequences| found.load(&arguments.asked(*sequences)));
+    let inference = Inference::new(&question).map_err(of_memory)?;
+    let loads = arguments.sequences.iter().map(|sequences| inference.load(&arguments.asked(*sequences)));
     let loads = loads.collect::<Result<Vec<_>, _>>().map_err(of_memory)?;
-    let steps = found.steps(&loads).map_err(of_memory)?;
+    let steps = inference.steps(&loads).map_err(of_memory)?;
     let rows = arguments.sequences.iter().zip(loads).zip(steps);
     let rows: Vec<_> =
         rows.map(|((sequences, load), steps)| Row { sequences: *sequences, load, steps }).collect();
-    match arguments.json {
-        true => println!("{}", said(arguments, &found, &rows)),
-        false => print(arguments, &found, &rows),
+    match arguments.json.json {
+        true => println!("{}", said(arguments, &inference, &rows)),
+        false => print(arguments, &inference, &rows),
     }
     Ok(())
 }
@@ -142,7 +141,7 @@ fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
         })
         .collect();
     json!({
-        "platform": arguments.machines.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
+        "platform": arguments.machines.machine.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
         "fidelity": arguments.closeness.level(), "configurations": configurations, "rows": rows,
     })
 }

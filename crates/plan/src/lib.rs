@@ -12,7 +12,6 @@ mod fabric;
 mod fidelity;
 mod inference;
 pub mod memory;
-mod mixed;
 mod mpi;
 mod offload;
 mod option;
@@ -22,7 +21,6 @@ mod show;
 mod sync;
 pub mod table;
 mod tier;
-mod trace;
 mod train;
 mod validate;
 mod written;
@@ -45,8 +43,6 @@ pub struct Arguments {
 enum Command {
     /// Predict a training step, with the layout that you give or the fastest that fits by --fidelity L0.
     Train(train::Arguments),
-    /// Predict a training step on racks of two kinds, such as NVLink and UALink, which CXL joins.
-    Mixed(mixed::Arguments),
     /// Predict every layout, and print those that no other beats in time, memory and money.
     Search(search::Arguments),
     /// Predict the time of a memory access, by the size of the working set.
@@ -96,7 +92,6 @@ pub fn with_names(command: clap::Command) -> clap::Command {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         Command::Train(arguments) => train::train(arguments)?,
-        Command::Mixed(arguments) => mixed::run(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
         Command::Memory(arguments) => memory::run(arguments)?,
         Command::Chakra(arguments) => chakra::run(arguments)?,

@@ -1,7 +1,5 @@
 //! `polder plan memory`: access time by working set, with the memories of a cluster that it takes.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use polder_platform::{Bytes, Platform};
 use polder_sim::accelerators;
@@ -12,11 +10,10 @@ use polder_sim::memory::{
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::option::quantity;
+use super::option::{Machine, accelerator_count, quantity};
 use super::page::filled;
-use super::table;
-use super::train::accelerator_count;
-use super::written::{harmless, write};
+use super::table::{self, access_size, size, time};
+use super::written::{Outputs, harmless};
 use crate::Failure;
 
 /// Predicts access times.
@@ -40,29 +37,18 @@ pub(crate) struct Arguments {
     ways: WayArguments,
     #[command(flatten)]
     fidelity: ClosedForm,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-    /// Write the access times as CSV.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Write a page that draws them.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
 }
 
 /// Machines that are compared.
 #[derive(Args)]
 pub(super) struct MachineArguments {
-    /// The machine: a name (`polder plan show`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    pub(super) platform: String,
+    #[command(flatten)]
+    pub(super) machine: Machine,
     /// Another machine. Its accelerators alone are the baseline: software manages what they do not hold.
     #[arg(long, value_name = "PLATFORM")]
     pub(super) against: Option<String>,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
     /// Number of accelerators of the machine [default: those of 16 racks].
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     gpus: Option<String>,
@@ -71,9 +57,9 @@ pub(super) struct MachineArguments {
 impl MachineArguments {
     pub(super) fn question(&self, ways: &WayArguments) -> Result<Question, Failure> {
         Ok(Question {
-            platform: self.platform.clone(),
+            platform: self.machine.platform.clone(),
             against: self.against.clone(),
-            rack: self.rack.clone(),
+            rack: self.machine.rack.clone(),
             accelerators: self.gpus.as_deref().map(accelerator_count).transpose()?,
             ways: ways.ways(),
         })
@@ -152,17 +138,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sets = sizes("--working-set", &arguments.working_set)?;
     let found = curves(&question, &access, &sets)?;
     expect_held(&found)?;
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&found)?),
-        false => print(&found, &access, &sets)?,
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &csv(&found)?)?;
-    }
-    if let Some(path) = &arguments.html {
-        write(path, &page(&found)?)?;
-    }
-    Ok(())
+    let title = |it: &Configuration| Ok(format!("{}: {}", titled(it), Platform::load(&it.platform)?.title));
+    let titles = found.configurations.iter().map(title).collect::<Result<Vec<_>, Failure>>()?;
+    arguments.outputs.json.print(&found, || print(&found, &titles, &access, &sets))?;
+    arguments.outputs.table(|| csv(&found))?;
+    arguments.outputs.page(|| page(&found))
 }
 
 /// Whether some configuration holds each working set.
@@ -180,11 +160,9 @@ fn expect_held(found: &Curves) -> Result<(), Failure> {
     }
 }
 
-fn print(found: &Curves, access: &[f64], sets: &[f64]) -> Result<(), Failure> {
+fn print(found: &Curves, titles: &[String], access: &[f64], sets: &[f64]) {
     println!("access time by working set, {}, simulated", accelerators(found.accelerators));
-    for it in &found.configurations {
-        println!("  {}: {}", titled(it), Platform::load(&it.platform)?.title);
-    }
+    titles.iter().for_each(|title| println!("  {title}"));
     let rows = if sets.is_empty() { landmarks(&found.configurations) } else { sets.to_vec() };
     for bytes in access {
         println!("\naccess of {}: its parts, there and back, in each memory", access_size(*bytes));
@@ -206,7 +184,6 @@ fn print(found: &Curves, access: &[f64], sets: &[f64]) -> Result<(), Failure> {
     println!(
         "no run over CXL validates this; `polder-dev reproduce scalepool-fig7` puts published ratios beside it"
     );
-    Ok(())
 }
 
 /// What was taken of what platforms leave open.
@@ -319,43 +296,6 @@ fn out_of_order(configurations: &[Configuration], bytes: f64) -> Vec<String> {
         .collect::<Vec<_>>()
     };
     configurations.iter().flat_map(faster).collect()
-}
-
-/// A size of an access, most of which are powers of two.
-pub fn access_size(bytes: f64) -> String {
-    let units = [("MiB", 1048576.0), ("KiB", 1024.0)];
-    match units.into_iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0.0) {
-        Some((unit, scale)) => format!("{} {unit}", bytes / scale),
-        None if bytes < 1e4 => format!("{bytes} B"),
-        None => size(bytes),
-    }
-}
-
-/// Three digits of a size.
-pub fn size(bytes: f64) -> String {
-    let units = [("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)];
-    let (unit, scale) = units.into_iter().find(|(_, scale)| bytes >= 0.9995 * scale).unwrap_or(("B", 1.0));
-    format!("{} {unit}", digits(bytes / scale))
-}
-
-/// Three digits of a time.
-pub fn time(seconds: f64) -> String {
-    match seconds * 1e9 {
-        0.0 => "0".into(),
-        ns if ns < 999.5 => format!("{} ns", digits(ns)),
-        ns if ns < 999_500.0 => format!("{} us", digits(ns / 1e3)),
-        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
-        ns => format!("{} s", digits(ns / 1e9)),
-    }
-}
-
-/// Three digits.
-pub fn digits(value: f64) -> String {
-    match value {
-        it if it >= 99.95 => format!("{it:.0}"),
-        it if it >= 9.995 => format!("{it:.1}"),
-        it => format!("{it:.2}"),
-    }
 }
 
 /// A line for each access and working set: seconds of each configuration, empty where it holds less.

@@ -9,9 +9,9 @@ use polder_sim::{Fidelity, counted, grouped};
 use serde_json::json;
 
 use super::fidelity::Closeness;
-use super::memory::time;
 use super::option::wrong;
-use super::table;
+use super::table::{self, time};
+use super::written::Json;
 use crate::Failure;
 
 /// Predicts a traced MPI program over a network.
@@ -44,9 +44,8 @@ pub(crate) struct Arguments {
     computing: f64,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 fn times(text: &str) -> Result<f64, String> {
@@ -81,7 +80,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         other => other.into(),
     })?;
     let PredictedProgram { network, replayed: found } = found;
-    match arguments.json {
+    match arguments.json.json {
         true => {
             let measured_s = trace.measured_s().0;
             let off = found.total_s / measured_s - 1.0;

@@ -1,7 +1,5 @@
 //! `polder plan offload`: where the tensors of an offloaded training step lie under several policies, and what each takes.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use polder_platform::{Platform, quoted};
 use polder_sim::offload::{GpuUse, Optimizer, Pinned, Placed, PlacingPolicy, Planner, Point, Settings};
@@ -10,12 +8,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::size;
-use super::option::given;
+use super::option::{Machine, accelerator_count, given};
 use super::page::filled;
-use super::table;
-use super::train::accelerator_count;
-use super::written::{harmless, write};
+use super::table::{self, size};
+use super::written::{Outputs, harmless};
 use crate::Failure;
 
 /// Predicts offloaded steps.
@@ -27,12 +23,8 @@ pub(crate) struct Arguments {
     /// Calculon.
     #[arg(long, value_name = "MODEL")]
     model: String,
-    /// The machine: a name (`polder plan show`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
+    #[command(flatten)]
+    machine: Machine,
     /// GPUs of the host, each with its own batch.
     #[arg(long, value_name = "COUNT", default_value = "1", allow_negative_numbers = true)]
     gpus: String,
@@ -61,15 +53,8 @@ pub(crate) struct Arguments {
     training: Training,
     #[command(flatten)]
     memory: Memory,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-    /// Write a line for each context, batch and policy as CSV.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Write a page that draws the phases, and bytes by object and tier.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
 }
 
 /// How it is trained.
@@ -171,7 +156,7 @@ impl Arguments {
         });
         Ok(Settings {
             gpus: accelerator_count(&self.gpus)?,
-            rack: self.rack.clone(),
+            rack: self.machine.rack.clone(),
             dram: given("--dram", memory.dram.as_deref())?,
             cards: cards.transpose()?,
             optimizer: match training.optimizer {
@@ -207,9 +192,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "offload",
         "an offloaded step is of one host; plan train --fidelity L1 has steps on fabrics",
     )?;
-    let platform = Platform::load(&arguments.platform)?;
+    let platform = Platform::load(&arguments.machine.platform)?;
     let settings = arguments.settings()?;
-    let planner = Planner::new(&platform, &arguments.platform, settings.clone())?;
+    let planner = Planner::new(&platform, &arguments.machine.platform, settings.clone())?;
     let policies =
         arguments.policy.iter().map(|it| PlacingPolicy::parse(it)).collect::<Result<Vec<_>, _>>()?;
     let batches =
@@ -235,7 +220,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = Report {
         kind: "simulated",
         model: &arguments.model,
-        platform: &arguments.platform,
+        platform: &arguments.machine.platform,
         gpus: settings.gpus,
         optimizer: settings.optimizer,
         lora: settings.lora,
@@ -248,20 +233,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         note: planner.conflict(),
         points,
     };
-    if arguments.json {
-        println!("{}", serde_json::to_string(&report)?);
-    }
-    expect_fit(&report.points)?;
-    if !arguments.json {
-        print(&models[0].title, &report);
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &csv(&report)?)?;
-    }
-    if let Some(path) = &arguments.html {
-        write(path, &page(&models[0].title, &report)?)?;
-    }
-    Ok(())
+    let title = &models[0].title;
+    let fits = expect_fit(&report.points);
+    let words = || {
+        if fits.is_ok() {
+            print(title, &report);
+        }
+    };
+    arguments.outputs.json.print(&report, words)?;
+    fits?;
+    arguments.outputs.table(|| csv(&report))?;
+    arguments.outputs.page(|| page(title, &report))
 }
 
 /// Whether any policy fits at any point.

@@ -1,10 +1,22 @@
 //! Options that are text until a command reads them, so that a wrong one gets one line that names it.
 
-use polder_platform::{Quantity, Unit};
+use clap::Args;
+use polder_platform::{Quantity, Unit, quoted};
 use polder_sim::GivenError;
 use polder_sim::memory::MemoryError;
 
 use crate::Failure;
+
+/// A machine that has racks.
+#[derive(Args)]
+pub(super) struct Machine {
+    /// The machine: a name (`polder plan show`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    pub(super) platform: String,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME")]
+    pub(super) rack: Option<String>,
+}
 
 /// The quantity that an option gives.
 pub(super) fn quantity<U: Unit>(option: &str, text: &str) -> Result<Quantity<U>, Failure> {
@@ -27,4 +39,23 @@ pub(super) fn of_memory(error: MemoryError) -> Failure {
         MemoryError::Given(error) => wrong(&error),
         other => other.into(),
     }
+}
+
+/// A count of accelerators. It is text until here, so that a wrong one gets one line as any other wrong input does.
+pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
+    text.parse().map_err(|_| {
+        Failure(format!("--gpus: expected a whole number of accelerators, found \"{}\"", quoted(text)))
+    })
+}
+
+/// Links as `--failed` has them: two switches each, as `3-520`.
+pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure> {
+    let link = |text: &String| {
+        let ends =
+            text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+        ends.ok_or_else(|| {
+            Failure(format!("--failed: expected two switches such as 3-520, found \"{}\"", quoted(text)))
+        })
+    };
+    texts.iter().map(link).collect()
 }

@@ -1,33 +1,11 @@
-//! A step as one page that needs nothing else: the figures stand in it, and are drawn by its script.
+//! Pages that need nothing else: the figures stand in them, and are drawn by their scripts.
 
 use std::time::SystemTime;
 
 use polder_platform::printable;
-use polder_sim::{Answer, Stretch, TierUse, Work, accelerators, timeline};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::table::span;
-use super::train::{blocks_line, computed_line, layout_line, looked_line, range_line, range_source};
 use crate::Failure;
-
-/// The page of a step, and of the same layout on another platform beside it.
-pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
-    let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
-    let about =
-        [layout_line(&answer.layout), computed_line(answer.sequence, &answer.layout), looked_line(answer)];
-    let about: Vec<_> = about.into_iter().chain(blocks_line(&answer.stages)).collect();
-    let data = json!({
-        "about": about.join("; "),
-        "note": answer.note.as_deref().unwrap_or_default(),
-        "sure": format!("{}; {}", range_line(answer), range_source(answer)),
-        "stages": answer.layout.pp,
-        "platforms": platforms,
-    });
-    let others: String = answer.against.iter().map(|it| format!(" and on {}", it.platform)).collect();
-    let count = accelerators(answer.accelerators);
-    let title = format!("{} on {}{others}, {count}", answer.model, answer.platform);
-    filled(include_str!("page.html"), &title, &data)
-}
 
 /// A page of this body, which needs nothing else: with the head, the style and the tools that all pages have, its title and its figures, and
 /// at its end what made it and when.
@@ -69,50 +47,4 @@ fn command() -> String {
 /// Text as a page shows it. Names may be paths, and a path may hold anything.
 fn plain(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
-}
-
-/// What is drawn of a platform.
-fn platform(answer: &Answer) -> Value {
-    let Answer { layout, step, .. } = answer;
-    // Every line, also one of nothing, so that those of two platforms stand beside each other.
-    let times =
-        step.times().into_iter().map(|(name, seconds)| json!([name, seconds.exposed_s, seconds.hidden_s]));
-    json!({
-        "name": answer.platform,
-        "total_s": step.total_s,
-        "range": span(answer.range_s),
-        "times": times.collect::<Vec<_>>(),
-        "tiers": tiers(answer),
-        "timeline": timeline(layout, step, &answer.stages).iter().map(stretch).collect::<Vec<_>>(),
-    })
-}
-
-/// What lies where, in gigabytes.
-fn tiers(answer: &Answer) -> Vec<Value> {
-    let is_drawn = |tier: &&TierUse| tier.tier.is_none() || tier.used_bytes > 0.0;
-    let drawn = |tier: &TierUse| {
-        let name = tier.tier.map_or("accelerator".into(), |it| format!("{it}, an accelerator's share"));
-        let kinds: Vec<_> = tier.kinds().iter().map(|(kind, bytes)| json!([kind, bytes / 1e9])).collect();
-        json!({
-            "name": name, "used_gb": tier.used_bytes / 1e9, "capacity_gb": tier.capacity_bytes / 1e9, "kinds": kinds,
-        })
-    };
-    answer.step.memory.tiers.iter().filter(is_drawn).map(drawn).collect()
-}
-
-/// Stage, kind, beginning and length in seconds to the nanosecond, and of a pass its micro-batch and part.
-fn stretch(it: &Stretch) -> Value {
-    let (name, pass) = match it.work {
-        Work::Forward { micro_batch, part } => ("forward", Some((micro_batch, part))),
-        Work::Backward { micro_batch, part } => ("backward", Some((micro_batch, part))),
-        Work::Data => ("data", None),
-        Work::Offload => ("offload", None),
-        Work::Optimizer => ("optimizer", None),
-        Work::Stragglers => ("stragglers", None),
-    };
-    let [begin_s, seconds] = [it.begin_s, it.seconds].map(|it| (it * 1e9).round() / 1e9);
-    match pass {
-        Some((micro_batch, part)) => json!([it.stage, name, begin_s, seconds, micro_batch, part]),
-        None => json!([it.stage, name, begin_s, seconds]),
-    }
 }

@@ -7,7 +7,6 @@ mod print;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{DataError, Platform, Prices, Rates};
@@ -20,8 +19,9 @@ use serde_json::json;
 
 use self::costs::{Costs, Run};
 use super::fidelity::ClosedForm;
-use super::train::{Subject, accelerator_count, none_fits, threads, with_bar};
-use super::written::write;
+use super::option::accelerator_count;
+use super::train::{Subject, none_fits, threads, with_bar};
+use super::written::Outputs;
 use crate::Failure;
 
 /// Looks at every layout.
@@ -49,12 +49,8 @@ pub(crate) struct Arguments {
     /// Give the cost of a run over this many tokens, such as 15e12, instead of a step.
     #[arg(long, value_name = "TOKENS", requires = "prices", value_parser = tokens)]
     tokens: Option<f64>,
-    /// Write each layout with all figures as CSV.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Write an HTML page with the ranges and the tables.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
     /// Lines of the table to print, the fastest first.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rows: usize,
@@ -200,9 +196,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         front.iter().map(|(site, found)| Point::new(&sites[*site], found, &model, run)).collect();
     let mut best: Vec<_> = sites.iter().map(|site| Point::new(site, &site.best, &model, run)).collect();
     best.sort_by(|a, b| a.range_s[1].total_cmp(&b.range_s[1]));
-    if let Some(path) = &arguments.csv {
-        write(path, &csv::csv(&front)?)?;
-    }
+    arguments.outputs.table(|| csv::csv(&front))?;
     let report = Report {
         arguments,
         points: *points,
@@ -214,10 +208,8 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         unjudged: unjudged(&model),
         costs_left_out,
     };
-    if let Some(path) = &arguments.html {
-        write(path, &page::page(&report)?)?;
-    }
-    match arguments.subject.json {
+    arguments.outputs.page(|| page::page(&report))?;
+    match arguments.outputs.json.json {
         true => print_json(&report, left_out),
         false => {
             print::print(&report);

@@ -6,22 +6,22 @@ use polder_sim::Model;
 use serde_json::{Value, json};
 
 use crate::Failure;
+use crate::written::Json;
 
 /// Prints a platform, or lists what there is.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The machine: a name, or the path of a file or of a system of Calculon. Without it, all platforms, models and prices are listed.
     platform: Option<String>,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Prints a whole file that `--platform` takes: what the named one extends is merged in, and what follows from it stands in comments.
 pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
-    let Some(name) = &arguments.platform else { return list(arguments.json) };
+    let Some(name) = &arguments.platform else { return list(arguments.json.json) };
     let platform = Platform::load(name)?;
-    if arguments.json {
+    if arguments.json.json {
         println!("{}", json!({ "name": name, "platform": platform, "derived": derived(&platform) }));
         return Ok(());
     }

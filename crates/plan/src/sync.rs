@@ -9,12 +9,10 @@ use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
 use polder_sim::{Fidelity, Model, StepFlits, counted};
 use serde::Serialize;
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
-use super::memory::{size, time};
+use super::fidelity::{Closeness, followed};
 use super::option::{given, quantity};
-use super::table;
-use super::written::{harmless, write};
+use super::table::{self, size, time};
+use super::written::{Json, harmless, write};
 use crate::Failure;
 
 /// Predicts synchronisation.
@@ -67,9 +65,8 @@ pub(crate) struct Arguments {
     shards: OrderKind,
     #[command(flatten)]
     closeness: Closeness,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Write the step by the part on the proxies as CSV.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     csv: Option<PathBuf>,
@@ -243,10 +240,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         best: job.best(),
         sweep: job.sweep(STEPS),
     };
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&report)?),
-        false => print(&report),
-    }
+    arguments.json.print(&report, || print(&report))?;
     if let Some(path) = &arguments.csv {
         let mut writer = ::csv::Writer::from_writer(vec![]);
         writer.write_record(["part", "proxied_bytes", "step_s", "blocked_s"])?;

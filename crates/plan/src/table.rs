@@ -71,10 +71,10 @@ fn block(rows: &[Vec<String>], widths: &[usize], columns: std::ops::Range<usize>
 
 fn wrapped(words: &str, most: Option<usize>) -> Vec<String> {
     let most = most.unwrap_or(usize::MAX);
-    let said = words.trim_start();
-    let indent = &words[..words.len() - said.len()];
+    let text = words.trim_start();
+    let indent = &words[..words.len() - text.len()];
     let (mut lines, mut line) = (vec![], String::new());
-    for word in said.split(' ') {
+    for word in text.split(' ') {
         if line.is_empty() {
             line = format!("{indent}{word}");
         } else if line.chars().count() + 1 + word.chars().count() > most {
@@ -101,6 +101,43 @@ pub fn decimals(value: f64) -> usize {
     let written = format!("{value:.2e}");
     let exponent = written.rsplit_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok());
     (2 - exponent.filter(|_| value != 0.0).unwrap_or(2)).clamp(0, 12) as usize
+}
+
+/// A size of an access, most of which are powers of two.
+pub fn access_size(bytes: f64) -> String {
+    let units = [("MiB", 1048576.0), ("KiB", 1024.0)];
+    match units.into_iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0.0) {
+        Some((unit, scale)) => format!("{} {unit}", bytes / scale),
+        None if bytes < 1e4 => format!("{bytes} B"),
+        None => size(bytes),
+    }
+}
+
+/// Three digits of a size.
+pub fn size(bytes: f64) -> String {
+    let units = [("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)];
+    let (unit, scale) = units.into_iter().find(|(_, scale)| bytes >= 0.9995 * scale).unwrap_or(("B", 1.0));
+    format!("{} {unit}", digits(bytes / scale))
+}
+
+/// Three digits of a time.
+pub fn time(seconds: f64) -> String {
+    match seconds * 1e9 {
+        0.0 => "0".into(),
+        ns if ns < 999.5 => format!("{} ns", digits(ns)),
+        ns if ns < 999_500.0 => format!("{} us", digits(ns / 1e3)),
+        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
+        ns => format!("{} s", digits(ns / 1e9)),
+    }
+}
+
+/// Three digits.
+pub fn digits(value: f64) -> String {
+    match value {
+        it if it >= 99.95 => format!("{it:.0}"),
+        it if it >= 9.995 => format!("{it:.1}"),
+        it => format!("{it:.2}"),
+    }
 }
 
 /// From the least to the most, three digits of each.

@@ -13,15 +13,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::memory::{size, time};
 use super::option::{quantity, wrong};
 use super::page::filled;
-use super::table::{self, say, three};
-use super::written::{harmless, write};
+use super::table::{self, say, size, three, time};
+use super::written::{Outputs, harmless};
 use crate::Failure;
 
 /// Predicts what slow memory beside a server's own is good for.
 #[derive(Args)]
+#[command(mut_arg("html", |it| it.conflicts_with_all(["record", "trace"])))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fidelity: ClosedForm,
@@ -45,15 +45,8 @@ pub(crate) struct Arguments {
     /// Watts of a server without slow memory [default: 455, Vistara's].
     #[arg(long, value_name = "WATTS")]
     server_watts: Option<f64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-    /// Write a line for each ratio, or for each service of a record, as CSV.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Write a page that draws the ratios.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["record", "trace"])]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
 }
 
 /// The service.
@@ -163,25 +156,13 @@ fn described(arguments: &Arguments, server: &TierServer) -> Result<(), Failure> 
         note: NOTE,
         rows,
     };
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&report)?),
-        false => print(&report),
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &csv(&report.rows)?)?;
-    }
-    if let Some(path) = &arguments.html {
+    arguments.outputs.json.print(&report, || print(&report))?;
+    arguments.outputs.table(|| csv(&report.rows))?;
+    arguments.outputs.page(|| {
         let title = format!("Slow memory beside {}: idle times {}", report.platform, report.idle);
-        write(
-            path,
-            &filled(
-                include_str!("tier.html"),
-                &title,
-                &json!({ "rows": report.rows, "about": format!("{}. {NOTE}", about(&report)) }),
-            )?,
-        )?;
-    }
-    Ok(())
+        let data = json!({ "rows": report.rows, "about": format!("{}. {NOTE}", about(&report)) });
+        filled(include_str!("tier.html"), &title, &data)
+    })
 }
 
 /// What idle times do not say.
@@ -295,7 +276,7 @@ fn slower(part: Option<f64>) -> String {
     )
 }
 
-fn csv(rows: &[Row]) -> Result<String, Failure> {
+fn csv(rows: &[impl Serialize]) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
     for row in rows {
         writer.serialize(row)?;
@@ -328,18 +309,8 @@ fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Fa
         bytes,
         fast_bytes,
     };
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&report)?),
-        false => print_record(&report, rounds.len()),
-    }
-    if let Some(path) = &arguments.csv {
-        let mut writer = ::csv::Writer::from_writer(vec![]);
-        for service in &report.services {
-            writer.serialize(service)?;
-        }
-        write(path, &harmless(writer)?)?;
-    }
-    Ok(())
+    arguments.outputs.json.print(&report, || print_record(&report, rounds.len()))?;
+    arguments.outputs.table(|| csv(&report.services))
 }
 
 fn print_record(report: &RecordReport, rounds: usize) {
@@ -393,14 +364,8 @@ fn traced(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         Ok(TraceReport { ratio, fair_share, services: trace.follow(ratio, fair_share)? })
     };
     let reports = arguments.ratio.iter().map(report).collect::<Result<Vec<_>, Failure>>()?;
-    match arguments.json {
-        true => println!("{}", serde_json::to_string(&reports)?),
-        false => print_trace(&trace, &reports),
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &trace_csv(&reports)?)?;
-    }
-    Ok(())
+    arguments.outputs.json.print(&reports, || print_trace(&trace, &reports))?;
+    arguments.outputs.table(|| trace_csv(&reports))
 }
 
 /// Accesses of a file, with pages numbered as they appear.

@@ -1,10 +1,14 @@
 //! `polder plan train`: a step of a layout, or of the best of all layouts.
 
+mod mixed;
+mod page;
+mod trace;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_platform::{TierId, quoted};
+use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
@@ -12,19 +16,12 @@ use polder_sim::{
     TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
-use super::fabric::followed;
-use super::fidelity::Closeness;
+use super::fidelity::{Closeness, followed};
+use super::option::{accelerator_count, failed_links};
+use super::table;
 use super::table::{decimals, say, span, three};
-use super::written::write;
-use super::{page, table, trace};
+use super::written::{Json, write};
 use crate::Failure;
-
-/// A count of accelerators. It is text until here, so that a wrong one gets one line as any other wrong input does.
-pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
-    text.parse().map_err(|_| {
-        Failure(format!("--gpus: expected a whole number of accelerators, found \"{}\"", quoted(text)))
-    })
-}
 
 /// What is trained, on what.
 #[derive(Args)]
@@ -53,9 +50,6 @@ pub(crate) struct Subject {
     pub(super) order: Option<String>,
     #[command(flatten)]
     fixed: Fixed,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 /// What of the layout is given; the rest is searched for.
@@ -167,12 +161,16 @@ enum OffloadKind {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// Number of accelerators.
+    #[command(flatten)]
+    json: Json,
+    /// Number of accelerators; one for each `--platform`.
     #[arg(long, value_name = "COUNT", required_unless_present = "layout", allow_negative_numbers = true)]
     gpus: Option<String>,
-    /// The machine: a name (`polder plan show`), or the path of a file or of a system of Calculon.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
+    /// The machine: a name (`polder plan show`), or the path of a file or of a system of Calculon. A second one has the other of two
+    /// kinds of rack, such as NVLink and UALink, that one fabric joins: then `--rack` and `--gpus` have two values each, with a comma
+    /// between them.
+    #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
+    platform: Vec<String>,
     /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
@@ -188,6 +186,18 @@ pub(crate) struct Arguments {
     /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn request(&self, platform: &str, accelerators: Option<u32>) -> Result<Request, Failure> {
+        Ok(Request {
+            against: self.against.clone(),
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
+            failed: failed_links(&self.failed)?,
+            ..self.subject.request(platform, accelerators, Tiers::IfNeeded)?
+        })
+    }
 }
 
 impl Fixed {
@@ -341,38 +351,21 @@ pub(super) fn with_bar<T>(
     done
 }
 
-/// Links as `--failed` has them: two switches each, as `3-520`.
-pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure> {
-    let link = |text: &String| {
-        let ends =
-            text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
-        ends.ok_or_else(|| {
-            Failure(format!("--failed: expected two switches such as 3-520, found \"{}\"", quoted(text)))
-        })
-    };
-    texts.iter().map(link).collect()
-}
-
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
+    let [platform] = &arguments.platform[..] else { return mixed::train(arguments) };
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
-    let request = Request {
-        against: arguments.against.clone(),
-        fidelity: arguments.closeness.level(),
-        flits: arguments.closeness.flits()?,
-        failed: failed_links(&arguments.failed)?,
-        ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
-    };
+    let request = arguments.request(platform, gpus)?;
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     expect_drawn(arguments, &answer.layout)?;
-    if subject.json {
+    if arguments.json.json {
         println!("{}", serde_json::to_string(&answer)?);
     }
     if !answer.fits {
         return Err(Failure(none_fits(answer.points, &answer.layout, &answer.step, &answer.would_fit)));
     }
-    if !subject.json {
+    if !arguments.json.json {
         print(subject, &answer)?;
     }
     if let Some(left_out) = &answer.left_out {

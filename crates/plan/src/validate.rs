@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::fidelity::ClosedForm;
 use super::table;
+use super::written::Json;
 use crate::Failure;
 
 /// Holds predictions against published steps.
@@ -15,9 +16,8 @@ use crate::Failure;
 pub(crate) struct Arguments {
     #[command(flatten)]
     fidelity: ClosedForm,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Print the constants with which each table was judged.
     #[arg(long)]
     constants: bool,
@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let tables = validate()?;
     let pooled = Pooled::of(&tables);
     let fabrics = fabrics::validate()?;
-    if arguments.json {
+    if arguments.json.json {
         let fabrics_pooled = fabrics::PooledFabrics::of(&fabrics);
         println!("{}", serde_json::to_string(&Report { tables, pooled, fabrics, fabrics_pooled })?);
         return Ok(());

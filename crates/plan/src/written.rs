@@ -1,11 +1,57 @@
-//! Files that commands write: never over what was read, and tables in which no spreadsheet finds a formula.
+//! What commands print and write: files never over what was read, and tables in which no spreadsheet finds a formula.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use csv::{ReaderBuilder, StringRecord, Writer, WriterBuilder};
 use polder_platform::was_read;
+use serde::Serialize;
 
 use crate::Failure;
+
+/// How a command prints.
+#[derive(Args)]
+pub(super) struct Json {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl Json {
+    /// Prints what was found, as JSON or in words.
+    pub(super) fn print(&self, found: &impl Serialize, words: impl FnOnce()) -> Result<(), Failure> {
+        match self.json {
+            true => println!("{}", serde_json::to_string(found)?),
+            false => words(),
+        }
+        Ok(())
+    }
+}
+
+/// How a command with a table and a drawing prints and writes.
+#[derive(Args)]
+pub(super) struct Outputs {
+    #[command(flatten)]
+    pub(super) json: Json,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write a page that draws them.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+}
+
+impl Outputs {
+    /// Writes the table, if it is asked for.
+    pub(super) fn table(&self, csv: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        self.csv.as_deref().map_or(Ok(()), |path| write(path, &csv()?))
+    }
+
+    /// Writes the page, if it is asked for.
+    pub(super) fn page(&self, page: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        self.html.as_deref().map_or(Ok(()), |path| write(path, &page()?))
+    }
+}
 
 /// Writes a file.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {

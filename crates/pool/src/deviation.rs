@@ -45,6 +45,8 @@ pub(crate) enum Deviation {
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.
     NobodyHasDied,
+    /// A rank that ends a group after a death in another one does not say so.
+    KeepsDeathsToItself,
 }
 
 #[cfg(not(feature = "model"))]

@@ -13,6 +13,7 @@
 //! returns it. A caller that wants to sleep meanwhile does so at [`Endpoint::watch`], if all ring
 //! ([`EndpointOptions::rings_bells`]).
 
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod inlet;
 mod outlet;

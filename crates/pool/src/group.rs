@@ -17,6 +17,7 @@
 //! and name the same peer. Then nothing in its extent changes any more.
 
 pub(crate) mod barrier;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod join;
 mod progress;
@@ -31,6 +32,7 @@ use polder_platform::sized;
 use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
 use crate::collectives::{Workshop, too_long};
+use crate::deaths::Deaths;
 use crate::deviation::Deviation;
 use crate::line::{self, Words};
 use crate::wait::{self, Patience};
@@ -156,6 +158,7 @@ pub struct Group<M: Memory> {
     /// The operation before the current one.
     before: Signature,
     broken: Option<PoolError>,
+    deaths: Deaths,
     pub(crate) workshop: Workshop,
     local: bool,
     interrupt: Option<Interrupt>,
@@ -223,11 +226,18 @@ impl<M: Memory> Group<M> {
             operation: Signature::default(),
             before: Signature::default(),
             broken: None,
+            deaths: Deaths::default(),
             workshop: Workshop::default(),
             local,
             interrupt: None,
             message: None,
         })
+    }
+
+    /// Lets the group tell of a death that another group of this process has met.
+    pub(crate) fn sharing(mut self, deaths: Deaths) -> Self {
+        self.deaths = deaths;
+        self
     }
 
     /// Lets `asked` end waits, say when the user presses Ctrl-C: the group is broken then, as after any error.
@@ -677,6 +687,7 @@ impl<M: Memory> Group<M> {
         let failure = self.own_mismatch(failure);
         let mark = self.mark_of(&failure);
         let error = self.explain(failure);
+        self.deaths.note(&error);
         self.own.borrow_mut().give_up(mark);
         self.publish();
         self.broken = Some(error.clone());
@@ -684,9 +695,10 @@ impl<M: Memory> Group<M> {
     }
 
     /// Says that this rank expects nothing more of the group, and nobody should of it.
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         if self.broken.is_none() {
-            self.own.borrow_mut().give_up(Mark::left(self.rank));
+            let mark = self.deaths.first().map_or(Mark::left(self.rank), Mark::left_after);
+            self.own.borrow_mut().give_up(mark);
             self.publish();
         }
     }
@@ -714,10 +726,11 @@ impl<M: Memory> Group<M> {
             Failure::Dead(rank) => Mark::dead(rank),
             Failure::Late(rank, _) => Mark::late(if self.waits_for_us(rank) { self.rank } else { rank }),
             Failure::Mismatch(rank, ..) => Mark::mismatch(rank),
-            Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.rank),
+            Failure::Interrupted => self.deaths.first().map_or(Mark::own(self.rank), Mark::own_after),
+            Failure::Corrupt(..) | Failure::Memory(_) => Mark::own(self.rank),
             // Its line could not be read just now: a third rank finds the difference in the other.
             Failure::Told(by, mark) if mark.is_mismatch() && mark.rank() == self.rank => Mark::mismatch(by),
-            Failure::Told(_, mark) => mark,
+            Failure::Told(_, mark) => mark.dead_elsewhere().map_or(mark, Mark::own_after),
         }
     }
 
@@ -738,6 +751,10 @@ impl<M: Memory> Group<M> {
             Failure::Memory(fault) => PoolError::Memory(fault),
             Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
+                if let Some(process) = mark.dead_elsewhere() {
+                    let is_self = self.is_of(self.rank, process);
+                    return if is_self { gave_up(self.peer(by)) } else { dead(self.ranked(process)) };
+                }
                 let blamed = self.peer(if mark.rank() < self.size() { mark.rank() } else { by });
                 if mark.is_dead() && mark.rank() != self.rank {
                     dead(blamed)
@@ -753,6 +770,15 @@ impl<M: Memory> Group<M> {
     pub(crate) fn peer(&self, rank: usize) -> Peer {
         let RankPlace { host, pid, .. } = self.members[rank];
         Peer::new(host, pid).ranked(rank)
+    }
+
+    fn is_of(&self, rank: usize, process: Peer) -> bool {
+        (self.members[rank].host, self.members[rank].pid) == (process.host, process.pid)
+    }
+
+    /// A process with its rank, where it is one of the group.
+    fn ranked(&self, process: Peer) -> Peer {
+        (0..self.size()).find(|&rank| self.is_of(rank, process)).map_or(process, |rank| self.peer(rank))
     }
 
     fn mismatch(&self, rank: usize, sequence: u64, theirs: Signature) -> PoolError {

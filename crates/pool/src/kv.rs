@@ -10,8 +10,9 @@
 //! 3. **Looked at twice.** A reader reads the slot's line, the block, and the line again. A line that has changed makes the copy void.
 //!    So a reader holds nothing, and one that stops for an hour in the middle takes no wrong byte.
 //!
-//! A host's slots are filled in order. When the budget allows no further slab, the oldest block makes room. What a dead process had
-//! taken is free: its lines say who took it. A process that dies while it changes the host's part leaves a mark in the control line.
+//! A host's slots are filled in order. When the budget allows no further slab, the oldest block makes room. A host that has less than
+//! its part of the budget says that it wants some, and hosts that have more give up the slab that they come to next. What a dead process
+//! had taken is free: its lines say who took it. A process that dies while it changes the host's part leaves a mark in the control line.
 //! The next one reads the slabs and the log again, and leaves out as many sequence numbers as the log has lines. That sends each
 //! reader back to the lines of the slots, so it misses nothing that the dead one logged in part.
 //!
@@ -24,9 +25,12 @@
 //! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
 
 mod get;
+#[cfg(feature = "hostile")]
+pub mod hostile;
 mod part;
 mod put;
 mod replica;
+mod slabs;
 mod stat;
 #[cfg(test)]
 mod tests;
@@ -47,6 +51,7 @@ pub use put::Put;
 pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
 
 use replica::Replica;
+use slabs::Slab;
 use wire::Root;
 
 /// Sizes of blocks that a host keeps a place for.
@@ -107,6 +112,15 @@ pub struct Cache<M: Memory> {
     identity: Identity,
     verify: bool,
     replica: Mutex<Replica>,
+    own_slabs: Mutex<OwnSlabs>,
+}
+
+/// This host's slabs, as this process has seen them; in the order of their numbers.
+#[derive(Debug, Default)]
+struct OwnSlabs {
+    /// How often they had changed then.
+    changes: Option<u32>,
+    slabs: Vec<(u32, Slab)>,
 }
 
 impl<M: Memory> fmt::Debug for Cache<M> {
@@ -194,6 +208,7 @@ impl<M: Memory> Cache<M> {
             identity,
             verify: options.verify,
             replica,
+            own_slabs: Mutex::default(),
         };
         if cache.part.bytes() != bytes {
             return Err(PoolError::Corrupt { offset: cache.part.at(), what: "log of a cache" });
@@ -257,6 +272,11 @@ impl<M: Memory> Cache<M> {
     /// The control line of a host.
     fn control_at(&self, host: u16) -> Offset {
         self.root.at().lines(1 + u64::from(host))
+    }
+
+    /// What the names of a host's slabs begin with.
+    fn slab_prefix(&self, host: u16) -> String {
+        format!("/kv/{}/slab/{host}/", self.name)
     }
 
     fn slab_name(&self, host: u16, slab: u32) -> String {

@@ -7,11 +7,13 @@
 mod allocator;
 pub mod channel;
 mod collectives;
+mod deaths;
 mod deviation;
 mod directory;
 pub mod endpoint;
 mod error;
 pub mod group;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod inspect;
 mod jobs;

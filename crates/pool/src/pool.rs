@@ -6,6 +6,7 @@ use std::time::Duration;
 use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot, forks, host_file_lost};
 
 use crate::PoolError;
+use crate::deaths::Deaths;
 use crate::deviation::Deviation;
 use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
@@ -81,6 +82,8 @@ pub struct Pool<M: Memory> {
     /// The epoch in which this host was evicted, once that has been seen.
     evicted: OnceLock<u64>,
     attached: bool,
+    /// What the groups of this process tell each other.
+    pub(crate) deaths: Deaths,
     /// Tells the process from its children.
     forks: u32,
 }
@@ -125,6 +128,7 @@ impl<M: Memory> Pool<M> {
             beats: Mutex::new(0),
             evicted: OnceLock::new(),
             attached: false,
+            deaths: Deaths::default(),
             forks: forks(),
             memory,
         };
@@ -496,7 +500,9 @@ impl<M: Memory> Pool<M> {
         what: &'static str,
         sequence: u64,
     ) -> Result<PoolError, PoolError> {
-        Ok(PoolError::PeerDead { peer: peer.peer(), what, epoch: self.epoch()?, sequence })
+        let error = PoolError::PeerDead { peer: peer.peer(), what, epoch: self.epoch()?, sequence };
+        self.deaths.note(&error);
+        Ok(error)
     }
 
     /// Whether `peer`, as it was seen before, will never go on. That it gives no sign of life, or was evicted, is not enough: it

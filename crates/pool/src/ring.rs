@@ -30,6 +30,7 @@
 
 mod consumer;
 mod header;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod link;
 mod producer;

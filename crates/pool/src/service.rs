@@ -20,6 +20,7 @@
 //! the same process.
 
 mod client;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod lanes;
 mod order;

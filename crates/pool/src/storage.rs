@@ -37,6 +37,7 @@
 //! | `H` | word 0, a checked word: the highest version that a process of host `H` has published, else 0 |
 
 mod attempt;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod manifest;
 mod reader;

@@ -67,8 +67,8 @@ pub(crate) fn until_harder<M: Memory, T, E>(
     {
         let end = memory.now() + SPIN;
         for round in 1..=looks {
-            if let Some(found) = look(false)? {
-                return Ok(Some(found));
+            if let Some(value) = look(false)? {
+                return Ok(Some(value));
             }
             if round.is_multiple_of(LOOKS_A_GLANCE) && memory.now() >= end {
                 break;
@@ -78,10 +78,10 @@ pub(crate) fn until_harder<M: Memory, T, E>(
     }
     loop {
         let seen = memory.announce_sleep(bell);
-        let found = look(true);
-        if !matches!(found, Ok(None)) {
+        let value = look(true);
+        if !matches!(value, Ok(None)) {
             memory.cancel_sleep(bell);
-            return found;
+            return value;
         }
         let now = memory.now();
         if now >= deadline {
@@ -89,12 +89,12 @@ pub(crate) fn until_harder<M: Memory, T, E>(
             return Ok(None);
         }
         memory.sleep(bell, seen, deadline.min(now + patience.nap));
-        if let Some(found) = look(true)? {
-            return Ok(Some(found));
+        if let Some(value) = look(true)? {
+            return Ok(Some(value));
         }
         if let Err(dead) = peer() {
             // What it published before it died counts.
-            return look(true)?.map_or(Err(dead), |found| Ok(Some(found)));
+            return look(true)?.map_or(Err(dead), |value| Ok(Some(value)));
         }
     }
 }

@@ -24,6 +24,7 @@
 //! [`Window::try_lock`], [`Window::try_start`] and [`Window::try_wait`] again until they return true.
 
 mod epoch;
+#[cfg(feature = "hostile")]
 pub mod hostile;
 mod lock;
 mod place;

@@ -1,14 +1,12 @@
 //! `Group` and `Ticket`.
 
-use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use polder_attach::lane::{self, Lane, Member};
 use polder_attach::session::Session;
-use polder_kernels::{Dtype, Op};
-use polder_mem::Memory;
-use polder_pool::wait::Patience;
-use polder_pool::{Operation, PoolError, group};
+use polder_kernels::Dtype;
+use polder_pool::{Operation, PoolError};
 use polder_schedule::Collective;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -16,17 +14,18 @@ use pyo3::types::PyList;
 
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
-use crate::lane::{self, Arrays, Buffers, Call, Collectives, Interrupt, Lane, Member};
+use crate::lane::{Buffers, Call, Job, Verdict};
 use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
 use crate::pool_memory::PoolMemory;
+use crate::signals::{self, Detached, SIGNALS};
 use crate::tensor;
 
 /// Ranks that call the same operations in the same order.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
 pub(crate) struct Group {
-    lane: Owned<Arc<Lane>>,
+    lane: Owned<Arc<Detached<Lane>>>,
     /// Through which it was joined.
     session: Weak<Session>,
     rank: usize,
@@ -34,7 +33,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    fn lane(&self) -> PyResult<Arc<Lane>> {
+    fn lane(&self) -> PyResult<Arc<Detached<Lane>>> {
         self.lane.with(Arc::clone)
     }
 
@@ -89,7 +88,8 @@ impl Group {
     /// Runs a call over held buffers.
     fn run(&self, py: Python<'_>, call: Call) -> PyResult<()> {
         // SAFETY: whoever calls this holds the buffers of the call until it returns.
-        unsafe { self.lane()?.run(py, call, None, None) }
+        let job = unsafe { Job::new(call, None, vec![]) };
+        run(py, &*self.lane()?, &job, None)
     }
 
     /// This process's rank.
@@ -111,27 +111,24 @@ impl Group {
     }
 
     /// Queues a call when `is_async` is set, and runs it now otherwise.
-    ///
-    /// # Safety
-    /// `arrays` keep the memory of the call's spans alive, and nobody else touches it until the call is over.
-    unsafe fn launch(
+    fn launch(
         &self,
         py: Python<'_>,
-        call: Call,
+        job: Job,
         timeout: Option<f64>,
         is_async: bool,
-        arrays: Arrays,
     ) -> PyResult<Option<Ticket>> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;
         if !is_async {
-            // SAFETY: `arrays` live until this returns.
-            unsafe { lane.run(py, call, timeout, Some(&arrays))? };
+            run(py, &lane, &job, timeout)?;
             return Ok(None);
         }
-        // SAFETY: the lane keeps `arrays`, and waits until they are ready.
-        unsafe { lane.submit(call, timeout, arrays) }
-            .map(|ticket| Some(Ticket::new(ticket, Box::new(lane::Ticket::wait_briefly))))
+        lane.start().map_err(|error| {
+            errors::plain("PolderError", format!("cannot start the group's thread: {error}"))
+        })?;
+        let ticket = lane.submit(Box::new(job), timeout).map_err(errors::raise)?;
+        Ok(Some(Ticket::new(ticket, Box::new(lane::Ticket::outcome_within))))
     }
 
     fn check_root(&self, root: usize) -> PyResult<()> {
@@ -197,10 +194,15 @@ impl Group {
         let (rank, size) = (rank.of::<u32>("rank")? as usize, size.of::<u32>("size")? as usize);
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
-        let lane = Lane::new(py, given_up, |interrupt| {
-            join(&session, session.pool(), name, (rank, size), timeout, interrupt)
+        let lane = signals::watched_asking(py, given_up, || {
+            Lane::join(&session, name, (rank, size), timeout, signals::interrupt())
         })?;
-        Ok(Self { lane: Owned::new("group", Arc::new(lane)), session: Arc::downgrade(&session), rank, size })
+        Ok(Self {
+            lane: Owned::new("group", Arc::new(Detached::new(lane))),
+            session: Arc::downgrade(&session),
+            rank,
+            size,
+        })
     }
 
     /// This process's rank.
@@ -381,8 +383,8 @@ impl Group {
             tensor::increment_versions(targets)?;
         }
         // SAFETY: `kept` has the tensors; no two of the spans that are written overlap.
-        let ticket = unsafe { self.launch(py, call, timeout, is_async, Arrays { ready, _kept: kept })? };
-        ticket.into_bound_py_any(py)
+        let job = unsafe { Job::new(call, ready, kept) };
+        self.launch(py, job, timeout, is_async)?.into_bound_py_any(py)
     }
 
     /// Finds out whether all ranks say `yes`, for the pieces that follow; `message` bytes are what ranks compare. As `start`.
@@ -397,7 +399,8 @@ impl Group {
     ) -> PyResult<Option<Ticket>> {
         let call = Call::Agree { yes, message, verdict: Arc::clone(&agreed.get().0) };
         // SAFETY: the call has no spans.
-        unsafe { self.launch(py, call, timeout, is_async, Arrays { ready: None, _kept: vec![] }) }
+        let job = unsafe { Job::new(call, None, vec![]) };
+        self.launch(py, job, timeout, is_async)
     }
 
     /// The operation that a rank has called and this one has not, for errors.
@@ -407,18 +410,20 @@ impl Group {
 
     /// Host and process id of each rank, and whether the process lives; also once the group is broken.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        self.lane()?.members(py)
+        let lane = self.lane()?;
+        py.detach(|| lane.members()).map_err(errors::raise)
     }
 
     /// Ends the group for this rank and tells the others, which fail when they wait for it. `members` goes on.
     fn give_up(&self, py: Python<'_>) -> PyResult<()> {
-        self.lane()?.give_up(py);
+        let lane = self.lane()?;
+        py.detach(|| lane.give_up());
         Ok(())
     }
 
     /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.lane.take().map_or(Ok(()), |lane| lane.close(py))
+        self.lane.take().map_or(Ok(()), |lane| py.detach(|| lane.close()).map_err(errors::raise))
     }
 }
 
@@ -494,147 +499,28 @@ fn buffers(
 
 /// What the ranks of a group have agreed on, once they have.
 #[pyclass(module = "polder._core", frozen)]
-pub(crate) struct Agreed(lane::Verdict);
+pub(crate) struct Agreed(Verdict);
 
 #[pymethods]
 impl Agreed {
     #[new]
     fn new() -> Self {
-        Self(lane::Verdict::default())
+        Self(Verdict::default())
     }
 }
 
-/// A group, and the session whose heartbeat says that this process lives; the group leaves first.
-struct Runner<M: Memory> {
-    group: group::JoinedGroup<M>,
-    _session: Arc<Session>,
-}
-
-impl<M: Memory + Send + Sync> Collectives for Runner<M> {
-    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError> {
-        let group = &mut self.group;
-        let group::GroupOptions { timeout: usual, patience, .. } = *group.options();
-        group.set_timeout(timeout.unwrap_or(usual));
-        group.set_patience(if beside { Patience::SHARED } else { patience });
-        // SAFETY: the same contract.
-        let outcome = unsafe { perform(group, call) };
-        group.set_timeout(usual);
-        group.set_patience(patience);
-        outcome
+/// Runs a job after everything that was submitted before, once its arrays are ready, and returns when it is done.
+fn run(py: Python<'_>, lane: &Lane, job: &Job, timeout: Option<Duration>) -> PyResult<()> {
+    while !lane.is_idle() {
+        py.detach(|| lane.is_idle_within(SIGNALS));
+        py.check_signals()?;
     }
-
-    fn expect_whole(&self) -> Result<(), PoolError> {
-        self.group.expect_whole()
+    if let Some(ready) = job.ready() {
+        py.detach(|| lane.expect_whole()).map_err(errors::raise)?;
+        // The others wait for this call.
+        ready.call0(py).inspect_err(|_| py.detach(|| lane.give_up()))?;
     }
-
-    fn called_ahead(&self, rank: usize) -> Option<String> {
-        self.group.called_ahead(rank)
-    }
-
-    fn members(&self) -> Result<Vec<Member>, PoolError> {
-        let ranks = self.group.members().iter().enumerate();
-        ranks.map(|(rank, at)| Ok((at.host, at.pid, !self.group.has_died(rank)?))).collect()
-    }
-
-    fn give_up(&mut self) {
-        self.group.give_up();
-    }
-
-    fn leave(self: Box<Self>) -> Result<(), PoolError> {
-        self.group.leave()
-    }
-}
-
-/// # Safety
-/// As [`Collectives::run`].
-unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result<(), PoolError> {
-    match call {
-        Call::Collective { operation, buffers, times } => {
-            // SAFETY: the same contract.
-            (0..*times).try_for_each(|_| unsafe { collective(group, operation, buffers) })
-        }
-        Call::Agree { yes, message, verdict } => {
-            let mut all = [u8::from(*yes)];
-            of_message(group, *message, |group| group.all_reduce(Op::Min, Dtype::U8, &mut all))?;
-            verdict.get_or_init(|| all[0] == 1);
-            Ok(())
-        }
-        Call::Piece { message, verdict, operation, in_pool, private } => {
-            let agreed = in_pool.as_ref().filter(|_| verdict.get() == Some(&true));
-            let buffers = match agreed {
-                Some(extent) => polder_pool::Buffers::Pool { at: extent.at, bytes: extent.bytes },
-                // SAFETY: the same contract.
-                None => polder_pool::Buffers::InPlace(unsafe { private.bytes_mut() }),
-            };
-            of_message(group, *message, |group| group.run(operation, buffers))
-        }
-    }
-}
-
-/// # Safety
-/// As [`Collectives::run`].
-unsafe fn collective<M: Memory>(
-    group: &mut group::Group<M>,
-    operation: &Operation,
-    buffers: &Buffers,
-) -> Result<(), PoolError> {
-    let is_own_chunk = |from: &Span, into: &Span| {
-        operation.collective == Collective::AllGather && from.is_chunk(into, group.rank())
-    };
-    // SAFETY: the contract of this function is that of the slices; spans of one call that overlap become one slice, or
-    // the source is copied first. No two of those that are written overlap.
-    unsafe {
-        match buffers {
-            Buffers::InPlace(data) => group.run(operation, polder_pool::Buffers::InPlace(data.bytes_mut())),
-            Buffers::Apart { from, into } if is_own_chunk(from, into) => {
-                group.run(operation, polder_pool::Buffers::InPlace(into.bytes_mut()))
-            }
-            Buffers::Apart { from, into } => {
-                let input = from.bytes_beside(slice::from_ref(into));
-                let output = into.bytes_mut();
-                group.run(operation, polder_pool::Buffers::Apart { input: &input, output })
-            }
-            Buffers::Lists { from, into } => {
-                let input: Vec<_> = from.iter().map(|from| from.bytes_beside(into)).collect();
-                let input: Vec<&[u8]> = input.iter().map(|input| &**input).collect();
-                let mut output: Vec<&mut [u8]> = into.iter().map(|into| into.bytes_mut()).collect();
-                group.run(operation, polder_pool::Buffers::Lists { input: &input, output: &mut output })
-            }
-            Buffers::Pool(extent) => {
-                group.run(operation, polder_pool::Buffers::Pool { at: extent.at, bytes: extent.bytes })
-            }
-        }
-    }
-}
-
-/// Runs an operation that is a piece of a message of so many bytes.
-fn of_message<M: Memory>(
-    group: &mut group::Group<M>,
-    message: u64,
-    run: impl FnOnce(&mut group::Group<M>) -> Result<(), PoolError>,
-) -> Result<(), PoolError> {
-    group.set_message(Some(message))?;
-    let outcome = run(group);
-    group.set_message(None)?;
-    outcome
-}
-
-fn join<M: Memory + Send + Sync + 'static>(
-    session: &Arc<Session>,
-    pool: &Arc<polder_pool::Pool<M>>,
-    name: &str,
-    (rank, size): (usize, usize),
-    timeout: Option<Duration>,
-    interrupt: Interrupt,
-) -> Result<Box<dyn Collectives>, PoolError> {
-    let timeout = timeout.unwrap_or(pool.member().timeout);
-    let options = group::GroupOptions {
-        timeout,
-        patience: Patience::for_ranks(size),
-        ..group::GroupOptions::default()
-    };
-    let group = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
-    Ok(Box::new(Runner { group, _session: Arc::clone(session) }))
+    signals::watched(py, move || lane.run(job, timeout))
 }
 
 fn missing_out() -> PyErr {
@@ -664,7 +550,7 @@ impl Ticket {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        self.ticket.wait(py, timeout, &self.wait)
+        signals::outcome(py, &self.ticket, timeout, &self.wait)
     }
 
     fn done(&self) -> bool {
@@ -679,6 +565,15 @@ impl Ticket {
 
     /// Calls `then` with `None` or the exception when the operation is over, now or on a thread that tells so.
     fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
-        self.ticket.when_done(py, then);
+        let told = move |outcome: Result<(), PoolError>| {
+            Python::attach(|py| {
+                let error = outcome.err().map(|error| errors::raise(error).into_value(py));
+                if let Err(failure) = then.call1(py, (error,)) {
+                    failure.write_unraisable(py, Some(then.bind(py)));
+                }
+                drop(then);
+            });
+        };
+        py.detach(|| self.ticket.when_done(Box::new(told)));
     }
 }

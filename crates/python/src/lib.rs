@@ -17,8 +17,8 @@ mod pool;
 mod pool_memory;
 mod range;
 mod service;
+mod signals;
 mod store;
-mod tellers;
 mod tensor;
 
 use pyo3::prelude::*;

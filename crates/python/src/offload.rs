@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::errors::{argument, plain};
 use crate::optimizer::{ARRAYS, Settings, slice, update_of};
-use crate::range::{Place, Range, named, of_step, of_tier};
+use crate::range::{GivenPlace, Range, named, of_step, of_tier};
 
 fn unplaced(error: impl std::fmt::Display) -> PyErr {
     plain("PlacementError", error.to_string())
@@ -107,7 +107,7 @@ impl States {
     #[pyo3(signature = (kept, files=vec![], moments=2))]
     fn new(
         py: Python<'_>,
-        kept: Vec<(usize, Option<Place>)>,
+        kept: Vec<(usize, Option<GivenPlace>)>,
         files: Vec<(usize, PathBuf)>,
         moments: usize,
     ) -> PyResult<Self> {

@@ -14,7 +14,7 @@ use polder_sim::program::{
     OperatorRates, ProgramQuestion, ProgramTrace, StepCommunication, StepFabric, StepTrace,
 };
 use polder_sim::{
-    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request, RequestError,
+    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, Request, RequestError,
     SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, choices, points,
 };
 use pyo3::buffer::PyBuffer;
@@ -109,15 +109,15 @@ pub(crate) fn plan_inference<'py>(
 ) -> PyResult<(Vec<&'static str>, Bound<'py, PyBytes>)> {
     let question: InferenceQuestion = asked(question, &["machines.", "ways."])?;
     let rows: Vec<InferenceRow> = asked(rows, &[])?;
-    let found = Inference::new(&question).map_err(wrong)?;
-    let loads = rows.iter().map(|row| found.load(row)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    let steps = py.detach(|| found.steps(&loads)).map_err(wrong)?;
+    let inference = Inference::new(&question).map_err(wrong)?;
+    let loads = rows.iter().map(|row| inference.load(row)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let steps = py.detach(|| inference.steps(&loads)).map_err(wrong)?;
     let mut figures = vec![];
     for (load, steps) in loads.iter().zip(steps) {
-        figures.push(load.set_bytes * f64::from(found.serving));
+        figures.push(load.set_bytes * f64::from(inference.serving));
         figures.extend(steps.into_iter().map(|step| step.map_or(f64::NAN, |it| it.seconds)));
     }
-    let names = found.configurations.iter().map(|it| it.name).collect();
+    let names = inference.configurations.iter().map(|it| it.name).collect();
     Ok((names, floats(py, figures)))
 }
 
@@ -130,11 +130,11 @@ pub(crate) fn plan_coherence<'py>(
     rows: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let rows: Vec<RegionQuestion> = asked(rows, &[])?;
-    let found = py.detach(|| {
+    let predicted = py.detach(|| {
         let rack = CoherentRack::new(platform, rack)?;
         rows.iter().map(|row| rack.region(row)).collect::<Result<Vec<_>, _>>()
     });
-    let figures = found.map_err(wrong)?.into_iter().flat_map(|it| {
+    let figures = predicted.map_err(wrong)?.into_iter().flat_map(|it| {
         let of = it.rates;
         let rates = [of.hits, of.filter_misses, of.back_invalidations, of.invalidations, of.waited];
         rates.into_iter().chain([it.coherent_s, it.copies_s])
@@ -149,27 +149,24 @@ pub(crate) fn plan_mixed<'py>(
     py: Python<'py>,
     requests: &str,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<String>)> {
-    let requests: Vec<MixedRequest> = asked(requests, &["layout.", "flits."])?;
-    let found = py.detach(|| {
-        let mut found = vec![];
+    let requests: Vec<MixedRequest> = asked(requests, &["step.", "layout.", "flits."])?;
+    let answers = py.detach(|| {
+        let mut answers = vec![];
         for request in &requests {
-            // Two kinds in one rack are refused as the command refuses them.
-            for RackPart { rack, accelerators } in &request.parts {
-                RackPart::parse(&format!("{rack}={accelerators}"))?;
-            }
-            found.push(match request.predict() {
+            answers.push(match request.predict() {
                 Ok(answer) => Ok(answer),
+                Err(error @ MixedError::OneRack(_)) => return Err(error),
                 Err(MixedError::Part { rack, error }) if matches!(*error, RequestError::Data(_)) => {
                     return Err(MixedError::Part { rack, error });
                 }
                 Err(refused) => Err(refused.to_string()),
             });
         }
-        Ok::<_, MixedError>(found)
+        Ok::<_, MixedError>(answers)
     });
-    let found = found.map_err(wrong)?;
+    let answers = answers.map_err(wrong)?;
     let (mut figures, mut reasons) = (vec![], vec![]);
-    for answer in found {
+    for answer in answers {
         match answer {
             Ok(it) => {
                 let [low, high] = it.range_s;
@@ -198,14 +195,14 @@ pub(crate) fn plan_mpi<'py>(
     questions: &str,
 ) -> PyResult<((f64, f64), Bound<'py, PyBytes>)> {
     let questions: Vec<ProgramQuestion> = asked(questions, &["flits."])?;
-    let found = py.detach(|| {
+    let predicted = py.detach(|| {
         let trace = ProgramTrace::load(&folder).map_err(|error| error.to_string())?;
         let of = |it: &ProgramQuestion| trace.predict(it).map_err(|error| error.to_string());
         let all = questions.iter().map(of).collect::<Result<Vec<_>, _>>()?;
         Ok::<_, String>((trace.measured_s(), all))
     });
-    let (measured, found) = found.map_err(argument)?;
-    let figures = found.into_iter().flat_map(|it| {
+    let (measured, predicted) = predicted.map_err(argument)?;
+    let figures = predicted.into_iter().flat_map(|it| {
         let of = it.replayed;
         let waits_s = of.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>();
         [of.total_s, waits_s / of.ranks.len() as f64, of.messages as f64, of.bytes as f64]
@@ -260,12 +257,12 @@ pub(crate) fn plan_chakra<'py>(
 pub(crate) fn plan_tier<'py>(py: Python<'py>, question: &str, rows: &str) -> PyResult<Bound<'py, PyBytes>> {
     let question: TierQuestion = asked(question, &[])?;
     let rows: Vec<TierRow> = asked(rows, &[])?;
-    let found = py.detach(|| {
+    let predicted = py.detach(|| {
         let server = TierServer::new(&question)?;
         rows.iter().map(|row| server.row(row)).collect::<Result<Vec<_>, _>>()
     });
     let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
-    let figures = found.map_err(wrong)?.into_iter().flat_map(|it| {
+    let figures = predicted.map_err(wrong)?.into_iter().flat_map(|it| {
         [
             it.slow_bytes,
             it.spill,
@@ -306,7 +303,7 @@ pub(crate) fn plan_offload<'py>(
         let tiers: Vec<String> = planner.tiers().iter().map(|it| it.name.clone()).collect();
         // Each is read once, for whatever batches and policies.
         let mut models = BTreeMap::new();
-        let (mut objects, mut figures, mut said) = (vec![], vec![], vec![]);
+        let (mut objects, mut figures, mut note) = (vec![], vec![], vec![]);
         for (context, batch, policy) in rows {
             let model = match models.entry(context) {
                 Entry::Occupied(known) => known.into_mut(),
@@ -329,12 +326,12 @@ pub(crate) fn plan_offload<'py>(
                 false => figures.extend(std::iter::repeat_n(f64::NAN, point.objects.len() * tiers.len())),
             }
             objects = point.objects.into_iter().map(|it| it.name).collect();
-            said.push((placed.lacks.unwrap_or_default(), placed.would_fit.unwrap_or_default()));
+            note.push((placed.lacks.unwrap_or_default(), placed.would_fit.unwrap_or_default()));
         }
-        Ok::<_, OffloadError>((objects, tiers, figures, said))
+        Ok::<_, OffloadError>((objects, tiers, figures, note))
     });
-    let (objects, tiers, figures, said) = predicted.map_err(|error| argument(error.to_string()))?;
-    Ok((objects, tiers, floats(py, figures), said))
+    let (objects, tiers, figures, note) = predicted.map_err(|error| argument(error.to_string()))?;
+    Ok((objects, tiers, floats(py, figures), note))
 }
 
 /// The names of each choice.

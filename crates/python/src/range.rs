@@ -25,16 +25,16 @@ pub(crate) fn of_step(error: StepError) -> PyErr {
 
 /// A tier of memory: a NUMA node, or the path of a dax device.
 #[derive(FromPyObject)]
-pub(crate) enum Place {
+pub(crate) enum GivenPlace {
     Node(usize),
     Device(PathBuf),
 }
 
-impl From<Place> for offload::Place {
-    fn from(place: Place) -> Self {
+impl From<GivenPlace> for offload::Place {
+    fn from(place: GivenPlace) -> Self {
         match place {
-            Place::Node(node) => Self::Node(node),
-            Place::Device(path) => Self::Device(path),
+            GivenPlace::Node(node) => Self::Node(node),
+            GivenPlace::Device(path) => Self::Device(path),
         }
     }
 }

@@ -1,17 +1,18 @@
 //! What `polder.torch.ParameterService` and `polder.proxy` are made of: a client, a proxy, and the plan of both.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polder_attach::session::Session;
 use polder_kernels::{Adam, Dtype, PIECE, Sgd};
-use polder_mem::Memory;
+use polder_mem::AnyMemory;
 use polder_place::sync::{Link, Pace, Routing, Timeline, full_from, pieces, proxied_tensors, routes, split};
 use polder_platform::Bandwidth;
+use polder_pool::group::Interrupt;
 use polder_pool::service::{
-    Agreement, ClientReport, ClientSession, EmulatedLink, Optimizer, Order, ProxySession, ProxyStat,
-    ServiceOptions, Slot,
+    Agreement, ClientReport, ClientSession, EmulatedLink, Optimizer, Order, ProxySession, ServiceOptions,
+    Slot,
 };
 use polder_pool::{PoolError, wait::Patience};
 use polder_schedule::{Exchange, Shard, ShardOrder};
@@ -19,8 +20,8 @@ use pyo3::prelude::*;
 
 use crate::buffer::{Elements, Span};
 use crate::errors::argument;
-use crate::lane::{self, Interrupt, lock};
 use crate::pool::{self, Owned, Pool};
+use crate::signals;
 
 /// A shard as Python has it: tensor, first byte, bytes, proxy.
 type Row = (u32, u64, u64, u16);
@@ -32,48 +33,20 @@ type Count = (u16, u32, u64, u64, u64, bool);
 const GRAIN: u64 = 4 * PIECE as u64;
 
 /// A client, until it is closed.
-type Shared = Arc<Mutex<Option<Box<dyn Service>>>>;
+type Shared = Arc<Mutex<Option<Client>>>;
 
-/// A client of whichever memory.
-trait Service: Send {
-    fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError>;
-
-    fn order(&mut self, order: &Order) -> Result<(), PoolError>;
-
-    /// Pushes the shards of the tensor at `gradients`. Without `into`, their sums come to the same place, and those that have come are
-    /// pulled. With it, they come to `into`, and not before `wait` is called.
-    ///
-    /// # Safety
-    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
-    unsafe fn push(&mut self, tensor: u32, gradients: Span, into: Option<Span>) -> Result<(), PoolError>;
-
-    /// Pulls the sums of all tensors that were pushed in this step.
-    ///
-    /// # Safety
-    /// As [`Service::push`].
-    unsafe fn wait(&mut self) -> Result<(), PoolError>;
-
-    /// The shards of this step whose sums have not come.
-    fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError>;
-
-    fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError>;
-
-    fn report(&mut self, said: &ClientReport) -> Result<(), PoolError>;
-
-    fn leave(self: Box<Self>) -> Result<(), PoolError>;
-}
-
-struct Runner<M: Memory> {
-    service: ClientSession<M>,
+/// A client, and the session whose heartbeat says that this process lives.
+struct Client {
+    service: ClientSession<AnyMemory>,
     /// The shards of each tensor, and where its sums of this step come to.
     tensors: BTreeMap<u32, Vec<u32>>,
     targets: BTreeMap<u32, Span>,
     _session: Arc<Session>,
 }
 
-impl<M: Memory> Runner<M> {
+impl Client {
     /// # Safety
-    /// As [`Service::push`].
+    /// As [`Client::push`].
     unsafe fn pull(&mut self, shard: u32) -> Result<(), PoolError> {
         let client = self.service.client()?;
         let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
@@ -82,9 +55,7 @@ impl<M: Memory> Runner<M> {
         let whole = unsafe { span.bytes_mut() };
         client.pull(shard, &mut whole[start as usize..(start + bytes) as usize])
     }
-}
 
-impl<M: Memory + Send + Sync> Service for Runner<M> {
     fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError> {
         self.service.begin(agreed, Some(interrupt))?;
         self.targets.clear();
@@ -95,10 +66,11 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         Ok(())
     }
 
-    fn order(&mut self, order: &Order) -> Result<(), PoolError> {
-        self.service.client()?.order(order)
-    }
-
+    /// Pushes the shards of the tensor at `gradients`. Without `into`, their sums come to the same place, and those that have come are
+    /// pulled. With it, they come to `into`, and not before `wait` is called.
+    ///
+    /// # Safety
+    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
     unsafe fn push(&mut self, tensor: u32, gradients: Span, into: Option<Span>) -> Result<(), PoolError> {
         let bad = |value, expected| Err(PoolError::Argument { what: "the tensor", value, expected });
         let client = self.service.client()?;
@@ -128,6 +100,10 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         Ok(())
     }
 
+    /// Pulls the sums of all tensors that were pushed in this step.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
     unsafe fn wait(&mut self) -> Result<(), PoolError> {
         while let Some(shard) = self.service.client()?.wait()? {
             // SAFETY: the caller's promise.
@@ -137,23 +113,11 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         Ok(())
     }
 
+    /// The shards of this step whose sums have not come.
     fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError> {
         let client = self.service.client()?;
         let shards = client.agreed().exchange.shards();
         Ok(client.unsummed().into_iter().map(|shard| shards[shard as usize]).collect())
-    }
-
-    fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError> {
-        self.service.stat()
-    }
-
-    fn report(&mut self, said: &ClientReport) -> Result<(), PoolError> {
-        self.service.client()?.report(said);
-        Ok(())
-    }
-
-    fn leave(self: Box<Self>) -> Result<(), PoolError> {
-        self.service.leave()
     }
 }
 
@@ -162,19 +126,19 @@ fn options(timeout: Option<Duration>, usual: Duration) -> ServiceOptions {
     ServiceOptions { timeout, patience: Patience::SHARED, ..ServiceOptions::default() }
 }
 
-fn join<M: Memory + Send + Sync + 'static>(
+fn join(
     session: &Arc<Session>,
-    pool: &Arc<polder_pool::Pool<M>>,
     name: &str,
     client: usize,
     sizes: (usize, u16),
     timeout: Option<Duration>,
-) -> Result<Box<dyn Service>, PoolError> {
+) -> Result<Client, PoolError> {
+    let pool = session.pool();
     let options = options(timeout, pool.member().timeout);
-    let interrupt = Some(lane::interrupt());
+    let interrupt = Some(signals::interrupt());
     let service = ClientSession::join(Arc::clone(pool), name, client, sizes, options, interrupt)?;
     let (tensors, targets) = (BTreeMap::new(), BTreeMap::new());
-    Ok(Box::new(Runner { service, tensors, targets, _session: Arc::clone(session) }))
+    Ok(Client { service, tensors, targets, _session: Arc::clone(session) })
 }
 
 /// A worker's end of a parameter service.
@@ -188,16 +152,16 @@ impl ServiceClient {
     fn run<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut dyn Service) -> Result<T, PoolError> + Send,
+        call: impl FnOnce(&mut Client) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
         let service = self.service.with(Arc::clone)?;
-        lane::watched(py, move || {
+        signals::watched(py, move || {
             let closed = || PoolError::Argument {
                 what: "the service",
                 value: "closed".to_owned(),
                 expected: "join it anew",
             };
-            lock(&service).as_mut().ok_or_else(closed).and_then(|service| call(service.as_mut()))
+            service.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed).and_then(call)
         })
     }
 }
@@ -219,8 +183,8 @@ impl ServiceClient {
     ) -> PyResult<Self> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
-        let joined = lane::watched_asking(py, given_up, || {
-            join(&session, session.pool(), name, client, (clients, proxies), timeout)
+        let joined = signals::watched_asking(py, given_up, || {
+            join(&session, name, client, (clients, proxies), timeout)
         })?;
         Ok(Self { service: Owned::new("service", Arc::new(Mutex::new(Some(joined)))) })
     }
@@ -253,13 +217,13 @@ impl ServiceClient {
         };
         let links = links.into_iter().map(link).collect();
         let agreed = Agreement { exchange: exchange.ordered(order), dtype, links, groups };
-        self.run(py, |service| service.begin(&agreed, lane::interrupt()))
+        self.run(py, |service| service.begin(&agreed, signals::interrupt()))
     }
 
     /// Says that this step is the optimizer's step `number`, with these settings of each group, where proxies keep its state.
     fn order_step(&self, py: Python<'_>, number: u64, groups: Vec<Settings>) -> PyResult<()> {
         let groups = groups.iter().map(optimizer_of).collect::<PyResult<_>>()?;
-        self.run(py, move |service| service.order(&Order::Step { number, groups }))
+        self.run(py, move |service| service.service.client()?.order(&Order::Step { number, groups }))
     }
 
     /// Says that this step brings the proxies what client 0 pushes, or brings all clients what they keep: 0 parameters, 1 and 2 moments.
@@ -268,7 +232,7 @@ impl ServiceClient {
         let slot =
             slots.get(usize::from(slot)).ok_or_else(|| argument(format!("slot {slot}; give 0 to 2")))?;
         let order = if is_load { Order::Load(*slot) } else { Order::Save(*slot) };
-        self.run(py, move |service| service.order(&order))
+        self.run(py, move |service| service.service.client()?.order(&order))
     }
 
     /// Pushes the gradients of a tensor. Without `into`, sums that have come are pulled into the tensors that were pushed before, and all
@@ -306,7 +270,7 @@ impl ServiceClient {
 
     /// What each proxy says that it has done in this exchange: host, process id, steps, shards, bytes of sums, whether it lives.
     fn stat(&self, py: Python<'_>) -> PyResult<Vec<Count>> {
-        let stat = self.run(py, |service| service.stat())?;
+        let stat = self.run(py, |service| service.service.stat())?;
         Ok(stat.into_iter().map(|it| (it.host, it.pid, it.steps, it.shards, it.bytes, it.alive)).collect())
     }
 
@@ -322,8 +286,11 @@ impl ServiceClient {
         threshold_bytes: f64,
     ) -> PyResult<()> {
         let (blocked_ns, threshold_bytes) = ((blocked_s * 1e9) as u64, threshold_bytes as u64);
-        let said = ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes };
-        self.run(py, |service| service.report(&said))
+        let report = ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes };
+        self.run(py, |service| {
+            service.service.client()?.report(&report);
+            Ok(())
+        })
     }
 
     /// Leaves the service without the others: they and the proxies are told.
@@ -335,7 +302,13 @@ impl ServiceClient {
     /// Ends the service, which all clients do; harmless when it was closed before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(service) = self.service.take() else { return Ok(()) };
-        lane::watched(py, move || lock(&service).take().map_or(Ok(()), Service::leave))
+        signals::watched(py, move || {
+            service
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
+                .map_or(Ok(()), |service| service.service.leave())
+        })
     }
 }
 
@@ -378,12 +351,12 @@ pub(crate) fn service_proxy(
     let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
     let session = pool.get().session()?;
     let sizes = (clients, proxies);
-    lane::watched_asking(py, given_up, || {
+    signals::watched_asking(py, given_up, || {
         let pool = session.pool();
         let options = options(timeout, pool.member().timeout);
         let joined =
-            ProxySession::join(Arc::clone(pool), name, proxy, sizes, options, Some(lane::interrupt()))?;
-        joined.serve(|| Some(lane::interrupt()))
+            ProxySession::join(Arc::clone(pool), name, proxy, sizes, options, Some(signals::interrupt()))?;
+        joined.serve(|| Some(signals::interrupt()))
     })
 }
 

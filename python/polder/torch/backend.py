@@ -57,8 +57,10 @@ _UNTOLD_SECONDS = 1.0
 
 
 _UNFINISHED = 16
-_RENAMED = " of this group is rank "
 """So many works may wait for their copies before the next call looks which are over."""
+
+_RENAMED = " of the job"
+"""What ends an error that has the job's rank."""
 
 DEVICES = ("cpu", "cuda")
 """Where the tensors may be that the backend carries."""
@@ -163,6 +165,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self._rank, self._group_size = rank, size
         # Of each rank, its number in the job.
         self._global_ranks = global_ranks or list(range(size))
+        self.processes = [(host, pid) for host, pid, _ in self._core.members()]
+        """The host id and process id of each rank."""
         self._names = [name, ""]
         self._store = store
         self._seconds = timeout.total_seconds()
@@ -578,10 +582,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
         Without `asks` that is left out, because it takes time to find.
         """
-        rank = error.rank if isinstance(error, PeerError) else None
-        if rank is None:
-            return
-        if asks and isinstance(error, PeerTimeoutError):
+        if asks and isinstance(error, PeerTimeoutError) and (rank := error.rank) is not None:
             with contextlib.suppress(PolderError):
                 called = self._core.called_ahead(rank) or self._channel.unreceived(rank) or self._receiving(rank)
                 if called is not None:
@@ -590,14 +591,21 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def _rename(self, error: BaseException) -> None:
         """Gives an error of this group, and its cause, the rank of the job. Once: a second time changes nothing."""
-        if not isinstance(error, PeerError) or error.rank is None or _RENAMED in str(error):
+        if not isinstance(error, PeerError) or _RENAMED in str(error):
             return
-        rank = self._global_ranks[error.rank]
-        if rank != error.rank:
-            error.args = (f"{error}; rank {error.rank}{_RENAMED}{rank} of the job",)
+        rank = self._rank_elsewhere(error) if error.rank is None else self._global_ranks[error.rank]
+        if rank is not None and rank != error.rank:
+            meant = f"host {error.host} pid {error.pid}" if error.rank is None else f"rank {error.rank} of this group"
+            error.args = (f"{error}; {meant} is rank {rank}{_RENAMED}",)
             error.rank = rank
         if error.__cause__ is not None:
             self._rename(error.__cause__)
+
+    def _rank_elsewhere(self, error: PeerError) -> int | None:
+        """The rank of the job of a process that is not of this group, if it is of another group of this process."""
+        process = (error.host, error.pid)
+        found = (group for group in self._attachment.groups if process in group.processes)
+        return next((group._global_ranks[group.processes.index(process)] for group in found), None)
 
     def _ends(
         self,

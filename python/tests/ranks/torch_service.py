@@ -428,6 +428,20 @@ elif kind == "held-snapshot":
     theirs.train(3)
     assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
     print("equal" if is_equal(ours.model, theirs.model) else "different")
+elif kind.startswith("held-proxies-"):
+    with ParameterService(optimizer="proxy", proxies=int(kind.rpartition("-")[2])) as service:
+        ours = Training(RULES["AdamW"], service)
+        extra = {"scheduler": ours.scheduler, "draw": ours.draw}
+        step = 0
+        with contextlib.suppress(polder.NotFoundError):
+            step = polder.torch.restore("held", ours.model, ours.optimizer, extra=extra).step
+        ours.train(2)
+        assert len(service.proxies()) == int(kind.rpartition("-")[2])
+        polder.torch.snapshot("held", ours.model, ours.optimizer, step=step + 2, extra=extra).wait()
+    theirs = Training(RULES["AdamW"], None)
+    theirs.train(step + 2)
+    assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
+    print(step, "equal" if is_equal(ours.model, theirs.model) else "different")
 elif kind in ("shrink", "shrink-held"):
     where = "proxy" if kind == "shrink-held" else "worker"
     options: dict[str, Any] = {"optimizer": where, "profile_steps": 2, "timeout": 30}

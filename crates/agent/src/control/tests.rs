@@ -483,6 +483,44 @@ fn poison_names_the_service_whose_page_lies_there_and_the_policy_answers() {
 }
 
 #[test]
+fn bad_places_and_services_cost_by_their_sum_and_not_by_their_product() {
+    // Calls of the kernel and alarms, in a round that finds so many bad places, which hit as many services.
+    let cost = |count: u64| {
+        let tree = machine();
+        tree.add_cxl("mem0");
+        let mut text = "health.bad_memory = \"opt-out\"\n".to_owned();
+        for index in 0..count {
+            tree.add_group(&format!("/s{index}"), [MIB, MIB]);
+            text += &format!("[service.s{index}]\ncgroup = \"/s{index}\"\ntier = \"opt-in\"\n");
+            // Of every second place it is known whose page lies there; of the others, nothing.
+            let page = 0x1_1000_1000 + 4096 * index;
+            if index.is_multiple_of(2) {
+                tree.put_page(page, &format!("/s{index}"));
+            }
+            tree.poison("mem0", 4096 * index, if index.is_multiple_of(2) { page } else { u64::MAX });
+        }
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        let before = tree.calls();
+        let round = agent.round(0).unwrap().0;
+        let calls = tree.calls() - before;
+        assert_eq!(round.devices[0].bad_places, count);
+        let hit = round.services.iter().filter(|row| row.bad_memory > 0).count() as u64;
+        assert_eq!(hit, count, "every service may be hit");
+        let named = named(&round);
+        assert_eq!(named.iter().filter(|(service, _)| service.is_some()).count() as u64, count / 2);
+        let said = round.alarms.iter().map(ToString::to_string).collect::<String>();
+        assert!(
+            said.contains(&format!("it may hit any of {count} services with bytes on the slow tier")),
+            "{said}"
+        );
+        (calls, round.alarms.len() as u64)
+    };
+    let (few, many) = (cost(20), cost(160));
+    assert!(many.0 <= 10 * few.0 && many.1 <= 9 * few.1, "{few:?} {many:?}");
+    assert!(few.0 > 20, "the control: {few:?}");
+}
+
+#[test]
 fn a_drain_keeps_every_service_off_a_device_that_is_not_well() {
     let (tree, policy, _) = poisoned("health.bad_memory = \"drain\"\n", &|tree| tree.clear_poison("mem0"));
     let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();

@@ -241,16 +241,16 @@ impl Install {
     /// What `mpiexec` says it is.
     fn at(mpiexec: &Path) -> Result<Self, Failure> {
         let path = mpiexec.display();
-        let said = Command::new(mpiexec).arg("--version").output();
-        let said = said.map_err(|error| Failure(format!("{path}: {error}")))?;
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let version = Command::new(mpiexec).arg("--version").output();
+        let version = version.map_err(|error| Failure(format!("{path}: {error}")))?;
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
         let library = match () {
-            () if said.contains("Intel(R) MPI") => Library::Impi,
-            () if said.contains("Open MPI") || said.contains("OpenRTE") => Library::Openmpi,
-            () if said.contains("HYDRA") => Library::Mpich,
+            () if version.contains("Intel(R) MPI") => Library::Impi,
+            () if version.contains("Open MPI") || version.contains("OpenRTE") => Library::Openmpi,
+            () if version.contains("HYDRA") => Library::Mpich,
             () => return Err(Failure(format!("{path} is not of MPICH, Open MPI or Intel MPI"))),
         };
-        if library == Library::Mpich && said.contains("--with-device=") && !said.contains("ofi") {
+        if library == Library::Mpich && version.contains("--with-device=") && !version.contains("ofi") {
             let remedy = "take one whose `mpiexec --version` says --with-device=ch4:ofi";
             return Err(Failure(format!("{path}: this MPICH was built without libfabric; {remedy}")));
         }

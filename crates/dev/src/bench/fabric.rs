@@ -129,8 +129,8 @@ fn flits() -> Result<[Row; 2], Failure> {
     let [mut rates, mut seconds] = [(); 2].map(|()| vec![]);
     for _ in 0..RUNS {
         let begin = Instant::now();
-        let found = answer(&permutation)?;
-        let hops = found.flits.map_or(0, |it| it.flit_hops);
+        let by_flits = answer(&permutation)?;
+        let hops = by_flits.flits.map_or(0, |it| it.flit_hops);
         rates.push(hops as f64 / begin.elapsed().as_secs_f64() / 1e6);
         let begin = Instant::now();
         answer(&all_reduce)?;

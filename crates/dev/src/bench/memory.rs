@@ -113,14 +113,14 @@ fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) 
     // A core is left to the thread whose loads are timed.
     let readers = (cpus - 1).max(1);
     for share in SHARES {
-        let found = loaded_latency(range.words(), readers, share, effort);
+        let measured = loaded_latency(range.words(), readers, share, effort);
         let case = match share {
             0.0 => format!("node {node} idle"),
             share => format!("node {node} {readers} readers {:.0}% of the time", 100.0 * share),
         };
-        rows.push(row("memory", case.clone(), "latency", found.latency, "ns"));
+        rows.push(row("memory", case.clone(), "latency", measured.latency, "ns"));
         if share > 0.0 {
-            rows.push(row("memory", case, "load", Sample::one(found.load), "GB/s"));
+            rows.push(row("memory", case, "load", Sample::one(measured.load), "GB/s"));
         }
     }
     let mut counts = vec![1, cpus];
@@ -164,9 +164,9 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
             let needs = format!("--hot {hot}: expected a page or more for each of {readers} readers");
             return Err(Failure(format!("{needs}; give more --mib")));
         }
-        let found = hot_latency(range.words(), bytes, readers, arguments.effort.sampling());
+        let measured = hot_latency(range.words(), bytes, readers, arguments.effort.sampling());
         let case = format!("{hot}% hot, {local}% local");
-        rows.push(row("knee", case.clone(), "latency", found.latency, "ns"));
+        rows.push(row("knee", case.clone(), "latency", measured.latency, "ns"));
         // Every hot byte is read equally often, so a node's part of the traffic is its part of the hot bytes.
         let located = range.locate_piece(0, bytes)?;
         for node in [fast, slow] {
@@ -176,7 +176,7 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
                 "knee",
                 format!("{case}, node {node}"),
                 "bandwidth",
-                Sample::one(found.load * share),
+                Sample::one(measured.load * share),
                 "GB/s",
             ));
         }

@@ -276,8 +276,8 @@ impl<'a> Bench<'a> {
                 if words.is_empty() || !is_there || !is_asked {
                     continue;
                 }
-                let said = self.said(way, ranks, &words)?;
-                for (word, seconds) in said.lines().filter_map(|line| line.split_once(' ')) {
+                let output = self.said(way, ranks, &words)?;
+                for (word, seconds) in output.lines().filter_map(|line| line.split_once(' ')) {
                     let seconds = seconds.trim().parse()?;
                     figures.entry((way, word.to_owned())).or_default().push(seconds);
                 }

@@ -54,11 +54,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     }
     let [mut ours, mut theirs] = [(); 2].map(|()| vec![]);
     for _ in 0..RUNS {
-        let found = case.simulate()?;
-        ours.push(case.rate(found.seconds));
+        let simulated = case.simulate()?;
+        ours.push(case.rate(simulated.seconds));
         if let Some(program) = &peer {
             let other = plain(program, &file)?;
-            if (&other.seen, other.hash) != (&found.seen, found.hash) {
+            if (&other.seen, other.hash) != (&simulated.seen, simulated.hash) {
                 return Err(Failure("the C model and polder_sim::pages decided otherwise".into()));
             }
             theirs.push(case.rate(other.seconds));

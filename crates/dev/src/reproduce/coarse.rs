@@ -3,8 +3,7 @@
 use polder_sim::coarse::{CoarseBeside, CoarseFigure, CoarseReport};
 
 use crate::Failure;
-use polder_plan::memory::digits;
-use polder_plan::table;
+use polder_plan::table::{self, digits};
 
 /// The claims of these figures.
 pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {

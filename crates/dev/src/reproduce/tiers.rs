@@ -6,8 +6,8 @@ use polder_sim::memory::{Configuration, Inside, NodeLatency, Nodes, Ways};
 use polder_sim::scalepool_tiers::{Beyond, JudgedClaim, TierFigure, TierReport, Variant};
 
 use crate::Failure;
-use polder_plan::memory::{access_size, size, time, ways_line};
-use polder_plan::table;
+use polder_plan::memory::ways_line;
+use polder_plan::table::{self, access_size, size, time};
 
 /// How near a ratio is to the published one that is drawn as met, as a part of it.
 const NEAR: f64 = 0.1;

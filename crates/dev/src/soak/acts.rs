@@ -977,15 +977,15 @@ pub(super) fn settle(actor: &Actor<'_>) -> Result<u64, Failure> {
             return Err(Failure(format!("{} is still there", listed.name)));
         }
     }
-    let found = inspect(pool.memory())?;
-    if let Some(problem) = found.problems.first() {
+    let inspection = inspect(pool.memory())?;
+    if let Some(problem) = inspection.problems.first() {
         return Err(Failure(format!(
             "a check of the pool finds {} problems; {problem}",
-            found.problems.len()
+            inspection.problems.len()
         )));
     }
-    if found.stat.claimed + found.stat.condemned > 0 {
-        return Err(Failure(format!("names are claimed or condemned still: {:?}", found.stat)));
+    if inspection.stat.claimed + inspection.stat.condemned > 0 {
+        return Err(Failure(format!("names are claimed or condemned still: {:?}", inspection.stat)));
     }
     match pool.create("/probe", u64::MAX / 4) {
         Err(PoolError::Full { free, .. }) => Ok(free),

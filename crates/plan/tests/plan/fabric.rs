@@ -295,8 +295,8 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
         assert!(said.contains("--fidelity L1: plan ") && said.contains(why), "{said}");
     }
     let step = |level| {
-        let words = "mixed --model llama3-8b --tp 8 --batch 20 --racks nvl72=8,ualink=8 --json --fidelity";
-        json(&format!("{words} {level}"))["total_s"].as_f64().unwrap()
+        let words = "train --model llama3-8b --tp 8 --pp 1 --batch 20 --rack nvl72,ualink --gpus 8,8 --json";
+        json(&format!("{words} {TWO_KINDS} --fidelity {level}"))["total_s"].as_f64().unwrap()
     };
     let [alone, flows, flits] = ["L0", "L1", "L2 --window 64KiB"].map(step);
     for other in [flows, flits] {
@@ -304,12 +304,17 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
     }
 }
 
+/// A platform that has two kinds of rack, once for each.
+const TWO_KINDS: &str = "--platform mixed-nvlink-ualink-cxl,mixed-nvlink-ualink-cxl";
+
 #[test]
 fn a_window_that_is_too_short_is_named_by_each_command_that_follows_flits() {
     const SHORT: &str = "of each message (too short for the longest way: rates are steady from --window ";
     for command in [
         "sync --layers 10x1MiB --workers 8 --platform nvl72-cxl --forward 10ms --backward 20ms",
-        "mixed --model llama3-70b --racks nvl72=16,ualink=16 --tp 8 --batch 16",
+        &format!(
+            "train --model llama3-70b {TWO_KINDS} --rack nvl72,ualink --gpus 16,16 --tp 8 --pp 1 --batch 16"
+        ),
     ] {
         let at = |window| said(&format!("{command} --fidelity L2 --window {window}"));
         assert!(at("64KiB").contains(SHORT), "{command}");

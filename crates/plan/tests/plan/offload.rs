@@ -1,4 +1,4 @@
-//! `polder plan offload`, `sync` and `mixed`.
+//! `polder plan offload` and `sync`.
 
 use serde_json::Value;
 
@@ -213,18 +213,4 @@ fn a_parameter_service_is_predicted_beside_all_reduces() {
         let line = refused(&format!("sync {arguments} --forward 1s --backward 1s --worker-bandwidth 1GB/s"));
         assert!(line.contains(why), "{arguments}: {line}");
     }
-}
-
-#[test]
-fn a_step_on_racks_of_two_kinds_is_divided_and_two_kinds_in_one_rack_are_refused() {
-    const STEP: &str = "mixed --model llama3-70b --tp 8 --batch 720 --racks";
-    let found = json(&format!("{STEP} nvl72=144,ualink=144 --json"));
-    let parts = found["parts"].as_array().unwrap();
-    let number = |it: &Value, key: &str| it[key].as_f64().unwrap();
-    assert_eq!(parts.iter().map(|it| number(it, "copies") * number(it, "sequences")).sum::<f64>(), 720.0);
-    assert!(parts.iter().all(|it| number(&found, "total_s") < number(it, "alone_s")), "{found:#}");
-    let why = refused(&format!("{STEP} nvl72+ualink=144,ualink=144"));
-    assert!(why.contains("physical layers and flits differ"), "{why}");
-    let why = refused(&format!("{STEP} nvl72=144,pod=144"));
-    assert!(why.contains("pod") && why.contains("nvl72, ualink"), "{why}");
 }

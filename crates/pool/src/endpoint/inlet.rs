@@ -83,8 +83,8 @@ impl<M: Memory> Inlets<M> {
             self.idle = 0;
             let known = self.rings.len();
             self.search(pool)?;
-            let found = self.rings.len() > known;
-            let looks = if found { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
+            let has_new = self.rings.len() > known;
+            let looks = if has_new { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
             self.looks_a_search = looks.min(self.looks_at_most);
         }
         if self.rings.len() > LOOKED_AT {
@@ -224,8 +224,9 @@ impl<M: Memory> Inlets<M> {
         let endpoint = pool.open(&endpoint_name(job, host, port))?;
         let sender = Address { host, port, generation: endpoint.generation(), realm: realm_of(pool) };
         // One that cannot be read rings for nobody: its sender looks for room by itself.
-        let said = if self.rings_bells { Identity::read(pool, &endpoint, Kind::Endpoint).ok() } else { None };
-        let wakes = said.map(|said| pool.layout().bell(host, said.process.slot));
+        let identity =
+            if self.rings_bells { Identity::read(pool, &endpoint, Kind::Endpoint).ok() } else { None };
+        let wakes = identity.map(|identity| pool.layout().bell(host, identity.process.slot));
         pool.close(endpoint);
         if self.rings.iter().any(|ring| ring.sender == sender) {
             // The conversation has ended, whatever it says now.

@@ -398,11 +398,11 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
     if address.realm != realm_of(pool) {
         return Err(PoolError::OtherJob { job: pool.member().job });
     }
-    let found = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
+    let opened = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
         Err(PoolError::NotFound { .. }) => None,
-        found => Some(found?),
+        opened => Some(opened?),
     };
-    let endpoint = match found {
+    let endpoint = match opened {
         Some(endpoint) if endpoint.generation() == address.generation => endpoint,
         other => {
             other.into_iter().for_each(|other| pool.close(other));
@@ -410,7 +410,7 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
         }
     };
     match Identity::read(pool, &endpoint, Kind::Endpoint) {
-        Ok(said) => Ok((endpoint, said.process)),
+        Ok(identity) => Ok((endpoint, identity.process)),
         Err(error) => {
             pool.close(endpoint);
             Err(error)

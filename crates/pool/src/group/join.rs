@@ -125,7 +125,8 @@ impl<M: Memory> Group<M> {
         search.take_seat()?;
         let members = search.find_all()?;
         let first = GroupOptions { staging_bytes: first_bytes(&options, size), ..options };
-        let mut group = Self::over_extents(memory, members, rank, first)?;
+        let deaths = search.seats.pool.deaths.clone();
+        let mut group = Self::over_extents(memory, members, rank, first)?.sharing(deaths);
         group.options = options;
         if let Some(interrupt) = search.interrupt {
             group.on_wait(interrupt);
@@ -138,7 +139,11 @@ impl<M: Memory> Group<M> {
                 let (epoch, sequence) = (options.epoch, rank as u64);
                 Err(PoolError::GaveUp { peer, what: "join of rank", epoch, sequence })
             }
-            met => met.map(|()| JoinedGroup(group)),
+            met => {
+                met?;
+                group.deaths.forget();
+                Ok(JoinedGroup(group))
+            }
         }
     }
 }
@@ -373,23 +378,23 @@ impl<M: Memory> Search<M> {
         let Seats { pool, size, .. } = &self.seats;
         let words = line::read(pool.memory(), object.at())?.unwrap_or_default();
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "identity of a rank" };
-        let said = Identity::decode(&words).ok_or(corrupt)?;
-        pool.expect_alive(&said.process, "join of rank", rank as u64)?;
-        let expected = Identity { rank, size: *size, process: said.process };
+        let identity = Identity::decode(&words).ok_or(corrupt)?;
+        pool.expect_alive(&identity.process, "join of rank", rank as u64)?;
+        let expected = Identity { rank, size: *size, process: identity.process };
         let first = self.first();
         let expected = expected.encode(&self.options, first.staging_bytes);
         if words != expected || object.bytes() != extent_bytes(&first) {
-            let value = match said.size == *size {
-                true => format!("one of other options to {}", said.process.peer().ranked(rank)),
+            let value = match identity.size == *size {
+                true => format!("one of other options to {}", identity.process.peer().ranked(rank)),
                 false => {
-                    let peer = said.process.peer().ranked(rank);
-                    format!("one of {size} ranks here and of {} to {peer}", said.size)
+                    let peer = identity.process.peer().ranked(rank);
+                    format!("one of {size} ranks here and of {} to {peer}", identity.size)
                 }
             };
             let expected = "every rank must join with the same size and options";
             return Err(PoolError::Argument { what: "the group", value, expected });
         }
-        self.member(object, &said.process)
+        self.member(object, &identity.process)
     }
 
     fn member(&self, object: &Object, process: &Process) -> Result<RankPlace, PoolError> {
@@ -672,6 +677,42 @@ mod tests {
                 assert!(matches!(error, PoolError::GaveUp { peer: Peer { host: 0, .. }, .. }), "{error}");
             }
         });
+    }
+
+    #[test]
+    fn a_rank_that_ends_after_a_death_elsewhere_names_the_dead_until_it_has_joined_a_group() {
+        let pools = pools(2);
+        let (met, ended) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        for (name, gives_up, names) in
+            [("/left", false, true), ("/ended", true, true), ("/anew", false, false)]
+        {
+            in_ranks(&pools, name, |group| {
+                let (what, sequence) = ("barrier", 2);
+                let dead = Peer::new(9, 99);
+                met.wait();
+                if group.rank() == 0 {
+                    let dead = PoolError::PeerDead { peer: dead, what, epoch: 0, sequence };
+                    pools[0].deaths.note(&dead);
+                    if !names {
+                        drop(Group::join(Arc::clone(&pools[0]), "/alone", 0, 1, quick(), None).unwrap());
+                    }
+                    match gives_up {
+                        true => group.give_up(),
+                        false => group.leave(),
+                    }
+                    ended.wait();
+                } else {
+                    ended.wait();
+                    let error = group.barrier().unwrap_err();
+                    let expected = match names {
+                        true => PoolError::PeerDead { peer: dead, what, epoch: 0, sequence },
+                        false => PoolError::GaveUp { peer: group.peer(0), what, epoch: 0, sequence },
+                    };
+                    assert_eq!(error, expected);
+                    assert_eq!(pools[1].deaths.first(), names.then_some(dead), "for this one's groups");
+                }
+            });
+        }
     }
 
     /// An operation that ends without a look at its peer, which a short broadcast is at its root, during which the peer calls

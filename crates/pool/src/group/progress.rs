@@ -6,7 +6,7 @@
 //! | 0 | bits 0..24 step, bits 24..64 number of the operation, from 1; only grows |
 //! | 1 | signature of this operation |
 //! | 2 | signature of the operation before |
-//! | 3 | bits 0..32 a rank; bits 32..40 0 nothing, 1 it is waited for, 2 it died, 3 it is late, 4 it called something else, 5 this rank met an error, 6 this rank left; bits 40..64 while it waits, a count of its looks |
+//! | 3 | bits 0..32 a rank; bits 32..40 0 nothing, 1 it is waited for, 2 it died, 3 it is late, 4 it called something else, 5 this rank met an error, 6 this rank left; bits 40..64 while it waits, a count of its looks. 7 and 8 are 5 and 6 of a rank that met a death in another group: bits 0..32 the process id of the dead, bits 40..56 its host |
 //! | 4 | word 0 that is waited for |
 //! | 5, 6 | the operation's own: where data lives in the pool, 5 is the offset of this rank's |
 
@@ -15,6 +15,7 @@ use std::cell::Cell;
 use polder_mem::{Fault, LINE, Memory, Nanos, Offset};
 
 use super::Signature;
+use crate::Peer;
 use crate::line::{self, Words};
 
 /// Lines before the staging: one of the identity, two of which the second stays empty so that no prefetcher of line
@@ -91,7 +92,7 @@ impl Progress {
     }
 }
 
-/// What a rank says besides its progress: a rank (32 bits), a kind (8) and, while it waits, a count (24).
+/// What a rank says besides its progress: a rank or a process id (32 bits), a kind (8) and a count or a host (24).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(u64);
 
@@ -102,7 +103,9 @@ impl Mark {
     const MISMATCH: u64 = 4;
     const OWN: u64 = 5;
     const LEFT: u64 = 6;
-    /// Where the count begins.
+    const OWN_AFTER_DEATH: u64 = 7;
+    const LEFT_AFTER_DEATH: u64 = 8;
+    /// Where the count begins, or the host.
     const COUNT: u32 = 40;
 
     fn new(kind: u64, rank: usize) -> Self {
@@ -131,8 +134,28 @@ impl Mark {
         Self::new(Self::LEFT, rank)
     }
 
+    /// As `own`, of a rank that has met the death of a process, which may be of another group.
+    pub(crate) fn own_after(dead: Peer) -> Self {
+        Self::of_process(Self::OWN_AFTER_DEATH, dead)
+    }
+
+    /// As `left`, of such a rank.
+    pub(crate) fn left_after(dead: Peer) -> Self {
+        Self::of_process(Self::LEFT_AFTER_DEATH, dead)
+    }
+
+    fn of_process(kind: u64, Peer { host, pid, .. }: Peer) -> Self {
+        Self(u64::from(host) << Self::COUNT | kind << 32 | u64::from(pid))
+    }
+
     pub(crate) fn is_left(self) -> bool {
-        self.kind() == Self::LEFT
+        matches!(self.kind(), Self::LEFT | Self::LEFT_AFTER_DEATH)
+    }
+
+    /// The process whose death the writer met before it ended here.
+    pub(crate) fn dead_elsewhere(self) -> Option<Peer> {
+        let is_after = matches!(self.kind(), Self::OWN_AFTER_DEATH | Self::LEFT_AFTER_DEATH);
+        is_after.then(|| Peer::new((self.0 >> Self::COUNT & 0xffff) as u16, self.rank() as u32))
     }
 
     fn kind(self) -> u64 {

@@ -35,8 +35,9 @@ impl<M: Memory> Cache<M> {
         self.look(&mut reads, keys)?;
         let copied: Vec<_> = reads.iter().map(|read| self.copy(read, into[read.index])).collect();
         let memory = self.pool.memory();
-        // The copies are made before the second look.
-        memory.mfence();
+        // A CPU may drop a line from its caches before loads that stand before that are done, and have it again from before they were.
+        // HARMLESS(fence_invalidations -> sfence -> drop) in the model, where loads are done in order.
+        memory.fence_invalidations();
         self.refresh_entries(&reads);
         let mut found = vec![false; keys.len()];
         let mut replica = locked(&self.replica);

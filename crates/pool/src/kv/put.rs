@@ -3,7 +3,7 @@
 use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::part::Slab;
+use super::slabs::Slab;
 use super::wire::{Control, Entry, Record, Slot, State};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
@@ -87,46 +87,51 @@ impl<M: Memory> Cache<M> {
         taken: &mut Vec<Taken>,
         held: &mut Vec<(u32, Object)>,
     ) -> Result<(), PoolError> {
-        let mut replica = locked(&self.replica);
-        let host = self.pool.member().host;
-        let mut slabs = vec![];
-        for number in 0..control.slabs {
-            let slab = self.slab_of(&mut replica, host, number)?;
-            slabs.extend(
-                slab.filter(|slab| slab.head.block == self.identity.block).map(|slab| (number, slab)),
-            );
+        let mut known = locked(&self.own_slabs);
+        if known.changes != Some(control.changes) {
+            known.slabs = self.find_own(control)?;
         }
+        let own = &mut known.slabs;
         let (at, hand) = self.hand()?;
         let (mut place, mut index) = match hand {
             Some(hand) => {
-                let place = slabs.partition_point(|(number, _)| *number < hand.slab());
-                let is_there = slabs.get(place).is_some_and(|(number, _)| *number == hand.slab());
+                let place = own.partition_point(|(number, _)| *number < hand.slab());
+                let is_there = own.get(place).is_some_and(|(number, _)| *number == hand.slab());
                 (place, if is_there { hand.index() } else { 0 })
             }
-            None => self.longest_free(&slabs)?,
+            None => self.behind_the_last(own)?,
         };
-        let mut turns = 0;
-        let mut wanted = wanted.iter();
+        let (mut turns, mut wanted) = (0, wanted.iter());
         let mut next = wanted.next();
         while let Some(&key) = next {
-            let Some(&(number, slab)) = slabs.get(place) else {
-                match self.grow(control)? {
-                    Some(slab) => slabs.push((control.slabs - 1, slab)),
-                    None if turns > 1 || slabs.is_empty() => break,
-                    None => (place, index, turns) = (0, 0, turns + 1),
+            let Some(&(number, slab)) = own.get(place) else {
+                match self.make_room(control, own)? {
+                    Some(made) => (place, index) = (made, 0),
+                    None if turns > 1 || own.is_empty() => break,
+                    None => {
+                        (place, index, turns) = (0, 0, turns + 1);
+                        self.share(control, own, place)?;
+                    }
                 }
                 continue;
             };
-            if index >= slab.head.slots {
+            if slab.head.block != self.identity.block || index >= slab.head.slots {
                 (place, index) = (place + 1, 0);
+                self.share(control, own, place)?;
                 continue;
+            }
+            if held.last().is_none_or(|(held, _)| *held != number) {
+                match self.hold_slab(number, &slab)? {
+                    Some(object) => held.push((number, object)),
+                    None => {
+                        own.remove(place);
+                        continue;
+                    }
+                }
             }
             let slot = Slot::new(number, index);
             index += 1;
             if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[key]))? {
-                if held.last().is_none_or(|(held, _)| *held != number) {
-                    held.push((number, self.hold_slab(number)?));
-                }
                 let (entry, block) = (slab.entry(slot.index()), slab.block(slot.index()));
                 taken.push(Taken { index: key, slot, entry, block, line });
                 next = wanted.next();
@@ -134,31 +139,73 @@ impl<M: Memory> Cache<M> {
         }
         // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there.
         self.pool.memory().sfence();
-        let next = match slabs.get(place) {
+        let next = match own.get(place) {
             Some((number, slab)) if index < slab.head.slots => Slot::new(*number, index),
             Some((number, _)) => Slot::new(number + 1, 0),
             None => Slot::new(control.slabs, 0),
         };
+        known.changes = Some(control.changes);
         self.set_hand(at, next);
         Ok(())
     }
 
-    /// Where a host goes on that does not know where it was: at the longest run of slots of a slab that hold no block, or at the end.
-    fn longest_free(&self, slabs: &[(u32, Slab)]) -> Result<(usize, u32), PoolError> {
-        let (mut longest, mut at) = (0, (slabs.len(), 0));
+    /// This host's slabs, in the order of their numbers.
+    fn find_own(&self, control: &Control) -> Result<Vec<(u32, Slab)>, PoolError> {
+        let slab = |number| Ok(self.slab(self.pool.member().host, number)?.map(|slab| (number, slab)));
+        let slabs = u64::from(control.slabs).min(self.pool.memory().bytes() / LINE) as u32;
+        (0..slabs).filter_map(|number| slab(number).transpose()).collect()
+    }
+
+    /// Makes a slab for blocks of this size, in the place of one for others where this host has none for these; its place.
+    fn make_room(
+        &self,
+        control: &mut Control,
+        own: &mut Vec<(u32, Slab)>,
+    ) -> Result<Option<usize>, PoolError> {
+        let made = self.grow(control, own)?;
+        if made.is_some() || own.iter().any(|(_, slab)| slab.head.block == self.identity.block) {
+            return Ok(made);
+        }
+        for place in 0..own.len() {
+            let (number, slab) = own[place];
+            if self.give_up_slab(control, number, &slab)? {
+                own.remove(place);
+                return self.grow(control, own);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives up the slab that comes now, which has the oldest blocks, where another host wants one and this host has more than its part.
+    fn share(
+        &self,
+        control: &mut Control,
+        own: &mut Vec<(u32, Slab)>,
+        place: usize,
+    ) -> Result<(), PoolError> {
+        let Some(&(number, slab)) = own.get(place) else { return Ok(()) };
+        let shares = self.shares(control, slab.head.bytes())?;
+        if shares.wanted && control.claimed > shares.fair && self.give_up_slab(control, number, &slab)? {
+            own.remove(place);
+        }
+        Ok(())
+    }
+
+    /// Where a host goes on that does not know where it was: behind the last slot that holds a block, so that none is evicted while there
+    /// is room.
+    fn behind_the_last(&self, slabs: &[(u32, Slab)]) -> Result<(usize, u32), PoolError> {
+        let mut behind = (0, 0);
         for (place, (_, slab)) in slabs.iter().enumerate() {
-            let mut run = 0;
-            for index in 0..slab.head.slots {
+            let slots = if slab.head.block == self.identity.block { slab.head.slots } else { 0 };
+            for index in 0..slots {
                 let words = line::load(self.pool.memory(), slab.entry(index))?;
                 let entry = words.and_then(|words| Entry::decode(&words));
-                let is_live = entry.is_some_and(|entry| entry.state == State::Live);
-                run = if is_live { 0 } else { run + 1 };
-                if run > longest {
-                    (longest, at) = (run, (place, index + 1 - run));
+                if entry.is_some_and(|entry| entry.state == State::Live) {
+                    behind = (place, index + 1);
                 }
             }
         }
-        Ok(at)
+        Ok(behind)
     }
 
     /// Takes a slot, unless a process that lives has it.
@@ -177,7 +224,7 @@ impl<M: Memory> Cache<M> {
             Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
                 return Ok(None);
             }
-            Some(State::Live) => control.evictions += 1,
+            Some(State::Live) => control.evictions = control.evictions.wrapping_add(1),
             _ => {}
         }
         let entry = Entry {
@@ -238,7 +285,7 @@ impl<M: Memory> Cache<M> {
         }
         // Whoever reads the log finds the lines.
         memory.sfence();
-        control.puts += records.len() as u64;
+        control.puts = control.puts.wrapping_add(records.len() as u64);
         self.log(control, &records);
         Ok(records.len() as u64)
     }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use polder_mem::{LINE, Memory};
 
 use super::Cache;
-use super::part::Slab;
-use super::wire::{Entry, LogLine, Slot, State};
+use super::slabs::Slab;
+use super::wire::{Entry, LogLine, SLAB_IS_GONE, Slot, State};
 use crate::object::Object;
 use crate::{PoolError, line};
 
@@ -73,11 +73,30 @@ impl Replica {
         self.peers[usize::from(host)].keys.len() as u64
     }
 
-    /// Forgets a place, unless the key has another by now.
+    /// Forgets a place where a block was not, unless the key has another by now.
     pub(super) fn forget(&mut self, key: u128, place: Place) {
         if self.places.get(&key) == Some(&place) {
             self.places.remove(&key);
         }
+    }
+
+    /// A slab was given up: its number may be another's by now.
+    fn forget_slab(&mut self, host: u16, number: u32) {
+        if let Some(slab) = self.peers[usize::from(host)].slabs.get_mut(number as usize) {
+            *slab = None;
+        }
+        let keys = self.peers[usize::from(host)].keys.keys();
+        let gone: Vec<_> = keys.filter(|slot| slot.slab() == number).copied().collect();
+        gone.into_iter().for_each(|slot| self.set(host, slot, None));
+    }
+
+    /// Keeps where a slab of a host is.
+    fn know(&mut self, host: u16, number: u32, slab: Option<Slab>) {
+        let slabs = &mut self.peers[usize::from(host)].slabs;
+        if slabs.len() <= number as usize {
+            slabs.resize(number as usize + 1, None);
+        }
+        slabs[number as usize] = slab;
     }
 
     /// The objects that it holds open.
@@ -176,15 +195,21 @@ impl<M: Memory> Cache<M> {
             let peer = &mut replica.peers[usize::from(host)];
             let Some(part) = &peer.part else { return Ok(true) };
             let at = self.log_at(part, peer.cursor);
-            // Half written, or of the turn before: there is nothing new.
-            let Some(words) = line::load(self.pool.memory(), at)? else { return Ok(true) };
+            let Some(words) = line::load(self.pool.memory(), at)? else {
+                // It is being written, for the first time since the cursor came here, or for the second: then something was missed.
+                let control = self.control_of(host)?;
+                return Ok(control.is_some_and(|control| control.position <= peer.cursor));
+            };
             let found = LogLine::decode(&words);
             if found.sequence != peer.cursor {
                 return Ok(found.sequence < peer.cursor);
             }
             (peer.cursor, *is_news) = (peer.cursor + 1, true);
             for record in found.records {
-                replica.set(host, record.slot, Some((record.key, record.generation)));
+                match record.generation {
+                    SLAB_IS_GONE => replica.forget_slab(host, record.slot.slab()),
+                    generation => replica.set(host, record.slot, Some((record.key, generation))),
+                }
             }
         }
         Ok(true)
@@ -204,8 +229,11 @@ impl<M: Memory> Cache<M> {
             (None, None) => return Ok(()),
         };
         peer.cursor = position;
-        for number in 0..slabs {
-            let Some(slab) = self.slab_of(replica, host, number)? else { continue };
+        // Whatever the line says, no more slabs are there than lines.
+        for number in 0..u64::from(slabs).min(memory.bytes() / LINE) as u32 {
+            let slab = self.slab(host, number)?;
+            replica.know(host, number, slab);
+            let Some(slab) = slab else { continue };
             if host != self.pool.member().host {
                 memory.invalidate(slab.entry(0), u64::from(slab.head.slots) * LINE);
             }
@@ -223,20 +251,19 @@ impl<M: Memory> Cache<M> {
         Ok(())
     }
 
-    /// A slab of a host, as it was first found.
+    /// A slab of a host, as it was last found.
     pub(super) fn slab_of(
         &self,
         replica: &mut Replica,
         host: u16,
         number: u32,
     ) -> Result<Option<Slab>, PoolError> {
-        let slabs = &mut replica.peers[usize::from(host)].slabs;
-        if slabs.len() <= number as usize {
-            slabs.resize(number as usize + 1, None);
+        let known = replica.peers[usize::from(host)].slabs.get(number as usize).copied().flatten();
+        if known.is_some() {
+            return Ok(known);
         }
-        if slabs[number as usize].is_none() {
-            slabs[number as usize] = self.slab(host, number)?;
-        }
-        Ok(slabs[number as usize])
+        let found = self.slab(host, number)?;
+        replica.know(host, number, found);
+        Ok(found)
     }
 }

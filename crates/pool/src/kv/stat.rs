@@ -106,7 +106,7 @@ impl<M: Memory> Cache<M> {
         for host in 0..self.geometry.hosts {
             let Some(control) = self.control_of(host)? else { continue };
             let Control { claimed, puts, evictions, .. } = control;
-            stat.claimed += claimed;
+            stat.claimed = stat.claimed.saturating_add(claimed);
             stat.hosts.push(PartStat { host, blocks: replica.blocks_of(host), claimed, puts, evictions });
         }
         Ok(stat)

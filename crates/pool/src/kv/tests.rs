@@ -125,11 +125,48 @@ fn the_oldest_block_makes_room_and_the_budget_holds() {
     let stat = caches[0].stat().unwrap();
     assert!(stat.claimed <= stat.budget, "{stat:?}");
     assert_eq!((stat.blocks, stat.hosts[0].evictions), (16, 24));
-    // The other host has no room of its own, and says so.
-    assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 0, present: 0, refused: 2 });
     // More than there is at once.
     let many: Vec<u8> = (60..90).collect();
     assert_eq!(put(&caches[0], &many), Put { stored: 16, present: 0, refused: 14 });
+}
+
+#[test]
+fn a_host_that_has_no_room_is_given_a_slab_by_one_that_has_more_than_its_part() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &(0..16).collect::<Vec<u8>>());
+    assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 0, present: 0, refused: 2 });
+    // The other host comes to its next slab, and does not wait for anybody.
+    assert_eq!(put(&caches[0], &[20]), Put { stored: 1, present: 0, refused: 0 });
+    assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 2, present: 0, refused: 0 });
+    assert_eq!(got(&caches[0], &[50, 51, 20]), [50, 51, 20]);
+    // From then on each keeps its part.
+    for name in 100..200 {
+        put(&caches[usize::from(name % 2)], &[name]);
+        let stat = caches[0].stat().unwrap();
+        assert!(stat.claimed <= stat.budget, "{stat:?}");
+    }
+    for cache in &caches {
+        assert_eq!(got(cache, &(184..200).collect::<Vec<u8>>()).len(), 16);
+    }
+}
+
+#[test]
+fn blocks_of_a_size_that_has_no_slab_take_the_place_of_others() {
+    let heap = heap();
+    let pool = pool(&heap, 0, 0);
+    let ours = cache(&pool);
+    put(&ours, &(0..16).collect::<Vec<u8>>());
+    let small = cache_of(&pool, identity(3, 100), Options::default()).unwrap();
+    assert_eq!(small.put(&[key(1)], &[&[7; 100]]).map(|put| put.stored), Ok(1));
+    // A slab of ours has gone, and the other goes on.
+    assert_eq!(got(&ours, &(0..16).collect::<Vec<u8>>()), (8..16).collect::<Vec<u8>>());
+    assert_eq!(put(&ours, &[20, 21]).stored, 2);
+    assert_eq!(got(&ours, &[20, 21, 8, 10]), [20, 21, 10]);
+    let mut block = [0; 100];
+    assert_eq!(small.get(&[key(1)], &mut [&mut block]), Ok(vec![true]));
+    assert_eq!(block, [7; 100]);
 }
 
 #[test]

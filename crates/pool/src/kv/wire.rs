@@ -13,10 +13,10 @@
 //! | word | what |
 //! |---|---|
 //! | 0 | sequence of the next line of its log |
-//! | 1 | numbers of slabs that it has given |
+//! | 1 | bits 0..32 one more than the highest number of a slab, bits 32..64 how often its slabs have changed |
 //! | 2 | bytes of the slabs that it has or makes |
 //! | 3 | incarnation of the host, 0 before its first process |
-//! | 4 | 1 while a process changes its part |
+//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take |
 //! | 5 | blocks that were put |
 //! | 6 | blocks that were evicted |
 //!
@@ -41,7 +41,7 @@
 //! |---|---|
 //! | 0 | sequence, from the number of lines on |
 //! | 1, 2 | key of the first record |
-//! | 3 | bits 0..14 slot, bits 14..32 slab, bits 32..64 generation |
+//! | 3 | bits 0..14 slot, bits 14..32 slab, bits 32..64 generation, 0 where the slab was given up |
 //! | 4..7 | the second record, or a last word of ones |
 //!
 //! # Words of a slab's head
@@ -64,6 +64,11 @@ pub(super) const MAX_SLOTS: u64 = 1 << SLOT_BITS;
 pub(super) const MAX_SLABS: u32 = (1 << (32 - SLOT_BITS)) - 1;
 const GENERATION_BITS: u32 = 56;
 const GENERATIONS: u64 = (1 << GENERATION_BITS) - 1;
+/// Sequence numbers of a log are below this: a host that logs a line in each nanosecond takes two years. What is above is damaged.
+pub(super) const SEQUENCES: u64 = 1 << 56;
+/// The most lines of a log, and bytes of a slab, of a cache that is not damaged.
+const MOST_LINES: u64 = 1 << 32;
+const MOST_BYTES: u64 = 1 << 56;
 
 /// What all hosts know of a cache, written once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +87,8 @@ impl Root {
     pub(super) fn decode(words: &Words) -> Option<Self> {
         let [magic, slab_bytes, log_lines, budget, hosts, ..] = *words;
         let hosts = u16::try_from(hosts).ok()?;
-        (magic == MAGIC && log_lines != 0).then_some(Self { slab_bytes, log_lines, budget, hosts })
+        let fits = (1..=MOST_LINES).contains(&log_lines) && slab_bytes <= MOST_BYTES;
+        (magic == MAGIC && fits).then_some(Self { slab_bytes, log_lines, budget, hosts })
     }
 }
 
@@ -91,25 +97,30 @@ impl Root {
 pub(super) struct Control {
     pub(super) position: u64,
     pub(super) slabs: u32,
+    pub(super) changes: u32,
     pub(super) claimed: u64,
     pub(super) incarnation: u64,
     pub(super) busy: bool,
+    pub(super) wants: bool,
     pub(super) puts: u64,
     pub(super) evictions: u64,
 }
 
 impl Control {
     pub(super) fn encode(&self) -> Words {
-        let Self { position, slabs, claimed, incarnation, busy, puts, evictions } = *self;
-        [position, slabs.into(), claimed, incarnation, busy.into(), puts, evictions]
+        let Self { position, slabs, changes, claimed, incarnation, busy, wants, puts, evictions } = *self;
+        let slabs = u64::from(slabs) | u64::from(changes) << 32;
+        [position, slabs, claimed, incarnation, u64::from(busy) | u64::from(wants) << 1, puts, evictions]
     }
 
     /// What the words say; nothing before the host's first process.
     pub(super) fn decode(words: &Words) -> Option<Self> {
-        let [position, slabs, claimed, incarnation, busy, puts, evictions] = *words;
-        let slabs = u32::try_from(slabs).ok().filter(|slabs| *slabs <= MAX_SLABS)?;
-        let control = Self { position, slabs, claimed, incarnation, busy: busy != 0, puts, evictions };
-        (incarnation != 0).then_some(control)
+        let [position, slabs, claimed, incarnation, flags, puts, evictions] = *words;
+        let (slabs, changes) = (slabs as u32, (slabs >> 32) as u32);
+        let (busy, wants) = (flags & 1 != 0, flags & 2 != 0);
+        let control = Self { position, slabs, changes, claimed, incarnation, busy, wants, puts, evictions };
+        let fits = slabs <= MAX_SLABS && position <= SEQUENCES + MOST_LINES;
+        (incarnation != 0 && fits).then_some(control)
     }
 }
 
@@ -140,9 +151,10 @@ impl Slot {
 }
 
 /// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum State {
     /// Nothing.
+    #[default]
     Free,
     /// A process of its host is copying a block there.
     Reserved,
@@ -151,7 +163,7 @@ pub(super) enum State {
 }
 
 /// The line of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Entry {
     pub(super) key: u128,
     pub(super) generation: u64,
@@ -195,9 +207,13 @@ impl Entry {
 
     /// The generation after that of a line which may be torn: the word with it is the old one or the new one.
     pub(super) const fn next_generation(words: &Words) -> u64 {
-        (words[2] + 1) & GENERATIONS
+        let next = words[2].wrapping_add(1) & GENERATIONS;
+        if next as u32 == SLAB_IS_GONE { next + 1 } else { next }
     }
 }
+
+/// The low bits of no slot's generation: the slab with this slot was given up, and its number may be another's from then on.
+pub(super) const SLAB_IS_GONE: u32 = 0;
 
 /// A block that a host has put: its key, its slot, and the low bits of the slot's generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,7 +302,7 @@ mod tests {
             holder: 7,
         };
         assert_eq!(Entry::decode(&entry.encode()), Some(entry));
-        assert_eq!(Entry::next_generation(&entry.encode()), 0);
+        assert_eq!(Entry::next_generation(&entry.encode()), 1);
         let record =
             |key| Record { key, slot: Slot::new(MAX_SLABS - 1, MAX_SLOTS as u32 - 1), generation: u32::MAX };
         for records in [vec![], vec![record(1)], vec![record(2), record(3 << 64)]] {
@@ -297,7 +313,8 @@ mod tests {
         assert_eq!((slot.slab(), slot.index()), (300, 7));
         assert_eq!(Root::decode(&root.encode()), Some(root));
         assert_eq!(Control::decode(&[0; 7]), None);
-        let control = Control { incarnation: 1, slabs: MAX_SLABS, busy: true, puts: 4, ..Control::default() };
+        let control =
+            Control { incarnation: 1, slabs: MAX_SLABS, changes: 9, wants: true, ..Control::default() };
         assert_eq!(Control::decode(&control.encode()), Some(control));
         let head = SlabHead { block: 100, slots: 3 };
         assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));

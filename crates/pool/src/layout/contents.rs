@@ -43,7 +43,7 @@ pub fn expect_vacant<M: Memory>(
         Err(PoolError::NotAPool { .. }) => {}
         Err(PoolError::TooSmall { bytes, .. }) if bytes < SUPERBLOCK_BYTES => {}
         Err(error @ PoolError::Memory(_)) => return Err(error),
-        Ok(found) => return Err(PoolError::PoolExists { what: format!("pool {}", found.uuid) }),
+        Ok(superblock) => return Err(PoolError::PoolExists { what: format!("pool {}", superblock.uuid) }),
         Err(damage) => {
             return Err(PoolError::PoolExists { what: format!("a pool that cannot be read ({damage})") });
         }

@@ -194,7 +194,7 @@ pub(crate) fn read_keeper<M: Memory>(
     let mut last = None;
     for _ in 0..LOOKS {
         let [first, second] = read_lines(memory, layout, keeper)?;
-        let (said, torn) = match (first, second) {
+        let (view, torn) = match (first, second) {
             (Some(KeeperLines::Replaced), _) | (_, Some(KeeperLines::Replaced)) => {
                 return Ok((KeeperLines::Replaced, None));
             }
@@ -203,14 +203,14 @@ pub(crate) fn read_keeper<M: Memory>(
             (None, Some(KeeperLines::Nothing)) => {
                 return Ok((KeeperLines::Starting, Some(layout.view_line(keeper, 0))));
             }
-            (None, Some(said)) => (said, layout.view_line(keeper, 0)),
-            (Some(said), None) => (said, layout.view_line(keeper, 1)),
+            (None, Some(view)) => (view, layout.view_line(keeper, 0)),
+            (Some(view), None) => (view, layout.view_line(keeper, 1)),
             (None, None) => continue,
         };
-        if last == Some(said) {
-            return Ok((said, Some(torn)));
+        if last == Some(view) {
+            return Ok((view, Some(torn)));
         }
-        last = Some(said);
+        last = Some(view);
     }
     Ok((KeeperLines::Unclear, Some(layout.view_line(keeper, 0))))
 }

@@ -160,17 +160,17 @@ pub(crate) fn create_after<M: Memory>(
 /// # Errors
 /// [`PoolError::Corrupt`] when its identity is damaged; those of [`Pool::open`] and [`Pool::destroy`].
 pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str, kind: Kind) -> Result<bool, PoolError> {
-    let found = match pool.open(name) {
+    let object = match pool.open(name) {
         Err(PoolError::NotFound { .. }) => return Ok(true),
-        found => found?,
+        object => object?,
     };
-    match is_of_the_dead(pool, &found, kind) {
-        Ok(true) => match pool.discard(found) {
+    match is_of_the_dead(pool, &object, kind) {
+        Ok(true) => match pool.discard(object) {
             Err(PoolError::NotFound { .. }) => Ok(true),
             removed => removed.map(|()| true),
         },
         held => {
-            pool.close(found);
+            pool.close(object);
             held
         }
     }

@@ -216,6 +216,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     }
 
     /// Bytes that have come of a streamed message.
+    #[cfg(feature = "hostile")]
     pub(super) fn come(&self) -> Option<u64> {
         self.intake.streaming.map(|streaming| streaming.come)
     }

@@ -38,13 +38,13 @@ impl<A: Fn() -> Result<(), PoolError>> RingLink<A> {
         wait: Wait,
         mut look: impl FnMut() -> Result<Option<T>, PoolError>,
     ) -> Result<T, PoolError> {
-        if let Some(found) = look()? {
-            return Ok(found);
+        if let Some(value) = look()? {
+            return Ok(value);
         }
         let began = memory.now();
         let alive = || self.check(wait.what, wait.sequence);
-        if let Some(found) = wait::until(memory, self.bell, self.patience, wait.deadline, &mut look, alive)? {
-            return Ok(found);
+        if let Some(value) = wait::until(memory, self.bell, self.patience, wait.deadline, &mut look, alive)? {
+            return Ok(value);
         }
         match alive() {
             Ok(()) => Err(self.late(memory, wait, began)),

@@ -178,20 +178,20 @@ impl<M: Memory> Session<M> {
             let object = match &held.own {
                 Some(own) if other == number => own,
                 _ => {
-                    let found = pool.open(&name(other));
-                    if let Err(PoolError::NotFound { .. }) = &found
+                    let opened = pool.open(&name(other));
+                    if let Err(PoolError::NotFound { .. }) = &opened
                         && !Deviation::MissingPartIsTheError.is_on()
                     {
                         // It has given up on another since it was here; the group says on which.
                         self.group.expect_going_on(other)?;
                     }
-                    held.others.push(found?);
+                    held.others.push(opened?);
                     held.others.last().expect("it was pushed")
                 }
             };
-            let said = Identity::read(&pool, object, Kind::Part)?;
-            let is_theirs = (said.process.host, said.process.pid) == (member.host, member.pid);
-            if !is_theirs || said.own != counts || object.bytes() != bytes(other) {
+            let identity = Identity::read(&pool, object, Kind::Part)?;
+            let is_theirs = (identity.process.host, identity.process.pid) == (member.host, member.pid);
+            if !is_theirs || identity.own != counts || object.bytes() != bytes(other) {
                 return Err(PoolError::Corrupt { offset: object.at(), what: "part of a service" });
             }
             (member.at, member.bytes) = (object.at(), object.bytes());

@@ -235,9 +235,9 @@ impl Stage {
         assert_eq!(published.copied + published.shared, (bytes[0].len() + bytes[1].len()) as u64);
         let version = self.victim.open(published.version).expect("it was published");
         for (name, bytes) in tensors {
-            let mut found = vec![0; bytes.len()];
-            match version.read(name, &mut found) {
-                Ok(()) => assert!(found == bytes, "{name} of {published:?} holds other bytes"),
+            let mut read_back = vec![0; bytes.len()];
+            match version.read(name, &mut read_back) {
+                Ok(()) => assert!(read_back == bytes, "{name} of {published:?} holds other bytes"),
                 // The peer may have said of other bytes that they are these.
                 Err(PoolError::Corrupt { .. }) if published.shared > 0 => {}
                 Err(error) => panic!("{name} of {published:?}: {error}"),

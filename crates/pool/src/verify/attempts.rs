@@ -12,7 +12,7 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::Dice;
-use super::stage::{pool_of, shape_of};
+use super::stage::{pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::storage::{Attempt, Kept, Store};
@@ -46,15 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const JUDGE: u32 = 500;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry {
-        hosts: HOSTS,
-        processes: PROCESSES,
-        names: 29,
-        levels: 4,
-        chunk_bytes: 512,
-        opens: 24,
-        keepers: 1,
-    };
+    let geometry = Geometry { names: 29, opens: 24, ..small(HOSTS, PROCESSES) };
     pool_of(geometry, CHUNKS)
 });
 

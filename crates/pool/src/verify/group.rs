@@ -38,6 +38,8 @@ pub(super) struct Scene {
     members: Vec<RankPlace>,
     options: GroupOptions,
     most_victims: usize,
+    /// Whether ranks are in two groups.
+    has_two_groups: bool,
     crashed: Vec<(usize, Crash)>,
     /// The ranks that did all they were to do.
     finished: Rc<RefCell<Vec<usize>>>,
@@ -92,8 +94,18 @@ impl Scene {
         };
         let members = members(&hosts, stride, extra);
         let world = World::new(seed, shape);
-        let (most_victims, crashed) = (1, vec![]);
-        Self { world, seed, hosts, kernels, members, options, most_victims, crashed, finished: Rc::default() }
+        Self {
+            world,
+            seed,
+            hosts,
+            kernels,
+            members,
+            options,
+            most_victims: 1,
+            has_two_groups: false,
+            crashed: vec![],
+            finished: Rc::default(),
+        }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -118,6 +130,12 @@ impl Scene {
     /// Lets two ranks crash now and then, where a third is there that survives them.
     pub(super) fn with_two_victims(mut self) -> Self {
         self.most_victims = if self.size() > 2 { 2 } else { 1 };
+        self
+    }
+
+    /// Lets ranks wait for a rank that waits elsewhere: if nobody can see who crashed, it is to blame.
+    pub(super) fn with_two_groups(mut self) -> Self {
+        self.has_two_groups = true;
         self
     }
 
@@ -223,7 +241,9 @@ impl Scene {
         let is_culprit = culprits.contains(&self.members[rank].pid);
         let dies = self.crashed.first().is_some_and(|(_, kind)| *kind != Crash::Pause);
         let shows = dies && (self.kernels == Kernels::Shared || self.members[0].heartbeat.is_some());
-        Survivor { dies, shows, seed: self.seed, culprits, is_culprit, finished: Rc::clone(&self.finished) }
+        let names_no_culprit = self.has_two_groups && !shows && !culprits.is_empty();
+        let may_fail = is_culprit || names_no_culprit;
+        Survivor { dies, shows, seed: self.seed, culprits, may_fail, finished: Rc::clone(&self.finished) }
     }
 }
 
@@ -234,7 +254,8 @@ struct Survivor {
     shows: bool,
     seed: u64,
     culprits: Vec<u32>,
-    is_culprit: bool,
+    /// Whether it may fail without the name of a culprit.
+    may_fail: bool,
     finished: Rc<RefCell<Vec<usize>>>,
 }
 
@@ -247,7 +268,7 @@ impl Survivor {
             Err(PoolError::PeerDead { peer, .. }) if self.dies && self.culprits.contains(&peer.pid) => {}
             Err(PoolError::Timeout { peer, .. }) if !self.shows && self.culprits.contains(&peer.pid) => {}
             // Whoever was stopped while it waited may find its peer late, for that one waits for it.
-            Err(PoolError::GaveUp { .. } | PoolError::Timeout { .. }) if self.is_culprit => {}
+            Err(PoolError::GaveUp { .. } | PoolError::Timeout { .. }) if self.may_fail => {}
             Err(error) => panic!("rank {rank}, culprits {:?}, seed {}: {error}", self.culprits, self.seed),
         }
     }

@@ -1,6 +1,8 @@
 //! A cache of blocks: processes of two hosts put blocks and get them while others evict them, and one dies or stops at any memory
 //! operation.
 //!
+//! Half of the scenes are of the moments that matter alone: one process puts what another gets, two hosts ask for the last room.
+//!
 //! The oracle is beside the pool. A block's bytes follow from its key, so whoever gets one knows whether it is right. In scenes
 //! where nothing need be evicted, what a put has returned for is found by every look-up that begins after.
 
@@ -10,10 +12,10 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::Coherence;
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::{Coherence, Memory};
 
-use super::group::Dice;
+use super::group::{Dice, harmless};
 use super::stage::{expect_all_clean, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
@@ -25,9 +27,23 @@ pub(super) fn suites() -> Vec<Suite> {
     let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
     // A host that boots again did die here: its scene leaves out that it is fenced.
     let kv = |seed| Deviation::SilenceIsEnough.during(|| kv(seed, true));
-    let files = &["kv.rs", "kv/part.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs"];
-    vec![Suite::new("kv", about, kv).mutates(files)]
+    let files = &["kv.rs", "kv/part.rs", "kv/slabs.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs"];
+    vec![Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS)]
 }
+
+/// Changes that a cache bears in the model, each argued at its site.
+const HARMLESS: &[Harmless; 10] = &[
+    harmless("kv/get.rs", "loads are done in order", Change::Drop),
+    harmless("kv/get.rs", "loads are done in order", Change::Weaken),
+    harmless("kv/part.rs", "control line of its own", Change::Drop),
+    harmless("kv/part.rs", "control line of its own", Change::Weaken),
+    harmless("kv/part.rs", "log of its own", Change::Drop),
+    harmless("kv/part.rs", "log of its own", Change::Weaken),
+    harmless("kv/part.rs", "slabs of its own", Change::Drop),
+    harmless("kv/part.rs", "slabs of its own", Change::Weaken),
+    harmless("kv/part.rs", "all of its own", Change::Drop),
+    harmless("kv/part.rs", "all of its own", Change::Weaken),
+];
 
 /// Protocols that are known to be wrong. The suite is their control.
 pub(super) fn canaries() -> Vec<Suite> {
@@ -50,7 +66,6 @@ const SPARE: u16 = 5;
 const BLOCK: u32 = 72;
 /// Slots of a slab.
 const SLOTS: u64 = 2;
-const LOG_LINES: u64 = 2;
 /// Longer than anyone stops.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// The process id of the one that looks at the end.
@@ -77,6 +92,7 @@ struct Witness {
     evicts: bool,
     /// Slabs that the budget allows.
     slabs: u64,
+    log_lines: u64,
     crash: Option<Crash>,
     kernels: Kernels,
     boots: [Cell<u64>; HOSTS as usize],
@@ -150,14 +166,25 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         Some(Crash::Host) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let scene = dice.roll(8);
+    // Two that ask for the last room need a fence of both kinds of hosts.
+    let coherence = match dice.roll(if scene == 4 { 2 } else { 8 }) {
+        0 => Coherence::Coherent,
+        _ => Coherence::Software,
+    };
     let mut world = World::new(seed, shape_of(&POOL.1, kernels, coherence));
+    match scene {
+        0..4 => return moment(world, kernels, &mut dice),
+        4 => return last_room(world, kernels, &mut dice),
+        _ => {}
+    }
     let evicts = dice.roll(2) == 0;
     let witness = Rc::new(Witness {
         put: RefCell::default(),
         evicts,
         // Where nothing is evicted each host can hold every block twice: a dead process's slots included.
         slabs: if evicts { 1 + dice.roll(2) } else { 12 },
+        log_lines: [2, 8][dice.roll(2) as usize],
         crash,
         kernels,
         boots: Default::default(),
@@ -212,6 +239,97 @@ fn kv(seed: u64, boots: bool) -> Outcome {
     world.run()
 }
 
+/// One process puts a block or two, and another gets what is there before, meanwhile and after. A cache of the same name may have been
+/// there before, with other bytes where this one's blocks come to lie.
+fn moment(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let before = dice.roll(SLOTS + 1) as u8;
+    let puts = 1 + dice.roll(2) as u8;
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: u64::from(before + puts) > SLOTS,
+        slabs: 1,
+        log_lines: [1, 2, 16, 16][dice.roll(4) as usize],
+        crash: None,
+        kernels,
+        boots: Default::default(),
+    });
+    let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    let names: Vec<u8> = (0..before + puts).collect();
+    if dice.roll(2) == 0 {
+        world.setup_as(hosts[0], 0, |memory| {
+            let cache = attach(memory.clone(), hosts[0], 99, &witness);
+            names.iter().for_each(|name| _ = witness.put(&cache, &[*name]));
+            let slab = cache.pool().open(&format!("/kv/{NAME}/slab/{}/0", hosts[0])).expect("it has blocks");
+            let garbage = vec![0xee; (SLOTS * 128) as usize];
+            slab.write_at(&memory, 64 * (1 + SLOTS), &garbage).expect("it is as large");
+            let pool = Arc::clone(cache.pool());
+            pool.close(slab);
+            drop(cache);
+            Cache::remove(&pool, NAME).expect("nobody keeps a lock");
+            pool.maintain().expect("nobody keeps a lock");
+            witness.put.borrow_mut().clear();
+        });
+    }
+    let is_new = before == 0 && dice.roll(2) == 0;
+    // The writer's host may be new to the reader.
+    let writer =
+        (!is_new).then(|| world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness)));
+    let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
+    if dice.roll(2) == 0 {
+        world.setup_as(hosts[1], 1, |_| witness.get(&reader, &names));
+    }
+    for name in &names[..usize::from(before)] {
+        let writer = writer.as_ref().expect("something is put before");
+        world.setup_as(hosts[0], 0, |_| witness.put(writer, &[*name]));
+        if dice.roll(3) == 0 {
+            world.setup_as(hosts[1], 1, |_| witness.get(&reader, &names));
+        }
+    }
+    let (known, new) = (Rc::clone(&witness), names[usize::from(before)..].to_vec());
+    let together = dice.roll(2) == 0;
+    let is_done = Rc::new(Cell::new(false));
+    let done = Rc::clone(&is_done);
+    world.spawn(hosts[0], 0, move |memory| {
+        let cache = writer.unwrap_or_else(|| attach(memory, hosts[0], 100, &known));
+        match together {
+            true => _ = known.put(&cache, &new),
+            false => new.iter().for_each(|name| _ = known.put(&cache, &[*name])),
+        }
+        done.set(true);
+    });
+    let (known, looks) = (Rc::clone(&witness), 2 + dice.roll(10));
+    let looked = if dice.roll(2) == 0 { names.clone() } else { names[usize::from(before)..].to_vec() };
+    world.spawn(hosts[1], 1, move |memory| {
+        (0..looks).for_each(|_| _ = known.get(&reader, &looked));
+        while !is_done.get() {
+            memory.pause();
+        }
+        known.get(&reader, &names);
+    });
+    judge(&mut world, &witness);
+    world.run()
+}
+
+/// Two hosts put at once where the budget has room for one slab.
+fn last_room(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: true,
+        slabs: 1,
+        log_lines: 2,
+        crash: None,
+        kernels,
+        boots: Default::default(),
+    });
+    for host in 0..HOSTS {
+        let cache = world.setup_as(host, 0, |memory| attach(memory, host, 100, &witness));
+        let (known, name) = (Rc::clone(&witness), dice.roll(4) as u8);
+        world.spawn(host, 0, move |_| _ = known.put(&cache, &[name]));
+    }
+    judge(&mut world, &witness);
+    world.run()
+}
+
 /// At the end each block that is there is right, there is room for others, and all can be removed.
 fn judge(world: &mut World, witness: &Rc<Witness>) {
     let memories: Vec<_> = (0..HOSTS).map(|host| world.memory(host, SPARE)).collect();
@@ -256,6 +374,6 @@ fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<
     let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
     let options = Options { budget: Some(witness.budget()), verify: false };
     let slab_bytes = 512 + 64 + SLOTS * (64 + 128);
-    let root = Root { slab_bytes, log_lines: LOG_LINES, budget: witness.budget(), hosts: HOSTS };
+    let root = Root { slab_bytes, log_lines: witness.log_lines, budget: witness.budget(), hosts: HOSTS };
     Cache::open_with(Arc::new(pool), NAME, identity, options, root).expect("there is room")
 }

@@ -449,8 +449,8 @@ fn arrival(seed: u64) -> Outcome {
             let line = HostLine { state: HostState::Live, boot: 7, incarnation: 1, epoch: 0 };
             arrive(&memory, &layout, host, &line);
             let mut both = seen.get();
-            let found = hosts_present(&memory, &layout).expect("the model has no faults");
-            both[usize::from(host)] = Some(found);
+            let hosts = hosts_present(&memory, &layout).expect("the model has no faults");
+            both[usize::from(host)] = Some(hosts);
             both[1 - usize::from(host)] = seen.get()[1 - usize::from(host)];
             seen.set(both);
             if let [Some(first), Some(second)] = both {

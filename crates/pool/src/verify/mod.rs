@@ -6,6 +6,7 @@ mod barrier;
 mod channel;
 mod chunks;
 mod collectives;
+mod deaths;
 mod directory;
 mod endpoint;
 mod group;
@@ -29,6 +30,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(membership::suites());
     suites.extend(ring::suites());
     suites.extend(barrier::suites());
+    suites.extend(deaths::suites());
     suites.extend(collectives::suites());
     suites.extend(chunks::suites());
     suites.extend(directory::suites());
@@ -50,6 +52,7 @@ pub fn canaries() -> Vec<Suite> {
     let mut canaries = membership::canaries();
     canaries.extend(ring::canaries());
     canaries.extend(barrier::canaries());
+    canaries.extend(deaths::canaries());
     canaries.extend(collectives::canaries());
     canaries.extend(chunks::canaries());
     canaries.extend(directory::canaries());

@@ -15,9 +15,9 @@ use polder_mem::{Bell, Coherence, Memory};
 use polder_schedule::{Exchange, Shard};
 
 use super::group::Dice;
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
-use crate::format::{Geometry, Layout, Superblock};
+use crate::format::{Layout, Superblock};
 use crate::group::Interrupt;
 use crate::pool::locked;
 use crate::service::{Agreement, Client, ClientSession, ProxySession, ServiceOptions};
@@ -70,18 +70,7 @@ const JUDGE: u32 = 200;
 const BOOT: u64 = 7;
 
 /// The pool, with no byte to spare.
-static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry {
-        hosts: HOSTS,
-        processes: PROCESSES,
-        names: 13,
-        levels: 4,
-        chunk_bytes: 512,
-        opens: 10,
-        keepers: 1,
-    };
-    pool_of(geometry, CHUNKS)
-});
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| pool_of(small(HOSTS, PROCESSES), CHUNKS));
 
 /// What befalls the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,10 +384,10 @@ fn exchange(client: &mut Client<ModelMemory>, rank: usize, index: usize) -> Resu
     }
     let mut pulled = 0;
     while let Some(shard) = client.wait()? {
-        let mut found = [0; 8];
-        client.pull(shard, &mut found)?;
+        let mut bytes = [0; 8];
+        client.pull(shard, &mut bytes)?;
         let mean = (0..CLIENTS).map(|client| value(client, shard as usize)).sum::<f64>() / CLIENTS as f64;
-        assert_eq!(f64::from_le_bytes(found), mean, "shard {shard} of exchange {index}");
+        assert_eq!(f64::from_le_bytes(bytes), mean, "shard {shard} of exchange {index}");
         pulled += 1;
     }
     assert_eq!(pulled, shards, "each shard is handed out once");

@@ -30,6 +30,11 @@ const NAMES: u32 = 3;
 /// The slot of the process that cleans up.
 pub(super) const SPARE: u16 = 2;
 
+/// A few names and small chunks.
+pub(super) const fn small(hosts: u16, processes: u16) -> Geometry {
+    Geometry { hosts, processes, names: 13, levels: 4, chunk_bytes: 512, opens: 10, keepers: 1 }
+}
+
 /// The pool of a geometry that has so many chunks.
 pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
     let sizes = (4096..).step_by(LINE as usize);

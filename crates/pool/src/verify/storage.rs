@@ -13,9 +13,9 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, W
 use polder_mem::{Coherence, Memory};
 
 use super::group::Dice;
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
-use crate::format::{Geometry, Layout, Superblock};
+use crate::format::{Layout, Superblock};
 use crate::object::Object;
 use crate::owned::{self, Kind};
 use crate::storage::{Found, Plan, Store, Version};
@@ -58,18 +58,7 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// The process id of the one that looks at the end.
 const JUDGE: u32 = 500;
 
-static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry {
-        hosts: HOSTS,
-        processes: PROCESSES,
-        names: 13,
-        levels: 4,
-        chunk_bytes: 512,
-        opens: 10,
-        keepers: 1,
-    };
-    pool_of(geometry, CHUNKS)
-});
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| pool_of(small(HOSTS, PROCESSES), CHUNKS));
 
 /// What is known outside the memory.
 #[derive(Default)]

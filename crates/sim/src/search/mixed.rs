@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use polder_platform::quoted;
+use polder_platform::Platform;
 use serde::{Deserialize, Serialize};
 
 use crate::contention::{FlitOptions, TransferError};
@@ -24,7 +24,9 @@ use crate::step::layout::Refusal;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RackPart {
-    /// Its name on the platform.
+    /// The platform that describes them: a name or a path.
+    pub platform: String,
+    /// Their name on the platform.
     pub rack: String,
     /// Accelerators in racks of it.
     pub accelerators: u32,
@@ -34,20 +36,11 @@ pub struct RackPart {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedRequest {
-    /// A model's name or path.
-    pub model: String,
-    /// A platform's name or path.
-    pub platform: String,
     /// Both kinds.
     pub parts: [RackPart; 2],
-    /// How closely communication is looked at.
-    #[serde(default)]
-    pub fidelity: Fidelity,
-    /// What flits need beside the platform, with fidelity L2.
-    #[serde(default)]
-    pub flits: FlitOptions,
-    /// What of the layout is given: `tp`, `pp` and `batch` at least.
-    pub layout: GivenLayout,
+    /// What is asked of either kind, whose platform, rack and accelerators are those of `parts`. Its layout gives `tp`, `pp` and
+    /// `batch` at least.
+    pub step: Request,
 }
 
 /// What a kind of rack does.
@@ -113,27 +106,6 @@ pub enum MixedError {
     },
 }
 
-impl RackPart {
-    /// Reads `RACK=ACCELERATORS`.
-    ///
-    /// # Errors
-    /// When it is none, or names two kinds in one rack.
-    pub fn parse(text: &str) -> Result<Self, MixedError> {
-        let wrong = || {
-            MixedError::Layout(format!(
-                "expected RACK=ACCELERATORS, such as nvl72=144, found \"{}\"",
-                quoted(text)
-            ))
-        };
-        let (rack, count) = text.split_once('=').ok_or_else(wrong)?;
-        if rack.contains('+') {
-            return Err(MixedError::OneRack(rack.into()));
-        }
-        let accelerators = count.parse().map_err(|_| wrong())?;
-        Ok(Self { rack: rack.into(), accelerators })
-    }
-}
-
 /// A step of one kind alone.
 #[derive(Clone)]
 struct Alone {
@@ -144,7 +116,7 @@ struct Alone {
 
 /// The steps of a kind, by the sequences of a copy.
 struct Kind<'a> {
-    request: &'a MixedRequest,
+    step: &'a Request,
     fidelity: Fidelity,
     followed: FollowedFlits,
     part: &'a RackPart,
@@ -156,18 +128,13 @@ struct Kind<'a> {
 impl Kind<'_> {
     fn ask(&self, accelerators: u32, copies: u32, batch: u32) -> Result<Alone, MixedError> {
         let request = Request {
-            model: self.request.model.clone(),
-            platform: self.request.platform.clone(),
+            platform: self.part.platform.clone(),
             accelerators,
             rack: Some(self.part.rack.clone()),
-            fill: None,
-            order: None,
-            against: None,
-            sequence: None,
             fidelity: self.fidelity,
-            flits: if self.fidelity == Fidelity::L2 { self.request.flits } else { FlitOptions::default() },
-            failed: vec![],
-            layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.request.layout.clone() },
+            flits: if self.fidelity == Fidelity::L2 { self.step.flits } else { FlitOptions::default() },
+            layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.step.layout.clone() },
+            ..self.step.clone()
         };
         let failed = |error| MixedError::Part { rack: self.part.rack.clone(), error: Box::new(error) };
         let answer = request.train_sharing(&self.followed).map_err(failed)?;
@@ -188,7 +155,7 @@ impl Kind<'_> {
     }
 
     /// The step in which each copy has so many sequences.
-    fn step(&self, sequences: u32) -> Result<Alone, MixedError> {
+    fn with(&self, sequences: u32) -> Result<Alone, MixedError> {
         if let Some(known) = self.known.borrow().get(&sequences) {
             return Ok(known.clone());
         }
@@ -206,7 +173,7 @@ impl Kind<'_> {
     }
 
     fn seconds(&self, sequences: u32) -> Result<f64, MixedError> {
-        Ok(self.step(sequences)?.seconds)
+        Ok(self.with(sequences)?.seconds)
     }
 }
 
@@ -216,27 +183,23 @@ impl MixedRequest {
     /// # Errors
     /// When a kind cannot run its part, or the batch cannot be divided.
     pub fn predict(&self) -> Result<MixedAnswer, MixedError> {
-        let (Some(tp), Some(pp), Some(batch)) = (self.layout.tp, self.layout.pp, self.layout.batch) else {
+        let Request { layout, fidelity, flits, .. } = &self.step;
+        let (Some(tp), Some(pp), Some(batch)) = (layout.tp, layout.pp, layout.batch) else {
             return Err(MixedError::Layout(
                 "expected --tp, --pp and --batch: copies on both kinds are alike".into(),
             ));
         };
-        if self.parts[0].rack == self.parts[1].rack {
-            return Err(MixedError::Layout(format!(
-                "expected two kinds of rack, found {} twice",
-                self.parts[0].rack
-            )));
-        }
+        self.expect_joined()?;
         if self.parts[0].accelerators.checked_add(self.parts[1].accelerators).is_none() {
-            return Err(MixedError::Layout("--racks: expected fewer than 2^32 accelerators in all".into()));
+            return Err(MixedError::Layout("--gpus: expected fewer than 2^32 accelerators in all".into()));
         }
-        let each = tp.saturating_mul(pp).saturating_mul(self.layout.cp.unwrap_or(1)).max(1);
+        let each = tp.saturating_mul(pp).saturating_mul(layout.cp.unwrap_or(1)).max(1);
         let copies = self.parts.each_ref().map(|part| part.accelerators / each);
         for (part, copies) in self.parts.iter().zip(copies) {
             if copies == 0 || copies * each != part.accelerators {
                 return Err(MixedError::Layout(format!(
-                    "{}={}: expected a multiple of the {each} accelerators of a copy",
-                    part.rack, part.accelerators
+                    "{} accelerators in racks {}: expected a multiple of the {each} of a copy",
+                    part.accelerators, part.rack
                 )));
             }
         }
@@ -244,7 +207,7 @@ impl MixedRequest {
         let followed = FollowedFlits::default();
         let kinds = |fidelity: Fidelity| {
             [0, 1].map(|at| Kind {
-                request: self,
+                step: &self.step,
                 fidelity,
                 followed: followed.clone(),
                 part: &self.parts[at],
@@ -253,7 +216,7 @@ impl MixedRequest {
                 known: RefCell::default(),
             })
         };
-        let unit = self.layout.micro_batch.unwrap_or(1).max(1);
+        let unit = layout.micro_batch.unwrap_or(1).max(1);
         let divided = divisions(copies, batch, unit);
         if divided.is_empty() {
             return Err(MixedError::Layout(format!(
@@ -263,18 +226,40 @@ impl MixedRequest {
                 u64::from(all) * u64::from(unit)
             )));
         }
-        self.flits.check(self.fidelity)?;
-        if self.fidelity != Fidelity::L2 {
-            let kinds = kinds(self.fidelity);
+        flits.check(*fidelity)?;
+        if *fidelity != Fidelity::L2 {
+            let kinds = kinds(*fidelity);
             let at = fastest(&kinds, &divided)?;
             return self.answer(&kinds, &divided, at..=at);
         }
         let at = fastest(&kinds(Fidelity::L1), &divided)?;
         let near = at.saturating_sub(1)..=(at + 1).min(divided.len() - 1);
         self.answer(&kinds(Fidelity::L2), &divided, near.clone())?;
-        followed.begin(self.flits.window_bytes)?;
-        let found = self.answer(&kinds(Fidelity::L2), &divided, near)?;
-        Ok(MixedAnswer { flits: Some(followed.all(self.flits.window_bytes)), ..found })
+        followed.begin(flits.window_bytes)?;
+        let answer = self.answer(&kinds(Fidelity::L2), &divided, near)?;
+        Ok(MixedAnswer { flits: Some(followed.all(flits.window_bytes)), ..answer })
+    }
+
+    /// Whether these are two kinds, each with racks of its own, and one fabric joins them.
+    fn expect_joined(&self) -> Result<(), MixedError> {
+        let [one, other] = &self.parts;
+        if let Some(part) = self.parts.iter().find(|it| it.rack.contains('+')) {
+            return Err(MixedError::OneRack(part.rack.clone()));
+        }
+        if one.rack == other.rack {
+            return Err(MixedError::Layout(format!("expected two kinds of rack, found {} twice", one.rack)));
+        }
+        let load = |part: &RackPart| {
+            let failed = |error| MixedError::Part { rack: part.rack.clone(), error: Box::new(error) };
+            Platform::load(&part.platform).map_err(|error| failed(RequestError::from(error)))
+        };
+        match load(one)?.between == load(other)?.between {
+            true => Ok(()),
+            false => Err(MixedError::Layout(format!(
+                "--platform: {} and {} have different fabrics between racks; one has to join both kinds",
+                one.platform, other.platform
+            ))),
+        }
     }
 
     /// The step by the fastest of some divisions and the even one.
@@ -295,9 +280,9 @@ impl MixedRequest {
         let even_s = even.map(|at| paced(kinds, divided[at])).transpose()?;
         let mut parts = vec![];
         for (kind, sequences) in kinds.iter().zip(divided[fastest]) {
-            let batch = self.layout.batch.filter(|it| it.is_multiple_of(kind.copies));
+            let batch = self.step.layout.batch.filter(|it| it.is_multiple_of(kind.copies));
             let alone = batch.and_then(|batch| kind.ask(kind.part.accelerators, kind.copies, batch).ok());
-            let Alone { seconds, range_s, machine } = kind.step(sequences)?;
+            let Alone { seconds, range_s, machine } = kind.with(sequences)?;
             parts.push(MixedPart {
                 rack: kind.part.rack.clone(),
                 machine,
@@ -312,7 +297,7 @@ impl MixedRequest {
         // The slower kind sets the pace at either end.
         let end = |at: usize| parts.iter().map(|it| it.range_s[at]).fold(0.0, f64::max);
         let range_s = [end(0), end(1)];
-        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, range_s, even_s, flits: None })
+        Ok(MixedAnswer { fidelity: self.step.fidelity, parts, total_s, range_s, even_s, flits: None })
     }
 }
 
@@ -353,14 +338,17 @@ mod tests {
     use super::*;
 
     fn request(batch: u32) -> MixedRequest {
-        let part = |rack: &str| RackPart { rack: rack.into(), accelerators: 144 };
+        let part = |platform: &str, rack: &str| RackPart {
+            platform: platform.into(),
+            rack: rack.into(),
+            accelerators: 144,
+        };
         MixedRequest {
-            model: "llama3-70b".into(),
-            platform: "mixed-nvlink-ualink-cxl".into(),
-            parts: [part("nvl72"), part("ualink")],
-            fidelity: Fidelity::L0,
-            flits: FlitOptions::default(),
-            layout: GivenLayout { tp: Some(8), pp: Some(1), batch: Some(batch), ..GivenLayout::default() },
+            parts: [part("nvl72-cxl", "nvl72"), part("mixed-nvlink-ualink-cxl", "ualink")],
+            step: serde_json::from_value(serde_json::json!({
+                "model": "llama3-70b", "platform": "", "accelerators": 0, "layout": {"tp": 8, "pp": 1, "batch": batch},
+            }))
+            .unwrap(),
         }
     }
 
@@ -379,12 +367,12 @@ mod tests {
     #[test]
     fn divisions_of_a_batch_share_their_flits_and_the_limit_counts_all() {
         let mut request = request(720);
-        request.fidelity = Fidelity::L2;
-        request.layout.micro_batch = Some(1);
+        request.step.fidelity = Fidelity::L2;
+        request.step.layout.micro_batch = Some(1);
         let followed = FollowedFlits::default();
         let [part, _] = &request.parts;
         let kind = Kind {
-            request: &request,
+            step: &request.step,
             fidelity: Fidelity::L2,
             followed: followed.clone(),
             part,
@@ -392,9 +380,9 @@ mod tests {
             all: 36,
             known: RefCell::default(),
         };
-        kind.step(20).unwrap();
+        kind.with(20).unwrap();
         let first = followed.asked();
-        kind.step(24).unwrap();
+        kind.with(24).unwrap();
         assert!(first > 0 && followed.asked() == first, "{first} {}", followed.asked());
         let error = request.predict().unwrap_err();
         let MixedError::Transfers(TransferError::TooManyFlits { window: Some(kib), .. }) = error else {
@@ -405,10 +393,20 @@ mod tests {
 
     #[test]
     fn two_kinds_in_one_rack_are_refused_with_the_reason() {
-        let error = RackPart::parse("nvl72+ualink=72").unwrap_err().to_string();
+        let mut one_rack = request(720);
+        one_rack.parts[0].rack = "nvl72+ualink".into();
+        let error = one_rack.predict().unwrap_err().to_string();
         assert!(error.contains("physical layers and flits differ"), "{error}");
         let error = request(719).predict().unwrap_err().to_string();
         assert!(error.contains("719 sequences cannot be divided over 18 and 18 copies"), "{error}");
+    }
+
+    #[test]
+    fn racks_that_no_fabric_joins_are_refused() {
+        let mut apart = request(720);
+        apart.parts[0].platform = "nvl72-ndr".into();
+        let error = apart.predict().unwrap_err().to_string();
+        assert!(error.contains("nvl72-ndr and mixed-nvlink-ualink-cxl have different fabrics"), "{error}");
     }
 
     #[test]

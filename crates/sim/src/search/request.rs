@@ -349,8 +349,8 @@ impl Request {
         outcome: &Outcome,
         followed: &FollowedFlits,
     ) -> Result<Answer, RequestError> {
-        let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
-        let Some(layout) = found else { unreachable!("a layout was predicted") };
+        let chosen = outcome.best().or(outcome.nearest.as_ref()).map(|chosen| chosen.layout);
+        let Some(layout) = chosen else { unreachable!("a layout was predicted") };
         let mut answer =
             self.answer(&self.platform, platform, model, (&layout, &self.failed), outcome.points, followed)?;
         answer.would_fit.clone_from(&outcome.would_fit);

@@ -1,16 +1,15 @@
-//! Threads that call Python when an operation is over. A callback may wait for another operation, whose end another
-//! callback tells: so one that finds every thread busy gets a new one, and there are as many as callbacks wait in each other.
+//! Threads that tell a program when an operation is over. What is told may wait for another operation, whose end another thread
+//! tells: so what finds every thread busy gets a new one, and there are as many as wait in each other.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use polder_pool::PoolError;
-use pyo3::prelude::*;
 
-use crate::errors;
-use crate::lane::lock;
+/// What is called with how an operation ended.
+pub type Then = Box<dyn FnOnce(Result<(), PoolError>) + Send>;
 
 /// The threads of one group.
 #[derive(Clone, Default)]
@@ -25,16 +24,16 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<(Py<PyAny>, Result<(), PoolError>)>,
+    waiting: VecDeque<(Then, Result<(), PoolError>)>,
     threads: Vec<ThreadId>,
-    /// Threads that are in a callback.
+    /// Threads that are telling.
     busy: usize,
     closed: bool,
 }
 
 impl Tellers {
-    /// Calls `then` with `None` or the exception on one of the threads, soon.
-    pub(crate) fn tell(&self, then: Py<PyAny>, outcome: Result<(), PoolError>) {
+    /// Calls `then` on one of the threads, soon.
+    pub(crate) fn tell(&self, then: Then, outcome: Result<(), PoolError>) {
         let mut state = lock(&self.0.state);
         state.waiting.push_back((then, outcome));
         if state.threads.len() - state.busy < state.waiting.len() {
@@ -47,7 +46,7 @@ impl Tellers {
         drop(state);
         self.0.turn.notify_all();
         if let Some((then, outcome)) = here {
-            Python::attach(|py| tell(py, &then, outcome));
+            then(outcome);
         }
     }
 
@@ -57,8 +56,7 @@ impl Tellers {
             if let Some((then, outcome)) = state.waiting.pop_front() {
                 state.busy += 1;
                 drop(state);
-                Python::attach(|py| tell(py, &then, outcome));
-                Python::attach(|_| drop(then));
+                then(outcome);
                 state = lock(&self.0.state);
                 state.busy -= 1;
                 self.0.turn.notify_all();
@@ -71,22 +69,19 @@ impl Tellers {
         }
     }
 
-    /// Lets what is to be told be told within `grace`; a callback that goes on keeps its thread. Without the GIL.
+    /// Lets what is to be told be told within `grace`; what goes on keeps its thread.
     pub(crate) fn end(&self, grace: Duration) {
         let mut state = lock(&self.0.state);
         state.closed = true;
         self.0.turn.notify_all();
-        // A callback that closes the group does not wait for itself.
+        // What closes the group while it is told does not wait for itself.
         let own = usize::from(state.threads.contains(&std::thread::current().id()));
         let told = |state: &mut State| !state.waiting.is_empty() || state.busy > own;
         drop(self.0.turn.wait_timeout_while(state, grace, told));
     }
 }
 
-/// Calls `then` with `None` or the exception.
-pub(crate) fn tell(py: Python<'_>, then: &Py<PyAny>, outcome: Result<(), PoolError>) {
-    let error = outcome.err().map(|error| errors::raise(error).into_value(py));
-    if let Err(failure) = then.call1(py, (error,)) {
-        failure.write_unraisable(py, Some(then.bind(py)));
-    }
+/// A lock that a panic elsewhere does not take away.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
