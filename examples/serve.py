@@ -4,20 +4,21 @@ Run it with ``make serve``, or by hand in an environment with vLLM::
 
     python examples/serve.py
 
-A tiny Llama with random weights is made here. The engine of host 0 serves a prompt and stores its blocks. Engines of
-host 1 serve it too: with the same weights, with weights that were changed in place or in their files, with the first
-weights again, and of another model. Each line says what has to hold, and the script fails if one does not.
+A tiny Llama with random weights is made here. The engine of host 0 serves prompts and stores their blocks. Other
+engines serve them too: with the same weights, with weights that were changed in place or in their files, with the first
+weights again after host 0 was killed, and of another model. Each line says what has to hold. The script fails if one
+does not.
 """
 
 import argparse
-import contextlib
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +32,7 @@ except ImportError as error:
     sys.exit(f"serve: {error}; `make serve` makes an environment in .cache/serve that has it")
 
 import polder
+from polder.kv import Cache
 
 # vLLM and transformers are no part of the environment in which examples are checked.
 # pyright: basic, reportMissingImports=false
@@ -108,11 +110,14 @@ class Engine:
             enforce_eager=True,
             disable_log_stats=False,
             kv_transfer_config=KVTransferConfig(
-                kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=offloading
+                kv_connector="OffloadingConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config=offloading,
+                engine_id=f"{pool.parent.name}-{os.getpid()}",
             ),
         )
         self._settings = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, detokenize=False)
-        self.ask(os.getpid())  # The first prompt that is computed takes longer.
+        self.ask(1000 + os.getpid())  # The first prompt that is computed takes longer.
 
     def ask(self, seed: int) -> Answer:
         """Serves a prompt."""
@@ -134,6 +139,19 @@ class Engine:
 
         self._llm.apply_model(change)
 
+    def die(self, seed: int) -> None:
+        """Serves a prompt, and is killed while it stores the blocks."""
+        put = Cache.put
+
+        def killed(self: Cache, keys: Any, blocks: Any) -> Any:
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGKILL)).start()
+            return put(self, keys, blocks)
+
+        Cache.put = killed
+        # vLLM stores a prompt's last blocks when it serves the next.
+        self.ask(seed)
+        self.ask(seed)
+
     def close(self) -> None:
         """Ends it."""
         self._llm.llm_engine.engine_core.shutdown()
@@ -153,39 +171,65 @@ def serve(calls: Connection, host: int, model: Path, pool: Path, log: Path) -> N
     engine.close()
 
 
-@contextlib.contextmanager
-def engine(host: int, model: Path, pool: Path) -> Iterator[Callable[..., Any]]:
-    """Calls the methods of an engine in a process of its own."""
-    log = pool.with_name(f"host{host}.log")
-    spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=serve, args=(theirs, host, model, pool, log))
-    process.start()
-    theirs.close()
+class Remote:
+    """An engine in a process of its own, as a context manager; a call names a method of `Engine`."""
 
-    def answer() -> Any:
-        if not ours.poll(TIMEOUT_SECONDS):
-            raise Wrong(f"the engine of host {host} has not answered for {TIMEOUT_SECONDS} s")
-        return ours.recv()
+    def __init__(self, host: int, model: Path, pool: Path) -> None:
+        self._name = f"the engine of host {host}"
+        self._pool = pool
+        self._log = pool.with_name(f"host{host}.log")
+        spawning = multiprocessing.get_context("spawn")
+        self._ours, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=serve, args=(theirs, host, model, pool, self._log))
+        self._process.start()
+        theirs.close()
 
-    def call(*words: Any) -> Any:
-        ours.send(words)
-        return answer()
+    def __call__(self, *words: Any) -> Any:
+        """Calls a method, and waits for what it gives."""
+        self._ours.send(words)
+        return self._answer()
 
-    try:
-        answer()
-        yield call
-        ours.send(None)
-        process.join(TIMEOUT_SECONDS)
-        if process.exitcode:
-            raise Wrong(f"the engine of host {host} ended with {process.exitcode}")
-    except (EOFError, BrokenPipeError):
-        last = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
-        raise Wrong(f"the engine of host {host} has ended:\n{last}") from None
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+    def _answer(self) -> Any:
+        if not self._ours.poll(TIMEOUT_SECONDS):
+            raise Wrong(f"{self._name} has not answered for {TIMEOUT_SECONDS} s")
+        try:
+            return self._ours.recv()
+        except EOFError:
+            last = "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+            raise Wrong(f"{self._name} has ended:\n{last}") from None
+
+    def die(self, seed: int) -> None:
+        """Lets it be killed while it stores the blocks of a prompt."""
+        self._ours.send(("die", seed))
+        self._process.join(TIMEOUT_SECONDS)
+        if self._process.exitcode != -signal.SIGKILL:
+            raise Wrong(f"{self._name} was to be killed, and ended with {self._process.exitcode}")
+        # vLLM would have removed it.
+        for left in Path("/dev/shm").glob(f"vllm_offload_{self._pool.parent.name}-{self._process.pid}*"):
+            left.unlink()
+
+    def __enter__(self) -> "Remote":
+        try:
+            self._answer()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self._process.is_alive():
+                self._ours.send(None)
+                self._process.join(TIMEOUT_SECONDS)
+                if self._process.exitcode != 0:
+                    raise Wrong(f"{self._name} ended with {self._process.exitcode}")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._ours.close()
 
 
 # ------------------------------------------------------------------------------------------------- the whole story
@@ -205,7 +249,7 @@ def story(folder: Path, pool: Path) -> None:
     save_model(other, seed=1, layers=2)
     known, unknown = range(1, 4), range(11, 14)
 
-    with engine(0, model, pool) as first:
+    with Remote(0, model, pool) as first:
         cold = [first("ask", seed) for seed in known]
         cached = [it.cached for it in cold]
         check("host 0, first time", not any(cached), f"{cached} of {PROMPT} tokens of each prompt cached")
@@ -214,7 +258,7 @@ def story(folder: Path, pool: Path) -> None:
         check("host 0, vLLM's own prefix cache", cached == [FULL] * 3, f"{cached} cached")
         first("reset")
 
-        with engine(1, model, pool) as second:
+        with Remote(1, model, pool) as second:
             shared = [second("ask", seed) for seed in known]
             cached = [it.cached for it in shared]
             check("host 1, through the pool", cached == [FULL] * 3, f"{cached} cached, all full blocks")
@@ -231,17 +275,21 @@ def story(folder: Path, pool: Path) -> None:
             second("reset")
             changed = second("ask", 1)
             check("host 1, weights changed in place", changed.cached == 0, f"{changed.cached} cached")
+        first.die(21)
+        print("host 0 is killed while it stores another prompt")
 
     save_model(model, seed=2)
-    with engine(1, model, pool) as third:
+    with Remote(1, model, pool) as third:
         updated = third("ask", 1)
         check("host 1, other weights in the same files", updated.cached == 0, f"{updated.cached} cached")
     save_model(model, seed=1)
-    with engine(1, model, pool) as fourth:
-        back = fourth("ask", 1)
-        holds = (back.cached, back.tokens) == (FULL, own[0].tokens)
-        check("host 1, the first weights again", holds, f"{back.cached} cached, and the same answer")
-    with engine(1, other, pool) as fifth:
+    with Remote(0, model, pool) as fourth:
+        back = [fourth("ask", seed) for seed in known]
+        cached = [it.cached for it in back]
+        check("host 0, the first weights again", cached == [FULL] * 3, f"{cached} cached")
+        same = [it.tokens for it in back] == [it.tokens for it in own]
+        check("host 0, answers", same, f"{'the same as' if same else 'others than'} before it was killed")
+    with Remote(1, other, pool) as fifth:
         foreign = fifth("ask", 1)
         check("host 1, another model", foreign.cached == 0, f"{foreign.cached} cached")
 
