@@ -23,6 +23,15 @@ pub struct Put {
     pub refused: u64,
 }
 
+/// Where a host goes on among its slabs: at a slot of the one that has this place in the order of their numbers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hand {
+    place: usize,
+    index: u32,
+    /// How often it has come to the end since the call began.
+    turns: u32,
+}
+
 /// A slot that was taken for a block.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
@@ -57,7 +66,8 @@ impl<M: Memory> Cache<M> {
                 self.fill(&mut taken, blocks);
                 self.change(|control| self.publish(control, &taken))
             });
-        if stored.is_err() {
+        // What a host that was evicted took is another's to free.
+        if stored.is_err() && self.pool.expect_member().is_ok() {
             self.give_up(&taken);
         }
         held.into_iter().for_each(|(_, object)| self.pool.close(object));
@@ -92,61 +102,72 @@ impl<M: Memory> Cache<M> {
             known.slabs = self.find_own(control)?;
         }
         let own = &mut known.slabs;
-        let (at, hand) = self.hand()?;
-        let (mut place, mut index) = match hand {
-            Some(hand) => {
-                let place = own.partition_point(|(number, _)| *number < hand.slab());
-                let is_there = own.get(place).is_some_and(|(number, _)| *number == hand.slab());
-                (place, if is_there { hand.index() } else { 0 })
+        let (at, last) = self.hand()?;
+        let mut hand = self.hand_in(own, last)?;
+        let mut wanted = wanted.iter().copied().peekable();
+        while let Some(&index) = wanted.peek() {
+            let Some((slot, slab)) = self.next_slot(control, own, &mut hand)? else { break };
+            if held.last().is_none_or(|(held, _)| *held != slot.slab()) {
+                let Some(object) = self.hold_slab(slot.slab(), &slab)? else {
+                    // It was removed.
+                    own.remove(hand.place);
+                    continue;
+                };
+                held.push((slot.slab(), object));
             }
-            None => self.behind_the_last(own)?,
-        };
-        let (mut turns, mut wanted) = (0, wanted.iter());
-        let mut next = wanted.next();
-        while let Some(&key) = next {
-            let Some(&(number, slab)) = own.get(place) else {
-                match self.make_room(control, own)? {
-                    Some(made) => (place, index) = (made, 0),
-                    None if turns > 1 || own.is_empty() => break,
-                    None => {
-                        (place, index, turns) = (0, 0, turns + 1);
-                        self.share(control, own, place)?;
-                    }
-                }
-                continue;
-            };
-            if slab.head.block != self.identity.block || index >= slab.head.slots {
-                (place, index) = (place + 1, 0);
-                self.share(control, own, place)?;
-                continue;
-            }
-            if held.last().is_none_or(|(held, _)| *held != number) {
-                match self.hold_slab(number, &slab)? {
-                    Some(object) => held.push((number, object)),
-                    None => {
-                        own.remove(place);
-                        continue;
-                    }
-                }
-            }
-            let slot = Slot::new(number, index);
-            index += 1;
-            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[key]))? {
+            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[index]))? {
                 let (entry, block) = (slab.entry(slot.index()), slab.block(slot.index()));
-                taken.push(Taken { index: key, slot, entry, block, line });
-                next = wanted.next();
+                taken.push(Taken { index, slot, entry, block, line });
+                wanted.next();
             }
         }
         // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there.
         self.pool.memory().sfence();
-        let next = match own.get(place) {
-            Some((number, slab)) if index < slab.head.slots => Slot::new(*number, index),
+        let next = match own.get(hand.place) {
+            Some((number, slab)) if hand.index < slab.head.slots => Slot::new(*number, hand.index),
             Some((number, _)) => Slot::new(number + 1, 0),
             None => Slot::new(control.slabs, 0),
         };
         known.changes = Some(control.changes);
         self.set_hand(at, next);
         Ok(())
+    }
+
+    /// Where among its slabs this host goes on.
+    fn hand_in(&self, own: &[(u32, Slab)], last: Option<Slot>) -> Result<Hand, PoolError> {
+        let Some(last) = last else { return self.behind_the_last(own) };
+        let place = own.partition_point(|(number, _)| *number < last.slab());
+        let is_there = own.get(place).is_some_and(|(number, _)| *number == last.slab());
+        Ok(Hand { place, index: if is_there { last.index() } else { 0 }, turns: 0 })
+    }
+
+    /// The slot that comes next, in a new slab where all have been passed and there is room; nothing after two turns.
+    fn next_slot(
+        &self,
+        control: &mut Control,
+        own: &mut Vec<(u32, Slab)>,
+        hand: &mut Hand,
+    ) -> Result<Option<(Slot, Slab)>, PoolError> {
+        loop {
+            match own.get(hand.place) {
+                Some(&(number, slab))
+                    if slab.head.block == self.identity.block && hand.index < slab.head.slots =>
+                {
+                    hand.index += 1;
+                    return Ok(Some((Slot::new(number, hand.index - 1), slab)));
+                }
+                Some(_) => *hand = Hand { place: hand.place + 1, index: 0, ..*hand },
+                None => match self.make_room(control, own)? {
+                    Some(place) => {
+                        *hand = Hand { place, index: 0, ..*hand };
+                        continue;
+                    }
+                    None if hand.turns > 1 || own.is_empty() => return Ok(None),
+                    None => *hand = Hand { place: 0, index: 0, turns: hand.turns + 1 },
+                },
+            }
+            self.share(control, own, hand.place)?;
+        }
     }
 
     /// This host's slabs, in the order of their numbers.
@@ -193,15 +214,15 @@ impl<M: Memory> Cache<M> {
 
     /// Where a host goes on that does not know where it was: behind the last slot that holds a block, so that none is evicted while there
     /// is room.
-    fn behind_the_last(&self, slabs: &[(u32, Slab)]) -> Result<(usize, u32), PoolError> {
-        let mut behind = (0, 0);
+    fn behind_the_last(&self, slabs: &[(u32, Slab)]) -> Result<Hand, PoolError> {
+        let mut behind = Hand::default();
         for (place, (_, slab)) in slabs.iter().enumerate() {
             let slots = if slab.head.block == self.identity.block { slab.head.slots } else { 0 };
             for index in 0..slots {
                 let words = line::load(self.pool.memory(), slab.entry(index))?;
                 let entry = words.and_then(|words| Entry::decode(&words));
                 if entry.is_some_and(|entry| entry.state == State::Live) {
-                    behind = (place, index + 1);
+                    behind = Hand { place, index: index + 1, turns: 0 };
                 }
             }
         }
