@@ -1,5 +1,6 @@
 """The cache of keys and values."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -124,12 +125,15 @@ def test_no_kill_leaves_a_wrong_byte_or_takes_room_away(scratch: Path, coherence
     """40 kills at random moments while four processes of two hosts put, get and evict."""
     dice = random.Random(1)
     hosts = [0, 0, 1, 1]
-    with polder.Pool(scratch / "pool", size="64MiB", host=0, coherence=coherence, run=scratch) as pool:
+    with (
+        polder.Pool(scratch / "pool", size="64MiB", host=0, coherence=coherence, run=scratch) as pool,
+        contextlib.ExitStack() as all_ranks,
+    ):
         kv.Cache(pool, "llm", identity={"model": "kills"}, block=BLOCK, budget="2MiB").close()
 
         def start(place: int, seed: int) -> Rank:
             arguments = [scratch / "pool", scratch, hosts[place], coherence, seed]
-            rank = Rank(RANKS / "kv_engine.py", *arguments)
+            rank = all_ranks.enter_context(Rank(RANKS / "kv_engine.py", *arguments))
             assert rank.stdout.readline() == "ready\n"
             return rank
 
@@ -139,7 +143,7 @@ def test_no_kill_leaves_a_wrong_byte_or_takes_room_away(scratch: Path, coherence
             # As many calls of this process as it likes: the victim works meanwhile.
             with kv.Cache(pool, "llm", identity={"model": "kills"}, block=BLOCK) as cache:
                 for _ in range(dice.randrange(30)):
-                    found_by(cache, [dice.randrange(250) for _ in range(4)])
+                    found_by(cache, [dice.randrange(2000) for _ in range(4)])
             assert ranks[place].poll() is None, "it found a wrong byte, or failed"
             ranks[place].kill()
             ranks[place].wait()

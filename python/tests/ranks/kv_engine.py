@@ -22,7 +22,7 @@ with (
 ):
     print("ready", flush=True)
     while True:
-        keys = [hashlib.md5(bytes([dice.randrange(250)])).digest() for _ in range(dice.randrange(1, 9))]
+        keys = [hashlib.md5(dice.randrange(2000).to_bytes(4)).digest() for _ in range(dice.randrange(1, 9))]
         if dice.random() < 0.5:
             cache.put(keys, [block_of(key) for key in keys])
         else:
