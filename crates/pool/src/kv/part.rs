@@ -150,7 +150,7 @@ impl<M: Memory> Cache<M> {
         Ok(survey)
     }
 
-    /// Writes records to this host's log. Once this returns, every look-up of any host takes them up.
+    /// Writes records to this host's log. Behind the caller's next fence every look-up of any host takes them up.
     // SYNC: pairs with `Cache::poll`.
     pub(super) fn log(&self, control: &mut Control, records: &[Record]) {
         let (memory, step) = (self.pool.memory(), (self.geometry.log_lines / 4).max(1));
@@ -161,7 +161,6 @@ impl<M: Memory> Cache<M> {
             memory.write_back(at, LINE);
             control.position += 1;
         }
-        memory.mfence();
         if control.position / step != before {
             // A reader that has fallen behind goes on from here.
             self.publish_control(control);

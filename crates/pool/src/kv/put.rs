@@ -32,6 +32,17 @@ struct Hand {
     turns: u32,
 }
 
+/// A put whose slots are taken.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    put: Put,
+    /// Blocks that are not there yet.
+    wanted: u64,
+    taken: Vec<Taken>,
+    /// The slabs that they are in, held open.
+    held: Vec<(u32, Object)>,
+}
+
 /// A slot that was taken for a block.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
@@ -54,26 +65,45 @@ impl<M: Memory> Cache<M> {
     pub fn put(&self, keys: &[Key], blocks: &[&[u8]]) -> Result<Put, PoolError> {
         self.pool.expect_member()?;
         self.expect_blocks(keys.len(), blocks.iter().map(|block| block.len()))?;
-        let wanted = self.missing(keys)?;
-        let mut put = Put { present: (keys.len() - wanted.len()) as u64, ..Put::default() };
-        if wanted.is_empty() {
-            return Ok(put);
+        let begun = self.begin(keys)?;
+        self.finish(begun, blocks)
+    }
+
+    /// Takes slots for the keys that have no blocks.
+    pub(crate) fn begin(&self, keys: &[Key]) -> Result<Begun, PoolError> {
+        let missing = self.missing(keys)?;
+        let put = Put { present: (keys.len() - missing.len()) as u64, ..Put::default() };
+        let mut begun = Begun { put, wanted: missing.len() as u64, taken: vec![], held: vec![] };
+        if !missing.is_empty() {
+            let took = self.change(|control| self.take(control, keys, &missing, &mut begun));
+            if let Err(error) = took {
+                self.give_up(begun);
+                return Err(error);
+            }
         }
-        let mut held = vec![];
-        let mut taken = vec![];
-        let stored =
-            self.change(|control| self.take(control, keys, &wanted, &mut taken, &mut held)).and_then(|()| {
-                self.fill(&mut taken, blocks);
-                self.change(|control| self.publish(control, &taken))
-            });
-        // What a host that was evicted took is another's to free.
-        if stored.is_err() && self.pool.expect_member().is_ok() {
-            self.give_up(&taken);
+        Ok(begun)
+    }
+
+    /// Fills the slots that were taken, and says so.
+    pub(crate) fn finish(&self, mut begun: Begun, blocks: &[&[u8]]) -> Result<Put, PoolError> {
+        if !begun.taken.is_empty() {
+            self.fill(&mut begun.taken, blocks);
+            match self.change(|control| Ok(self.publish(control, &begun.taken))) {
+                Ok(stored) => begun.put.stored = stored,
+                Err(error) => {
+                    self.give_up(begun);
+                    return Err(error);
+                }
+            }
         }
-        held.into_iter().for_each(|(_, object)| self.pool.close(object));
-        put.stored = stored?;
-        put.refused = wanted.len() as u64 - put.stored;
+        let put = Put { refused: begun.wanted - begun.put.stored, ..begun.put };
+        // What this process has written to the log is in memory before it lets go of an object.
+        self.let_go(begun);
         Ok(put)
+    }
+
+    fn let_go(&self, begun: Begun) {
+        begun.held.into_iter().for_each(|(_, object)| self.pool.close(object));
     }
 
     /// Which of the keys have no block yet, each once.
@@ -94,8 +124,7 @@ impl<M: Memory> Cache<M> {
         control: &mut Control,
         keys: &[Key],
         wanted: &[usize],
-        taken: &mut Vec<Taken>,
-        held: &mut Vec<(u32, Object)>,
+        Begun { taken, held, .. }: &mut Begun,
     ) -> Result<(), PoolError> {
         let mut known = locked(&self.own_slabs);
         if known.changes != Some(control.changes) {
@@ -266,13 +295,16 @@ impl<M: Memory> Cache<M> {
         Ok(Some(entry))
     }
 
-    /// Frees slots that this process took and will not fill. Nobody else writes their lines meanwhile.
-    fn give_up(&self, taken: &[Taken]) {
+    /// Frees slots that this process took and will not fill. Nobody else writes their lines meanwhile, unless this host was evicted.
+    fn give_up(&self, begun: Begun) {
         let memory = self.pool.memory();
-        for taken in taken {
-            line::store(memory, taken.entry, &Entry { state: State::Free, ..taken.line }.encode());
-            memory.write_back(taken.entry, LINE);
+        if self.pool.expect_member().is_ok() {
+            for taken in &begun.taken {
+                line::store(memory, taken.entry, &Entry { state: State::Free, ..taken.line }.encode());
+                memory.write_back(taken.entry, LINE);
+            }
         }
+        self.let_go(begun);
     }
 
     /// Copies the blocks to the slots that were taken for them; drops those whose memory fails.
@@ -295,7 +327,7 @@ impl<M: Memory> Cache<M> {
 
     /// Says that the blocks are there; how many.
     // SYNC: pairs with `Cache::look` and `Cache::rescan`.
-    fn publish(&self, control: &mut Control, taken: &[Taken]) -> Result<u64, PoolError> {
+    fn publish(&self, control: &mut Control, taken: &[Taken]) -> u64 {
         let memory = self.pool.memory();
         let mut records = vec![];
         for taken in taken {
@@ -308,6 +340,6 @@ impl<M: Memory> Cache<M> {
         memory.sfence();
         control.puts = control.puts.wrapping_add(records.len() as u64);
         self.log(control, &records);
-        Ok(records.len() as u64)
+        records.len() as u64
     }
 }

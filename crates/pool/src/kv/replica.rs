@@ -8,6 +8,8 @@ use super::Cache;
 use super::slabs::Slab;
 use super::wire::{Entry, LogLine, SLAB_IS_GONE, Slot, State};
 use crate::object::Object;
+#[cfg(feature = "model")]
+use crate::pool::locked;
 use crate::{PoolError, line};
 
 /// How many lines of a log are read behind one fence once there is news.
@@ -163,6 +165,14 @@ impl<M: Memory> Cache<M> {
             }
         }
         memory.fence_invalidations();
+    }
+
+    /// Forgets all that is known, as a process does that comes anew.
+    #[cfg(feature = "model")]
+    pub(crate) fn forget_all(&self) {
+        let mut replica = locked(&self.replica);
+        replica.parts().for_each(|part| self.pool.directory().close(part));
+        *replica = Replica::new(self.geometry.hosts);
     }
 
     /// Meets a host that was not known, if it is there; whether it is.

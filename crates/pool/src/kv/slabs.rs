@@ -54,7 +54,9 @@ impl<M: Memory> Cache<M> {
             return Ok(None);
         }
         let memory = self.pool.memory();
-        memory.invalidate(object.at(), LINE);
+        if object.owner() != self.pool.member().host {
+            memory.invalidate(object.at(), LINE);
+        }
         // SYNC: pairs with `fill_slab`.
         memory.fence_invalidations();
         let words = line::load(memory, object.at())?;
@@ -159,6 +161,24 @@ impl<M: Memory> Cache<M> {
         Ok(listed.iter().fold(0, |sum, object| sum.saturating_add(object.bytes)))
     }
 
+    /// Keys of the blocks in a slab, as another host sees them.
+    #[cfg(feature = "model")]
+    pub(crate) fn keys_in(&self, host: u16, number: u32) -> Result<Vec<u128>, PoolError> {
+        let (memory, mut keys) = (self.pool.memory(), vec![]);
+        let Some(slab) = self.slab(host, number)? else { return Ok(keys) };
+        memory.invalidate(slab.entry(0), u64::from(slab.head.slots) * LINE);
+        memory.fence_invalidations();
+        for index in 0..slab.head.slots {
+            let entry = line::load(memory, slab.entry(index))?.and_then(|words| Entry::decode(&words));
+            keys.extend(
+                entry
+                    .filter(|entry| entry.state == State::Live)
+                    .map(|entry| entry.key ^ self.identity.salt()),
+            );
+        }
+        Ok(keys)
+    }
+
     // SYNC: pairs with `slab_in`.
     fn fill_slab(&self, object: &Object, head: SlabHead) -> Result<(), PoolError> {
         let memory = self.pool.memory();
@@ -195,9 +215,7 @@ impl<M: Memory> Cache<M> {
         for (index, words) in (0..).zip(&lines) {
             line::store(memory, slab.entry(index), words);
         }
-        memory.write_back(slab.entry(0), u64::from(slab.head.slots) * LINE);
-        // SYNC: pairs with the second look of `Cache::get`: the lines say so before the memory is another object's.
-        memory.sfence();
+        // An object's lines are in memory before its bytes are another's: the second look of `Cache::get` meets them.
         self.remove_object(&self.slab_name(self.pool.member().host, number))?;
         control.claimed = control.claimed.saturating_sub(slab.head.bytes());
         control.changes = control.changes.wrapping_add(1);

@@ -158,7 +158,7 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         Some(Crash::Host) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let scene = dice.roll(8);
+    let scene = dice.roll(12);
     // Two that ask for the last room need a fence of both kinds of hosts.
     let coherence = match dice.roll(if scene == 4 { 2 } else { 8 }) {
         0 => Coherence::Coherent,
@@ -168,6 +168,8 @@ fn kv(seed: u64, boots: bool) -> Outcome {
     match scene {
         0..4 => return moment(world, kernels, &mut dice),
         4 => return last_room(world, kernels, &mut dice),
+        5 | 6 => return publication(world, kernels, &mut dice),
+        7 => return slab(world, kernels, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;
@@ -299,6 +301,83 @@ fn moment(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
         known.get(&reader, &names);
     });
     judge(&mut world, &witness);
+    world.run()
+}
+
+/// The moment of publication alone: slots are taken before, and a reader goes by the log or by the lines of the slots.
+fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: false,
+        slabs: 1,
+        log_lines: 16,
+        crash: None,
+        kernels,
+        boots: Default::default(),
+    });
+    let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
+    let begun = world.setup_as(hosts[0], 0, |_| writer.begin(&[key(0)]).expect("there is room"));
+    let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
+    world.setup_as(hosts[1], 1, |_| witness.get(&reader, &[0]));
+    let is_done = Rc::new(Cell::new(false));
+    let (known, done) = (Rc::clone(&witness), Rc::clone(&is_done));
+    world.spawn(hosts[0], 0, move |_| {
+        let put = writer.finish(begun, &[&block(0)]).expect("the model has no faults");
+        assert_eq!(put.stored, 1);
+        known.put.borrow_mut().insert(0);
+        done.set(true);
+        std::mem::forget(writer);
+    });
+    let (known, comes_anew) = (Rc::clone(&witness), dice.roll(2) == 0);
+    world.spawn(hosts[1], 1, move |memory| {
+        while !is_done.get() {
+            if comes_anew {
+                reader.forget_all();
+            }
+            known.get(&reader, &[0]);
+            memory.pause();
+        }
+        known.get(&reader, &[0]);
+    });
+    world.run()
+}
+
+/// A slab is made where one of an earlier cache was, and another host sees none of the blocks that were there.
+fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: true,
+        slabs: 1,
+        log_lines: 2,
+        crash: None,
+        kernels,
+        boots: Default::default(),
+    });
+    let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    world.setup_as(hosts[0], 0, |memory| {
+        let cache = attach(memory, hosts[0], 99, &witness);
+        witness.put(&cache, &[1, 2]);
+        let pool = Arc::clone(cache.pool());
+        drop(cache);
+        Cache::remove(&pool, NAME).expect("nobody keeps a lock");
+        pool.maintain().expect("nobody keeps a lock");
+    });
+    let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
+    let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
+    let is_done = Rc::new(Cell::new(false));
+    let (known, done) = (Rc::clone(&witness), Rc::clone(&is_done));
+    world.spawn(hosts[0], 0, move |_| {
+        known.put(&writer, &[0]);
+        done.set(true);
+    });
+    world.spawn(hosts[1], 1, move |memory| {
+        while !is_done.get() {
+            let seen = reader.keys_in(hosts[0], 0).expect("the model has no faults");
+            assert!(seen.iter().all(|seen| seen.to_le_bytes() == key(0)), "{seen:x?} of an earlier cache");
+            memory.pause();
+        }
+    });
     world.run()
 }
 
