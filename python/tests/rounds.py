@@ -225,7 +225,7 @@ def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> Said:
 
 
 #: What a round may come back with, and what else is counted.
-ENDS = ["confirmed or newer", "first start", "killed before", "older", "mixed", "unreadable"]
+ENDS = ["confirmed or newer", "first start", "refused", "killed before", "older", "mixed", "unreadable"]
 COLUMNS = ["rounds", "confirmed", *ENDS, "errors"]
 WRONG = {"older", "mixed", "unreadable", "errors"}
 
@@ -239,6 +239,9 @@ def end_of(found: dict[str, Version], least: Version, mixed: str, unreadable: st
     """What a round came back with, and what shows it."""
     if mixed or len(set(found.values())) > 1:
         return "mixed", mixed or f"{found}"
+    if "UnusableError" in unreadable and least == NOTHING:
+        # What was whole went with the pool, and the error says so.
+        return "refused", ""
     if unreadable:
         return "unreadable", unreadable
     if not found:
@@ -297,7 +300,11 @@ def rounds_of(way: Any, rounds: int, seed: int) -> Counter[str]:
             if dice.random() < 0.2:
                 (folder / "pool").unlink(missing_ok=True)
                 least["pool"] = NOTHING
+            refused = counts["refused"]
             now = judge(counts, run(way, folder, number, ranks, kill), ranks, max(least.values()), faults)
+            if counts["refused"] > refused:
+                # As the error advises, the job begins anew elsewhere.
+                shutil.rmtree(folder / "disk")
             least = {where: max(least[where], now[where]) for where in least}
     print("|", way.name, "|", " | ".join(str(counts[column]) for column in COLUMNS), "|", flush=True)
     for fault in faults[:5]:
