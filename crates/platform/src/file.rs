@@ -92,7 +92,12 @@ pub fn quoted(text: &(impl AsRef<OsStr> + ?Sized)) -> String {
 /// ```
 #[must_use]
 pub fn quoted_words(text: &str) -> String {
-    text.split(' ').map(quoted).collect::<Vec<_>>().join(" ")
+    // The colon behind a word is not the word's.
+    let word = |word: &str| match word.strip_suffix(':') {
+        Some(word) => quoted(word) + ":",
+        None => quoted(word),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
 /// A number of bytes, as errors say it: in the largest unit of which it is a whole number, with a rounded one where that is bytes.
