@@ -42,12 +42,17 @@ LARGE = (
     f"{MPICH}/mpicc {{}} -o large && for how in 0 1 2 3; do polder mpi run -np 2 --emulate 2 --mpiexec {MPICH}/mpiexec"
 )
 
+#: Files that a program of the table uses.
+PARTS = {"mpi_connect.c"}
+
 #: Every program, by its name in the folder.
 TABLE = {
+    "mpi_connect.sh": Start(f"sh {{}} {MPICH}/mpicc {MPICH}/mpiexec"),
     "mpi_large.c": Start(f"sh -c '{LARGE} ./large $how || exit 1; done'"),
     "plan_pages.sh": Start("sh {}", seconds=1800),
     "torch_compiled.py": Start(ranks(2)),
     "torch_elastic.py": Start("python {}", seconds=1200),
+    "torch_groups.py": Start(ranks(8), seconds=1800),
     "torch_overlap.py": Start(ranks(3), BOTH),
 }
 
@@ -77,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="programs whose names have this in them")
     only = parser.parse_args().only
-    if unlisted := {path.name for path in CASES.iterdir() if path.is_file()} ^ set(TABLE):
+    if unlisted := {path.name for path in CASES.iterdir() if path.is_file()} ^ set(TABLE) ^ PARTS:
         sys.exit(f"{sorted(unlisted)}: a program without a row in {__file__}, or a row without a program")
     runs = [(name, start, it) for name, start in sorted(TABLE.items()) if only in name for it in start.environments]
     return 0 if all([run(*each) for each in runs]) else 1

@@ -91,7 +91,7 @@ pub enum SessionError {
     },
     /// A file that is too short for any pool.
     #[error(
-        "{} is no pool: it has {bytes} bytes, and the least pool has {PAGE}; check the path, or make a pool under another name (`polder pool format`)",
+        "{} is no pool: it has {bytes} bytes, and the least pool has {PAGE} bytes; check the path, or make a pool under another name (`polder pool format`)",
         path.display()
     )]
     TooShort {
@@ -127,6 +127,14 @@ pub enum SessionError {
         path: PathBuf,
         /// Why.
         source: PoolError,
+    },
+    /// The kernel does not say which boot this is.
+    #[error("{path}: {source}; the pool tells a host that has booted again by it: mount -t proc proc /proc")]
+    Boot {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// The file system refused.
     #[error("{path}: {source}")]
@@ -484,11 +492,11 @@ fn member(settings: &Settings, host: u16, boot: u64) -> Member {
 /// A hash of this kernel's boot id, by which a host line says whose it is.
 ///
 /// # Errors
-/// [`SessionError::System`] where the kernel does not say it.
+/// [`SessionError::Boot`] where the kernel does not say it.
 pub fn boot() -> Result<u64, SessionError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path)
-        .map_err(|source| SessionError::System { path: path.to_owned(), source })?;
+        .map_err(|source| SessionError::Boot { path: path.to_owned(), source })?;
     Ok(xxhash_rust::xxh3::xxh3_64(text.trim().as_bytes()))
 }
 

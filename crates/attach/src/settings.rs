@@ -12,6 +12,7 @@ use std::time::Duration;
 use polder_mem::Coherence;
 #[cfg(feature = "shadow")]
 use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
+use polder_platform::{quoted, quoted_words};
 use serde::{Deserialize, Deserializer};
 
 /// How the pool's memory is kept coherent.
@@ -221,7 +222,7 @@ pub struct Settings {
 #[non_exhaustive]
 pub enum SettingsError {
     /// A value that does not parse.
-    #[error("{key}={value}: {expected}")]
+    #[error("{key}={}: {expected}", quoted(value))]
     Value {
         /// The environment variable or key.
         key: String,
@@ -271,7 +272,7 @@ impl Settings {
         }
         toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            failed(format!("line {line}: {}", error.message().replace('\n', " ")))
+            failed(format!("line {line}: {}", quoted_words(&error.message().replace('\n', " "))))
         })
     }
 
@@ -435,6 +436,9 @@ mod tests {
         assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
         let error = environment(&[("POLDER_HOST", "70000")]).unwrap_err();
         assert_eq!(error.to_string(), "POLDER_HOST=70000: expected a host id such as 0");
+        let error = environment(&[("POLDER_HOST", &"7".repeat(5000))]).unwrap_err();
+        let text = format!("POLDER_HOST={}… (5000 bytes): expected a host id such as 0", "7".repeat(200));
+        assert_eq!(error.to_string(), text);
     }
 
     #[test]

@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
     Agent, Alarm, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, listen, replay,
 };
+use polder_front::Teller;
 use polder_linux::{
     Host, Kernel, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities, show_nodes,
 };
@@ -132,7 +134,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
             if restored.is_empty() {
                 println!("nothing to restore: no agent was killed with {journal}");
             }
-            print_restored(&restored);
+            print!("{}", restored_lines(&restored));
             Ok(ExitCode::SUCCESS)
         }
         Command::Unit => {
@@ -195,18 +197,33 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
     let mut running = Running { agent, reserve };
-    print_restored(&restored);
+    let mut out = Output {
+        arguments,
+        host,
+        path,
+        metrics,
+        shown: BTreeMap::new(),
+        unsaid: restored_lines(&restored),
+        stdout: Teller::start(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))?,
+        stderr: Teller::start(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))?,
+    };
     if arguments.dry_run && !arguments.json {
-        println!("dry run: nothing is written; this is what a first round would do");
+        out.unsaid += "dry run: nothing is written; this is what a first round would do\n";
     }
-    let mut out = Output { arguments, host, path, metrics, shown: BTreeMap::new() };
     let outcome = rounds(&mut running.agent, &mut out, &asked, &mut watched);
     let restored = running.stop()?;
+    if outcome.is_ok() {
+        out.stdout.say(restored_lines(&restored))?;
+    }
+    drop(out.stderr.end(GRACE));
+    let said = out.stdout.end(GRACE);
     // First why it ended: what it restored may find no reader either.
-    outcome?;
-    print_restored(&restored);
+    outcome.and(said)?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// How long a reader of what was printed may take once settings are restored.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Files that are held open until settings are restored, because the process may have no room for others then: a path is opened folder by
 /// folder.
@@ -250,21 +267,21 @@ fn rounds<K: Kernel>(
             Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
         };
-        if reloads {
-            reload(agent, &watched.path);
+        if reloads && let Some(complaint) = reload(agent, &watched.path) {
+            // Of one that cannot be written to nobody can be told.
+            drop(out.stderr.say(format!("polder: {complaint}\n")));
         }
     }
 }
 
-/// Takes over the policy file as it is now. With a mistake in it the policy before goes on.
-fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) {
+/// Takes over the policy file as it is now, and returns what went wrong. With a mistake in it the policy before goes on.
+fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Option<String> {
     match load(path) {
         Ok(policy) => {
-            if let Err(error) = agent.change(policy) {
-                eprintln!("polder: {error}; the next round goes on with what could be set");
-            }
+            let error = agent.change(policy).err()?;
+            Some(format!("{error}; the next round goes on with what could be set"))
         }
-        Err(error) => eprintln!("polder: {error}; the policy before goes on"),
+        Err(error) => Some(format!("{error}; the policy before goes on")),
     }
 }
 
@@ -297,6 +314,11 @@ struct Output<'a> {
     metrics: Option<Arc<Metrics>>,
     /// What was last printed of each service, and of each alarm.
     shown: BTreeMap<String, String>,
+    /// Lines that the next text begins with.
+    unsaid: String,
+    /// A reader that reads nothing holds no round up.
+    stdout: Teller,
+    stderr: Teller,
 }
 
 impl Output<'_> {
@@ -323,15 +345,19 @@ impl Output<'_> {
             self.host.record(&text(record)?, &serde_json::to_string(recorded)?)?;
         }
         match self.arguments.json {
-            true => print_json(round),
+            // The number of a round shows which were refused.
+            true => self.stdout.say(std::mem::take(&mut self.unsaid) + &json(round)?).map(drop),
             false => self.print_changes(round),
         }
     }
 
     /// A line for each setting that was changed, for each service that is now as it is for another reason, and for each new alarm.
+    /// What the reader is too far behind for comes later.
     fn print_changes(&mut self, round: &Round) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
+        let mut out = std::mem::take(&mut self.unsaid).into_bytes();
         print_settings(&mut out, round, self.arguments.dry_run)?;
+        let settings = String::from_utf8(out)?;
+        let mut text = settings.clone();
         let mut lines = BTreeMap::new();
         for row in &round.services {
             let local = format!(" ({:.1}% local)", 100.0 * row.local);
@@ -343,12 +369,19 @@ impl Output<'_> {
         }
         let is_new = |key: &String, what: &String| self.shown.get(key) != Some(what);
         for (what, local) in lines.iter().filter(|(key, (what, _))| is_new(key, what)).map(|(_, line)| line) {
-            writeln!(out, "round {}: {what}{local}", round.round)?;
+            text += &format!("round {}: {what}{local}\n", round.round);
         }
-        self.shown = lines.into_iter().map(|(key, (what, _))| (key, what)).collect();
-        Ok(out.flush()?)
+        match text.is_empty() || self.stdout.say(text)? {
+            true => self.shown = lines.into_iter().map(|(key, (what, _))| (key, what)).collect(),
+            false if settings.len() <= MOST_UNSAID => self.unsaid = settings,
+            false => self.unsaid = "settings were written that nobody read of; see the journal\n".to_owned(),
+        }
+        Ok(())
     }
 }
+
+/// Bytes of lines about settings that are kept for a reader that reads nothing.
+const MOST_UNSAID: usize = 1 << 20;
 
 fn print_settings(out: &mut impl Write, round: &Round, dry_run: bool) -> Result<(), Failure> {
     let written = if dry_run { "would write" } else { "wrote" };
@@ -495,10 +528,12 @@ pub fn signals() -> Result<Receiver<Asked>, Failure> {
 }
 
 pub(crate) fn print_json(round: &Round) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, round)?;
-    writeln!(out)?;
-    Ok(out.flush()?)
+    print!("{}", json(round)?);
+    Ok(())
+}
+
+fn json(round: &Round) -> Result<String, Failure> {
+    Ok(serde_json::to_string(round)? + "\n")
 }
 
 pub(crate) fn size(bytes: u64) -> String {
@@ -601,17 +636,14 @@ pub(crate) fn wrapped(text: &str, columns: usize, indent: &str) -> Vec<String> {
     lines.iter().map(|line| format!("{indent}{line}")).collect()
 }
 
-fn print_restored(restored: &[Restored]) {
-    for setting in restored {
-        match setting {
-            Restored::AsFound { path, value } => println!("restored {path} to {value:?}"),
-            Restored::InEffect { path, value, found } => {
-                println!(
-                    "restored {path} to {value:?}, which does the same as {found:?}, which the kernel refuses now"
-                );
-            }
-            Restored::Removed { path } => println!("removed {path}, which was made"),
-            Restored::Gone { path } => println!("{path} is gone, and was not restored"),
-        }
-    }
+fn restored_lines(restored: &[Restored]) -> String {
+    let line = |setting: &Restored| match setting {
+        Restored::AsFound { path, value } => format!("restored {path} to {value:?}\n"),
+        Restored::InEffect { path, value, found } => format!(
+            "restored {path} to {value:?}, which does the same as {found:?}, which the kernel refuses now\n"
+        ),
+        Restored::Removed { path } => format!("removed {path}, which was made\n"),
+        Restored::Gone { path } => format!("{path} is gone, and was not restored\n"),
+    };
+    restored.iter().map(line).collect()
 }

@@ -136,6 +136,29 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
     assert!(!root.join("agent.journal").exists());
 }
 
+#[test]
+fn an_agent_whose_reader_reads_nothing_goes_on_and_restores_its_settings() {
+    let folder = host(40);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(40, "20ms"));
+    let mut running = Running::start(agent(root, &["--json"]));
+    let bytes = running.round().to_string().len() as u64;
+    let round = || {
+        let state = fs::read_to_string(root.join("agent.state")).ok()?;
+        serde_json::from_str::<serde_json::Value>(&state).ok()?["round"]["round"].as_u64()
+    };
+    // Many times what a pipe and what is read ahead of it hold.
+    while round().is_none_or(|round| round * bytes < 1 << 20) {
+        assert_eq!(running.child.try_wait().unwrap(), None);
+        std::thread::yield_now();
+    }
+    assert_eq!(demotion(root), "true", "the control");
+    running.signal(Signal::SIGTERM);
+    assert!(running.child.wait().unwrap().success());
+    assert_eq!(demotion(root), "false");
+    assert!(!root.join("agent.journal").exists());
+}
+
 fn demotion(root: &Path) -> String {
     fs::read_to_string(root.join("sys/kernel/mm/numa/demotion_enabled")).unwrap().trim().to_owned()
 }

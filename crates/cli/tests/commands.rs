@@ -78,6 +78,34 @@ fn start(mut command: Command) -> (Running, impl Iterator<Item = String>) {
 }
 
 #[test]
+fn without_proc_a_command_says_that_it_is_missing_and_how_to_have_it() {
+    let desk = Desk::new();
+    let apart = |arguments: &str| {
+        let asked = desk.command(arguments);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+        command
+            .arg("umount -l /proc && exec \"$@\"")
+            .arg("sh")
+            .arg(asked.get_program())
+            .args(asked.get_args());
+        for (name, value) in asked.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        refused(&command.output().unwrap())
+    };
+    for arguments in ["pool format --size 64MiB", "pool stat"] {
+        let line = apart(arguments);
+        assert!(line.ends_with(": mount -t proc proc /proc\n"), "{arguments}: {line}");
+        // The control, which makes the pool for the next.
+        desk.say(arguments);
+    }
+}
+
+#[test]
 fn a_pool_is_made_listed_counted_checked_and_removed() {
     let desk = Desk::new();
     let made = desk.say("pool format --size 16MiB --hosts 3 --processes 4 --keepers 2");

@@ -19,7 +19,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("offload", &["mem", "kernels"]),
     ("pool", &["mem", "kernels", "schedule", "platform"]),
     ("sim", &["platform", "schedule", "place"]),
-    ("attach", &["pool", "mem"]),
+    ("attach", &["pool", "mem", "platform"]),
     ("ofi", &["attach", "pool", "mem"]),
     ("capi", &["attach", "pool", "mem"]),
     ("mpi", &["attach", "pool", "mem"]),

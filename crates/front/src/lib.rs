@@ -31,7 +31,7 @@ use std::process::ExitCode;
 use clap::FromArgMatches;
 use tracing_subscriber::EnvFilter;
 
-pub use output::{complain, print};
+pub use output::{Teller, complain, print};
 
 /// Why a command failed: one line, for people.
 #[derive(Debug)]
@@ -45,14 +45,17 @@ impl<E: std::error::Error> From<E> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names of files may hold what a terminal takes as a command.
+        // What it says again may be long, and hold what a terminal takes as a command.
         for (index, line) in self.0.split('\n').enumerate() {
             let end = if index > 0 { "\n" } else { "" };
-            write!(f, "{end}{}", polder_platform::printable(line))?;
+            write!(f, "{end}{}", polder_platform::quoted_words(line))?;
         }
         Ok(())
     }
 }
+
+/// Bytes of a word in what clap says. A longer one was given.
+const LONGEST_WORD: usize = 200;
 
 /// Parses the words of a command line and runs what they ask for. A failure is one line on stderr, behind `polder: `.
 pub fn main<A: FromArgMatches>(
@@ -68,6 +71,11 @@ pub fn main<A: FromArgMatches>(
         // Help as well.
         Err(error) => {
             let code = if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+            let said = error.render().to_string();
+            if said.lines().flat_map(|line| line.split(' ')).any(|word| word.len() > LONGEST_WORD) {
+                said.lines().for_each(|line| eprintln!("{}", polder_platform::quoted_words(line)));
+                return Ok(code);
+            }
             match error.print() {
                 Err(failed) if !error.use_stderr() => Err(output::unwritten(&failed)),
                 _ => Ok(code),
@@ -94,4 +102,15 @@ pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Resu
     let logs = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
     logs.with_ansi(is_colour_wanted).init();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_again_no_more_than_the_beginning_of_a_long_word() {
+        let said = Failure(format!("{}: no such file\nmake one", "x".repeat(5000))).to_string();
+        assert_eq!(said, format!("{}… (5000 bytes): no such file\nmake one", "x".repeat(200)));
+    }
 }

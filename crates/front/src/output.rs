@@ -1,8 +1,11 @@
 //! What commands print: where nobody can read it, a command ends with one line that says so.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{Result as Written, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::Failure;
 
@@ -30,6 +33,123 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, 
     }
 }
 
+/// Writes, on a thread of its own, what a loop says that must go on: a reader that reads nothing does not hold it up.
+pub struct Teller {
+    texts: Sender<String>,
+    /// Bytes that are not yet written.
+    waiting: Arc<Mutex<usize>>,
+    ended: Receiver<Written<()>>,
+}
+
+impl Teller {
+    /// Bytes that wait for the reader before a text is refused.
+    const MOST_WAITING: usize = 16 << 20;
+
+    /// A thread that writes to `to`, which nothing else waits for.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(mut to: impl Write + Send + 'static) -> Written<Self> {
+        let ((texts, coming), (end, ended)) = (channel::<String>(), channel());
+        let waiting = Arc::new(Mutex::new(0));
+        let written = Arc::clone(&waiting);
+        let write = move || {
+            let outcome = coming.iter().try_for_each(|text| {
+                to.write_all(text.as_bytes())?;
+                to.flush()?;
+                *lock(&written) -= text.len();
+                Ok(())
+            });
+            // The other end is gone when nobody asks.
+            drop(end.send(outcome));
+        };
+        std::thread::Builder::new().name("polder-teller".to_owned()).spawn(write)?;
+        Ok(Self { texts, waiting, ended })
+    }
+
+    /// Says `text` after all that was said before. False if the reader is so far behind that it is refused.
+    ///
+    /// # Errors
+    /// An earlier text could not be written.
+    pub fn say(&self, text: String) -> Result<bool, Failure> {
+        if let Ok(Err(error)) = self.ended.try_recv() {
+            return Err(unwritten(&error));
+        }
+        let mut waiting = lock(&self.waiting);
+        if *waiting > 0 && *waiting + text.len() > Self::MOST_WAITING {
+            return Ok(false);
+        }
+        *waiting += text.len();
+        drop(waiting);
+        // A thread that has ended meanwhile says why at the next text, or at the end.
+        drop(self.texts.send(text));
+        Ok(true)
+    }
+
+    /// Lets what was said be written within `grace`; what is not read then is lost.
+    ///
+    /// # Errors
+    /// A text could not be written.
+    pub fn end(self, grace: Duration) -> Result<(), Failure> {
+        drop(self.texts);
+        match self.ended.recv_timeout(grace) {
+            Ok(Err(error)) => Err(unwritten(&error)),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
+    }
+}
+
+fn lock(number: &Mutex<usize>) -> MutexGuard<'_, usize> {
+    number.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 pub(crate) fn unwritten(error: &std::io::Error) -> Failure {
     Failure(format!("cannot write to stdout: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// Longer than any wait of a test.
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn a_reader_that_reads_nothing_holds_nobody_up_and_then_gets_what_was_taken() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let teller = Teller::start(writer).unwrap();
+        let text = "x".repeat(1 << 20);
+        let mut taken = 0;
+        while teller.say(text.clone()).unwrap() {
+            taken += 1;
+        }
+        assert!(taken > 1, "what waits is more than a pipe holds");
+        let read = std::thread::spawn(move || {
+            let mut read = vec![];
+            reader.read_to_end(&mut read).unwrap();
+            read.len()
+        });
+        teller.end(LONG).unwrap();
+        assert_eq!(read.join().unwrap(), taken * text.len());
+    }
+
+    #[test]
+    fn an_end_does_not_wait_for_a_reader_that_reads_nothing() {
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let teller = Teller::start(writer).unwrap();
+        assert!(teller.say("x".repeat(1 << 20)).unwrap());
+        teller.end(Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn that_nobody_can_read_is_an_error() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let teller = Teller::start(writer).unwrap();
+        assert!(teller.say("heard by nobody".to_owned()).unwrap());
+        let failure = teller.end(LONG).unwrap_err();
+        assert!(failure.0.starts_with("cannot write to stdout: "), "{failure}");
+    }
 }

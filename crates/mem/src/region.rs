@@ -289,7 +289,16 @@ impl DraftRegion {
             error if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(RegionError::Exists { path: self.path })
             }
-            error => Err(system(&self.path, "give it its name", error)),
+            source => {
+                // Its directory may have gone meanwhile as well.
+                let remedy = match Path::new("/proc/self/fd").exists() {
+                    true => "",
+                    false => {
+                        "; a new file gets its name by way of /proc, which is not mounted: mount -t proc proc /proc"
+                    }
+                };
+                Err(RegionError::System { path: self.path, doing: "give it its name", source, remedy })
+            }
         }
     }
 }

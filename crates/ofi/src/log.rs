@@ -41,7 +41,7 @@ pub(crate) fn start(provider: *const Provider) {
     drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());
 }
 
-/// Logs an error. That a peer is dead or the pool is full stands on stderr too, once, with what a user of MPI can do: programs
+/// Logs an error. That a peer is dead or of another job, or the pool is full, stands on stderr too, once, with what a user of MPI can do: programs
 /// show no more of it than a number.
 pub(crate) fn tell(error: &PoolError) {
     tracing::error!("{error}");
@@ -49,6 +49,7 @@ pub(crate) fn tell(error: &PoolError) {
     let what = match error {
         PoolError::PeerDead { peer, .. } => ("dead", peer.host, peer.pid),
         PoolError::Evicted { host, .. } => ("evicted", *host, 0),
+        PoolError::OtherJob { .. } => ("another job", 0, 0),
         PoolError::Full { .. } | PoolError::Quota { .. } | PoolError::DirectoryFull { .. } => ("full", 0, 0),
         _ => return,
     };

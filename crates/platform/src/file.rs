@@ -82,6 +82,24 @@ pub fn quoted(text: &(impl AsRef<OsStr> + ?Sized)) -> String {
     format!("{}… ({} bytes)", printable(&text[..end]), text.len())
 }
 
+/// A text whose words are each quoted as by [`quoted`]: for messages that say again what a user gave.
+///
+/// ```
+/// use polder_platform::quoted_words;
+///
+/// let said = format!("unknown field `{}`, expected `job`", "x".repeat(5000));
+/// assert!(quoted_words(&said).starts_with("unknown field `xx") && quoted_words(&said).len() < 300);
+/// ```
+#[must_use]
+pub fn quoted_words(text: &str) -> String {
+    // The colon behind a word is not the word's.
+    let word = |word: &str| match word.strip_suffix(':') {
+        Some(word) => quoted(word) + ":",
+        None => quoted(word),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
 /// A number of bytes, as errors say it: in the largest unit of which it is a whole number, with a rounded one where that is bytes.
 ///
 /// ```

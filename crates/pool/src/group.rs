@@ -614,8 +614,9 @@ impl<M: Memory> Group<M> {
         for _ in 0..self.size() {
             match self.standings[first].waits_for() {
                 Some((next, want)) if next < self.size() && next != self.rank => {
-                    self.look(next, want)?;
-                    if self.standings[next].mark() >= want || !self.is_dead(next)? {
+                    let is_dead = self.is_dead(next)?;
+                    // What it said before it died counts.
+                    if self.look(next, want)?.is_some() || !is_dead {
                         break;
                     }
                     first = next;
@@ -647,7 +648,11 @@ impl<M: Memory> Group<M> {
             }
             late = next;
         }
-        self.alive(late)?;
+        if self.is_dead(late)? {
+            // It may have said why since the last look, and then ended.
+            self.look(late, u64::MAX)?;
+            return Err(Failure::Dead(late));
+        }
         Err(Failure::Late(late, self.options.timeout))
     }
 
@@ -956,6 +961,44 @@ pub(crate) mod tests {
             late.unwrap();
             let error = group.all_reduce(Op::Sum, Dtype::U8, &mut [1]).unwrap_err();
             assert!(matches!(error, PoolError::Mismatch { sequence: 2, .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_stood_still_blames_itself_and_no_peer_that_had_no_cpu_for_some_naps() {
+        use polder_schedule::Collective;
+        let (waits, told) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        on_threads(&[0, 0], quick(), |group| {
+            let nap = group.options().patience.nap;
+            if group.rank() == 1 {
+                // It has said that it waits for rank 0, and then gets no CPU.
+                group.own.borrow_mut().enter(1, Signature::new(Collective::Barrier, 0, 0));
+                group.own.borrow_mut().wait_for(0, progress::at(1, 0), 1);
+                group.publish();
+                waits.wait();
+                told.wait();
+                let Err(Failure::Told(0, mark)) = group.look(0, progress::at(1, 0)) else {
+                    panic!("not told")
+                };
+                assert_eq!(mark, Mark::late(0), "rank 0 blames itself");
+                let error = group.fail(Failure::Told(0, mark));
+                assert!(
+                    matches!(error, PoolError::Timeout { peer: Peer { rank: Some(0), .. }, .. }),
+                    "{error}"
+                );
+                return;
+            }
+            waits.wait();
+            group.operation = Signature::new(Collective::Barrier, 0, 0);
+            group.sequence = 1;
+            assert!(matches!(group.look(1, progress::at(1, 1)), Ok(None)));
+            let seen = group.memory().now();
+            // This rank has gone on after its deadline, and gets no CPU either.
+            while group.memory().now() < seen + nap * 8 {
+                std::thread::yield_now();
+            }
+            group.fail(Failure::Late(1, group.options().timeout));
+            told.wait();
         });
     }
 
