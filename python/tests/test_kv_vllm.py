@@ -438,6 +438,8 @@ def test_a_drain_waits_for_all_transfers(tier: Maker) -> None:
 def test_after_a_drain_nobody_knows_the_weights_and_no_old_block_is_met(tier: Maker) -> None:
     one, two = tier(host=0), tier(host=1)
     assert store(one, keys(1), [0]).success
+    # In the same step of the scheduler.
+    assert two.lookup(keys(1)[0], request()) is HIT
     two.drain_jobs()
     assert look_up(two, keys(1)) == [MISS]
     assert store(two, keys(2), [0]).success
