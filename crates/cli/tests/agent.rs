@@ -141,7 +141,7 @@ fn an_agent_whose_reader_reads_nothing_goes_on_and_restores_its_settings() {
     let folder = host(40);
     let root = folder.path();
     put(root, "policy.toml", &policy(40, "20ms"));
-    let mut running = Running::start(agent(root, &["--json"]));
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
     let bytes = running.round().to_string().len() as u64;
     let round = || {
         let state = fs::read_to_string(root.join("agent.state")).ok()?;
@@ -149,12 +149,12 @@ fn an_agent_whose_reader_reads_nothing_goes_on_and_restores_its_settings() {
     };
     // Many times what a pipe and what is read ahead of it hold.
     while round().is_none_or(|round| round * bytes < 1 << 20) {
-        assert_eq!(running.child.try_wait().unwrap(), None);
+        assert_eq!(running.program.0.try_wait().unwrap(), None);
         std::thread::yield_now();
     }
     assert_eq!(demotion(root), "true", "the control");
     running.signal(Signal::SIGTERM);
-    assert!(running.child.wait().unwrap().success());
+    assert!(running.program.0.wait().unwrap().success());
     assert_eq!(demotion(root), "false");
     assert!(!root.join("agent.journal").exists());
 }
