@@ -322,6 +322,7 @@ impl<M: Memory> Cache<M> {
             copied.is_ok()
         });
         // SYNC: pairs with `Cache::copy`: the blocks are in memory before their lines are.
+        // HARMLESS(sfence -> drop): the host's lock that comes next is taken by a locked instruction, which does as much.
         memory.sfence();
     }
 
@@ -336,7 +337,7 @@ impl<M: Memory> Cache<M> {
             memory.write_back(taken.entry, LINE);
             records.push(Record { key: live.key, slot: taken.slot, generation: live.generation as u32 });
         }
-        // Whoever reads the log finds the lines.
+        // SYNC: pairs with `Cache::poll` and the first look: whoever reads the log finds the lines.
         memory.sfence();
         control.puts = control.puts.wrapping_add(records.len() as u64);
         self.log(control, &records);

@@ -148,7 +148,6 @@ impl<M: Memory> Cache<M> {
     }
 
     /// Drops from the caches what the other hosts may have written since: the next lines of their logs.
-    // SYNC: pairs with `Cache::log`, and with `publish_control` of a host that is new.
     fn refresh(&self, replica: &Replica, ahead: u64) {
         let memory = self.pool.memory();
         for (host, peer) in (0..).zip(&replica.peers) {
@@ -164,6 +163,7 @@ impl<M: Memory> Cache<M> {
                 }
             }
         }
+        // SYNC: pairs with `Cache::log`, and with `publish_control` of a host that is new.
         memory.fence_invalidations();
     }
 

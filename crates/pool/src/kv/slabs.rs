@@ -161,22 +161,27 @@ impl<M: Memory> Cache<M> {
         Ok(listed.iter().fold(0, |sum, object| sum.saturating_add(object.bytes)))
     }
 
-    /// Keys of the blocks in a slab, as another host sees them.
+    /// Whether a slab of another host has blocks, once it is there.
     #[cfg(feature = "model")]
-    pub(crate) fn keys_in(&self, host: u16, number: u32) -> Result<Vec<u128>, PoolError> {
-        let (memory, mut keys) = (self.pool.memory(), vec![]);
-        let Some(slab) = self.slab(host, number)? else { return Ok(keys) };
+    pub(crate) fn has_blocks(&self, object: &Object) -> Result<bool, PoolError> {
+        let Some(slab) = self.slab_in(object)? else { return Ok(false) };
+        let memory = self.pool.memory();
         memory.invalidate(slab.entry(0), u64::from(slab.head.slots) * LINE);
+        // SYNC: pairs with `fill_slab`.
         memory.fence_invalidations();
         for index in 0..slab.head.slots {
             let entry = line::load(memory, slab.entry(index))?.and_then(|words| Entry::decode(&words));
-            keys.extend(
-                entry
-                    .filter(|entry| entry.state == State::Live)
-                    .map(|entry| entry.key ^ self.identity.salt()),
-            );
+            if entry.is_some_and(|entry| entry.state == State::Live) {
+                return Ok(true);
+            }
         }
-        Ok(keys)
+        Ok(false)
+    }
+
+    /// As [`Cache::grow`], for the model.
+    #[cfg(feature = "model")]
+    pub(crate) fn make_slab(&self) -> Result<(), PoolError> {
+        self.change(|control| self.grow(control, &mut vec![]).map(|_| ()))
     }
 
     // SYNC: pairs with `slab_in`.
