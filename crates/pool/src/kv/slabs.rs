@@ -111,29 +111,28 @@ impl<M: Memory> Cache<M> {
             }
             false => Err(PoolError::Full { asked: head.bytes(), free: 0, largest: 0 }),
         };
-        let place = match made {
+        match made {
             Ok(object) => {
-                let filled = self.fill_slab(&object, head);
-                own.insert(place, (number, Slab { at: object.at(), head }));
-                self.pool.close(object);
-                filled?;
                 control.slabs = control.slabs.max(number + 1);
                 control.changes = control.changes.wrapping_add(1);
-                Some(place)
+                control.wants = false;
+                let filled = self.fill_slab(control, &object, head);
+                own.insert(place, (number, Slab { at: object.at(), head }));
+                self.pool.close(object);
+                filled.map(|()| Some(place))
             }
             Err(
                 error @ (PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }),
             ) => {
                 tracing::debug!("the cache {} gets no further slab: {error}", self.name);
+                let would_have = control.claimed;
                 control.claimed = control.claimed.saturating_sub(head.bytes());
-                None
+                control.wants = control.claimed == 0 || would_have <= shares.fair;
+                self.publish_control(control);
+                Ok(None)
             }
-            Err(error) => return Err(error),
-        };
-        let would_have = control.claimed.saturating_add(head.bytes());
-        control.wants = place.is_none() && (control.claimed == 0 || would_have <= shares.fair);
-        self.publish_control(control);
-        Ok(place)
+            Err(error) => Err(error),
+        }
     }
 
     /// What the other hosts say, and this one in `control`; a slab of `bytes` may be on its way in a line that is half written.
@@ -184,13 +183,14 @@ impl<M: Memory> Cache<M> {
         self.change(|control| self.grow(control, &mut vec![]).map(|_| ()))
     }
 
+    /// Says that a slab is there, and makes it one. Whoever reads its head finds no lines of an earlier object: the fence behind the
+    /// control line comes between. Nobody misses a block in it, because another fence comes before its record.
     // SYNC: pairs with `slab_in`.
-    fn fill_slab(&self, object: &Object, head: SlabHead) -> Result<(), PoolError> {
+    fn fill_slab(&self, control: &Control, object: &Object, head: SlabHead) -> Result<(), PoolError> {
         let memory = self.pool.memory();
         let lines = (1 + u64::from(head.slots)) * LINE;
         object::fill(memory, object.at(), lines, InitialContents::Zeros)?;
-        // No line of an earlier object may be taken for one of a slot.
-        memory.sfence();
+        self.publish_control(control);
         line::store(memory, object.at(), &head.encode(object.generation()));
         memory.write_back(object.at(), LINE);
         Ok(())

@@ -311,7 +311,7 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
         put: RefCell::default(),
         evicts: false,
         slabs: 1,
-        log_lines: 16,
+        log_lines: 8,
         crash: None,
         kernels,
         boots: Default::default(),
@@ -325,24 +325,34 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     world.setup_as(hosts[1], 1, |_| witness.get(&reader, &[0, 1]));
     let is_done = Rc::new(Cell::new(false));
     let (known, done) = (Rc::clone(&witness), Rc::clone(&is_done));
-    world.spawn(hosts[0], 0, move |_| {
+    let thread = world.spawn(hosts[0], 0, move |_| {
         let put = writer.finish(begun, &[&block(0)]).expect("the model has no faults");
         assert_eq!(put.stored, 1);
         known.put.borrow_mut().insert(0);
         done.set(true);
         std::mem::forget(writer);
     });
-    let (known, comes_anew) = (Rc::clone(&witness), dice.roll(2) == 0);
-    world.spawn(hosts[1], 1, move |memory| {
-        while !is_done.get() {
+    // What it has on its way goes on its way while it stands still.
+    if dice.roll(2) == 0 {
+        world.crash_within(thread, Crash::Pause, 90);
+    }
+    let (comes_anew, reader) = (dice.roll(2) == 0, Rc::new(reader));
+    let late = Rc::clone(&reader);
+    world.spawn(hosts[1], 1, move |_| {
+        for _ in 0..20 {
             if comes_anew {
                 reader.forget_all();
             }
-            known.get(&reader, &[0]);
-            memory.pause();
+            let mut block = [0; BLOCK as usize];
+            let found = reader.get(&[key(0)], &mut [&mut block]).expect("the model has no faults");
+            assert!(!found[0] || block[..] == self::block(0), "{block:?}");
+            if is_done.get() {
+                break;
+            }
         }
-        known.get(&reader, &[0]);
     });
+    // What the reader has forgotten too soon it misses for ever.
+    world.check(0, move |_| _ = witness.get(&late, &[0]));
     world.run()
 }
 
