@@ -84,7 +84,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
 
     fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
         let unit_bytes = self.0.words().unit_bytes();
-        let free = self.free_bytes()?;
+        let free = Extents(self.0).free_bytes() + others.unclaimed_bytes()?;
         let mut largest = Extents(self.0).longest_run()?;
         others.find_between(0..self.0.layout.chunks(), |run| {
             largest = largest.max(run);

@@ -867,7 +867,7 @@ mod tests {
         heap.store(Offset(0), 0x7f45_4c46);
         assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0x7f45_4c46 }));
         line::publish(&heap, Offset(0), &[MAGIC, 1, 0, 0, 0, 0, 0]);
-        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 1, supported: 3 }));
+        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 1, supported: VERSION }));
         let short = self::heap(2048);
         assert_eq!(read_superblock(&short), Err(PoolError::TooSmall { bytes: 2048, need: 4096 }));
     }
