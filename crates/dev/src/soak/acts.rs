@@ -21,9 +21,8 @@ use crate::Failure;
 
 /// Within this time a survivor knows what happened; far longer than it takes on a machine that is not overloaded.
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
-/// Within this time a survivor knows that a victim stands still. A quarter of it is longer than a survivor waits for a CPU on a machine that
-/// is busy: who waits longer is blamed as well.
-pub(super) const SHORT_DEADLINE: Duration = Duration::from_millis(250);
+/// Within this time a survivor knows that a victim stands still.
+pub(super) const SHORT_DEADLINE: Duration = Duration::from_millis(60);
 
 /// More slots than the messages of a round need, so that nobody waits.
 const WIDE: (u32, u32) = (16, 1024);
