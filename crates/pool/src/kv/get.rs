@@ -6,10 +6,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::replica::Place;
 use super::wire::{Entry, State};
 use super::{Cache, Key};
+use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::line::{self, Words};
 use crate::pool::locked;
-use crate::{PoolError, line as lines};
 
 /// A block that is being read.
 struct Read {
@@ -42,8 +42,7 @@ impl<M: Memory> Cache<M> {
         let mut found = vec![false; keys.len()];
         let mut replica = locked(&self.replica);
         for (read, copied) in reads.iter().zip(copied) {
-            let is_same =
-                Deviation::LooksOnce.is_on() || lines::load(memory, read.entry)? == Some(read.words);
+            let is_same = Deviation::LooksOnce.is_on() || line::load(memory, read.entry)? == Some(read.words);
             found[read.index] = copied && is_same && self.is_whole(read, into[read.index]);
             if !found[read.index] {
                 replica.counts.void += 1;
@@ -84,7 +83,7 @@ impl<M: Memory> Cache<M> {
         let mut gone = vec![];
         let mut fault = None;
         reads.retain_mut(|read| {
-            let words = match lines::load(memory, read.entry) {
+            let words = match line::load(memory, read.entry) {
                 Ok(words) => words,
                 Err(error) => {
                     fault = Some(error);

@@ -202,8 +202,7 @@ impl<M: Memory> Cache<M> {
     /// This host's slabs, in the order of their numbers.
     fn find_own(&self, control: &Control) -> Result<Vec<(u32, Slab)>, PoolError> {
         let slab = |number| Ok(self.slab(self.pool.member().host, number)?.map(|slab| (number, slab)));
-        let slabs = u64::from(control.slabs).min(self.pool.memory().bytes() / LINE) as u32;
-        (0..slabs).filter_map(|number| slab(number).transpose()).collect()
+        self.slab_numbers(control.slabs).filter_map(|number| slab(number).transpose()).collect()
     }
 
     /// Makes a slab for blocks of this size, in the place of one for others where this host has none for these; its place.

@@ -239,8 +239,7 @@ impl<M: Memory> Cache<M> {
             (None, None) => return Ok(()),
         };
         peer.cursor = position;
-        // Whatever the line says, no more slabs are there than lines.
-        for number in 0..u64::from(slabs).min(memory.bytes() / LINE) as u32 {
+        for number in self.slab_numbers(slabs) {
             let slab = self.slab(host, number)?;
             replica.know(host, number, slab);
             let Some(slab) = slab else { continue };

@@ -1,5 +1,7 @@
 //! The slabs of a host: how they are made within the budget, and given up where another host has less than its part.
 
+use std::ops::Range;
+
 use polder_mem::{LINE, Memory, Offset};
 
 use super::wire::{Control, Entry, MAX_SLABS, MAX_SLOTS, Record, SLAB_IS_GONE, SlabHead, Slot, State};
@@ -41,6 +43,11 @@ pub(super) struct Shares {
 }
 
 impl<M: Memory> Cache<M> {
+    /// The numbers of so many slabs: whatever a line says, no more are there than lines.
+    pub(super) fn slab_numbers(&self, slabs: u32) -> Range<u32> {
+        0..u64::from(slabs).min(self.pool.memory().bytes() / LINE) as u32
+    }
+
     /// A slab of a host; nothing when there is none, or it is being made.
     pub(super) fn slab(&self, host: u16, number: u32) -> Result<Option<Slab>, PoolError> {
         let Some(object) = self.pool.open_if_there(&self.slab_name(host, number))? else { return Ok(None) };

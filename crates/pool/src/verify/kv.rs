@@ -92,6 +92,12 @@ struct Witness {
 }
 
 impl Witness {
+    /// Of a scene in which nobody dies and the budget has room for one slab.
+    fn of_a_slab(kernels: Kernels, evicts: bool, log_lines: u64) -> Rc<Self> {
+        let (put, crash, boots) = Default::default();
+        Rc::new(Self { put, evicts, slabs: 1, log_lines, crash, kernels, boots })
+    }
+
     fn budget(&self) -> u64 {
         self.slabs * (64 * (1 + SLOTS) + SLOTS * 128)
     }
@@ -239,15 +245,8 @@ fn kv(seed: u64, boots: bool) -> Outcome {
 fn moment(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     let before = dice.roll(SLOTS + 1) as u8;
     let puts = 1 + dice.roll(2) as u8;
-    let witness = Rc::new(Witness {
-        put: RefCell::default(),
-        evicts: u64::from(before + puts) > SLOTS,
-        slabs: 1,
-        log_lines: [1, 2, 16, 16][dice.roll(4) as usize],
-        crash: None,
-        kernels,
-        boots: Default::default(),
-    });
+    let witness =
+        Witness::of_a_slab(kernels, u64::from(before + puts) > SLOTS, [1, 2, 16, 16][dice.roll(4) as usize]);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     let names: Vec<u8> = (0..before + puts).collect();
     if dice.roll(2) == 0 {
@@ -257,11 +256,8 @@ fn moment(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
             let slab = cache.pool().open(&format!("/kv/{NAME}/slab/{}/0", hosts[0])).expect("it has blocks");
             let garbage = vec![0xee; (SLOTS * 128) as usize];
             slab.write_at(&memory, 64 * (1 + SLOTS), &garbage).expect("it is as large");
-            let pool = Arc::clone(cache.pool());
-            pool.close(slab);
-            drop(cache);
-            Cache::remove(&pool, NAME).expect("nobody keeps a lock");
-            pool.maintain().expect("nobody keeps a lock");
+            cache.pool().close(slab);
+            remove(cache);
             witness.put.borrow_mut().clear();
         });
     }
@@ -305,17 +301,17 @@ fn moment(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     world.run()
 }
 
+/// Removes a cache that one process has open.
+fn remove(cache: Cache<ModelMemory>) {
+    let pool = Arc::clone(cache.pool());
+    drop(cache);
+    Cache::remove(&pool, NAME).expect("nobody keeps a lock");
+    pool.maintain().expect("nobody keeps a lock");
+}
+
 /// The moment of publication alone: slots are taken before, and a reader goes by the log or by the lines of the slots.
 fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
-    let witness = Rc::new(Witness {
-        put: RefCell::default(),
-        evicts: false,
-        slabs: 1,
-        log_lines: 8,
-        crash: None,
-        kernels,
-        boots: Default::default(),
-    });
+    let witness = Witness::of_a_slab(kernels, false, 8);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
     world.setup_as(hosts[0], 0, |_| witness.put(&writer, &[1]));
@@ -358,23 +354,12 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
 
 /// A slab is made where one of an earlier cache was, and another host sees none of the blocks that were there.
 fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
-    let witness = Rc::new(Witness {
-        put: RefCell::default(),
-        evicts: true,
-        slabs: 1,
-        log_lines: 2,
-        crash: None,
-        kernels,
-        boots: Default::default(),
-    });
+    let witness = Witness::of_a_slab(kernels, true, 2);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     world.setup_as(hosts[0], 0, |memory| {
         let cache = attach(memory, hosts[0], 99, &witness);
         witness.put(&cache, &[1, 2]);
-        let pool = Arc::clone(cache.pool());
-        drop(cache);
-        Cache::remove(&pool, NAME).expect("nobody keeps a lock");
-        pool.maintain().expect("nobody keeps a lock");
+        remove(cache);
     });
     let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
     let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
@@ -403,15 +388,7 @@ fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
 
 /// Two hosts put at once where the budget has room for one slab.
 fn last_room(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
-    let witness = Rc::new(Witness {
-        put: RefCell::default(),
-        evicts: true,
-        slabs: 1,
-        log_lines: 2,
-        crash: None,
-        kernels,
-        boots: Default::default(),
-    });
+    let witness = Witness::of_a_slab(kernels, true, 2);
     for host in 0..HOSTS {
         let cache = world.setup_as(host, 0, |memory| attach(memory, host, 100, &witness));
         let (known, name) = (Rc::clone(&witness), dice.roll(4) as u8);
