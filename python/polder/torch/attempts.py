@@ -158,7 +158,7 @@ def look(pool: Pool, name: str, folder: Path | None, here: Here, held: ExitStack
 
 def _identity_in_pool(version: _core.Version, rank: int) -> Identity:
     sizes = dict(version.tensors())
-    if version.attempt == 0 or IDENTITY not in sizes:
+    if version.attempt == 0 and IDENTITY not in sizes:
         return Identity.of_before(deserialize(read(version, STATE))["step"], rank)
     try:
         said = json.loads(read(version, IDENTITY, sizes[IDENTITY]))

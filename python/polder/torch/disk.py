@@ -38,6 +38,8 @@ __all__ = ["claim", "expect_whole", "home_of", "identity_of", "kept", "named", "
 _UNSEEN = 4
 """So many versions stay where the folders of other ranks cannot be seen: no rank is further behind."""
 _SUMS = "polder.json"
+_BEFORE = {"step", "files"}
+"""What a file of sums said before there were identities, and no other."""
 _STATE = "polder.state"
 """The item that says how the others make a state."""
 _NAME = re.compile(r"(\d{8,18})-step(-?\d{1,18})")
@@ -443,7 +445,7 @@ def _sums_of(folder: Path) -> dict[str, Any]:
         for file in files:
             if Path(file).name != file or file in ("", ".", ".."):
                 raise ValueError(f"it names {file!r}, which is no file of the folder")
-        if "identity" in said:
+        if set(said) != _BEFORE:
             if said["sum"] != _own_sum(said):
                 raise ValueError("it does not match its own sum")
             said["tensors"] = {str(name): str(digest) for name, digest in said["tensors"].items()}
@@ -463,10 +465,10 @@ def identity_of(folder: Path, rank: int) -> tuple[Identity, dict[str, str]]:
     said = _sums_of(folder)
     name = _NAME.fullmatch(folder.name)
     assert name
-    if "identity" not in said:
+    if "sum" not in said:
         return Identity.of_before(int(name[2]), rank), {}
     try:
-        identity = Identity.parse(said["identity"])
+        identity = Identity.parse(said.get("identity"))
         if (identity.number, identity.step, identity.rank) != (int(name[1]), int(name[2]), rank):
             raise ValueError(f"it is of version {identity.number}, step {identity.step} of rank {identity.rank}")
     except ValueError as error:
