@@ -771,15 +771,18 @@ fn outlive_rank(actor: &mut Actor<'_>, round: &Round, rank: usize, victim: Victi
     let mut group = join(actor, round, rank, ranks(round))?;
     actor.wire.say("attached")?;
     for index in 0.. {
-        let began = Instant::now();
+        let (began, without_cpu) = (Instant::now(), without_cpu());
         match exchange(&mut group, round.seed, index) {
             Ok(true) => {}
             Ok(false) => return Err(Failure(format!("a survivor got a wrong result of operation {index}"))),
             Err(error) => {
-                // The victim, or the other survivor, which waits for the victim and may have begun to later than this one.
-                match late(round, &error) {
-                    Some(_) => actor.wire.say("late")?,
-                    None => victim.expect_dead(round, &error, began.elapsed())?,
+                let stood_still = self::without_cpu() - without_cpu >= patience(round) / 4;
+                match (late(round, &error), &error) {
+                    // The victim, or the other survivor, which waits for the victim and may have begun to later than this one.
+                    (Some(_), _) => actor.wire.say("late")?,
+                    // The other survivor was right to give up on this one as well: see `Group::recent`.
+                    (None, PoolError::GaveUp { .. }) if stood_still => actor.wire.say("told")?,
+                    _ => victim.expect_dead(round, &error, began.elapsed())?,
                 }
                 expect_broken(group.barrier())?;
                 return Ok(index);
@@ -787,6 +790,13 @@ fn outlive_rank(actor: &mut Actor<'_>, round: &Round, rank: usize, victim: Victi
         }
     }
     unreachable!("a victim takes part in a few operations")
+}
+
+/// For how long this thread was ready to run and had no CPU, since it began; nothing where the kernel does not count it.
+fn without_cpu() -> Duration {
+    let said = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = said.split(' ').nth(1).and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or(0))
 }
 
 /// Makes the object that the victim of this round destroys, or the version that it goes on from.

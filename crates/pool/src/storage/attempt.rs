@@ -129,6 +129,7 @@ impl<M: Memory> Store<M> {
             false => number,
         };
         let base = self.base(&listed, None)?;
+        self.remove_unpublished(&listed, number)?;
         let mut plan = Plan::new(number, tensors, base.as_ref())?;
         plan.attempt = attempt.word;
         let marks = self.marks_or_new()?;
@@ -137,6 +138,17 @@ impl<M: Memory> Store<M> {
         let marked = published.and_then(|published| self.mark(&marks, number).map(|()| published));
         self.pool.close(marks);
         marked
+    }
+
+    /// Removes what a writer that died left under this number before it was a version: the processes of an attempt agree on the number
+    /// by the versions that they find. No writer that lives has it, as `base` has seen.
+    fn remove_unpublished(&self, listed: &[(u64, ListedObject)], number: u64) -> Result<(), PoolError> {
+        let Some((_, left)) = listed.iter().find(|(other, _)| *other == number) else { return Ok(()) };
+        let Some(object) = self.open_listed(left)? else { return Ok(()) };
+        if let Found::Unpublished(object) = self.find(number, object)? {
+            self.pool.abandon(object);
+        }
+        Ok(())
     }
 
     /// Nobody else has published since the attempt began.
@@ -224,7 +236,10 @@ impl<M: Memory> Store<M> {
             owned => owned?,
         }
         let listed = self.listed()?;
-        if listed.first().is_some_and(|(newest, _)| *newest < attempt.first) {
+        // What a dead writer left unpublished counts for nothing.
+        let newer = listed.iter().take_while(|(number, _)| *number >= attempt.first);
+        let mut published = newer.map(|(number, _)| self.attempt_of(*number));
+        if published.try_fold(true, |none, by| by.map(|by| none && by.is_none()))? {
             // First the marks: no reader looks for what is gone.
             if let Some(marks) = self.marks()? {
                 self.discard(marks)?;

@@ -21,6 +21,15 @@ fn read(version: &Version<Heap>, name: &str, bytes: usize) -> Vec<u8> {
     into
 }
 
+/// The writer of an object is a process that is gone.
+fn die(pool: &Pool<Heap>, left: Object) {
+    let process = pool.this_process();
+    let before = crate::Process { incarnation: process.incarnation + 1, ..process };
+    let words = Identity { kind: Kind::Version, process: before, own: [0; 3] }.encode();
+    line::publish(pool.memory(), left.at(), &words);
+    pool.close(left);
+}
+
 #[test]
 fn two_versions_are_kept_and_a_third_takes_the_place_of_the_first() {
     let store = Store::new(pool(), "model/rank0").unwrap();
@@ -107,15 +116,30 @@ fn another_writer_is_named_while_it_lives_and_followed_when_it_is_dead() {
     let left = owned::create_unfilled(&pool, "/version/s/2", 1000, Kind::Version, [0; 3]).unwrap();
     let taken = PoolError::VersionTaken { name: "s".into(), version: 2, peer: pool.this_process().peer() };
     assert_eq!(store.publish(&[("w", &[2; 100])]), Err(taken));
-    let process = pool.this_process();
-    let before = crate::Process { incarnation: process.incarnation + 1, ..process };
-    let words = Identity { kind: Kind::Version, process: before, own: [0; 3] }.encode();
-    line::publish(pool.memory(), left.at(), &words);
-    pool.close(left);
+    die(&pool, left);
     assert_eq!(store.newest().unwrap().number(), 1, "it was never published");
     assert_eq!(store.publish(&[("w", &[2; 100])]).unwrap().version, 3);
     assert_eq!(store.versions(), Ok(vec![1, 3]));
     assert_eq!(pool.list("/version/s/2"), Ok(vec![]));
+}
+
+#[test]
+fn an_attempt_takes_the_number_of_what_a_dead_writer_left_unpublished() {
+    let pool = pool();
+    let [store, other] = ["s/0", "s/1"].map(|name| Store::new(Arc::clone(&pool), name).unwrap());
+    let others = std::slice::from_ref(&other);
+    let attempt = Attempt { word: 1, first: 1, base: 0, floor: 0, seen: 0, others, left: &[] };
+    store.publish_in(&attempt, 1, &[("w", &[1; 100])]).unwrap();
+    let left = owned::create_unfilled(&pool, "/version/s/0/2", 1000, Kind::Version, [0; 3]).unwrap();
+    let taken = PoolError::VersionTaken { name: "s/0".into(), version: 2, peer: pool.this_process().peer() };
+    assert_eq!(store.publish_in(&attempt, 2, &[("w", &[2; 100])]), Err(taken));
+    die(&pool, left);
+    // The next attempt finds version 1 on each rank, and goes on from there.
+    let next = Attempt { word: 2, first: 2, base: 1, seen: 1, ..attempt };
+    assert_eq!(store.publish_in(&next, 2, &[("w", &[2; 100])]).unwrap().version, 2);
+    assert_eq!(read(&store.newest().unwrap(), "w", 100), [2; 100]);
+    let again = store.publish_in(&next, 2, &[("w", &[3; 100])]);
+    assert!(matches!(again, Err(PoolError::Exists { .. })), "{again:?}");
 }
 
 #[test]

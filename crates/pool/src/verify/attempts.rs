@@ -67,7 +67,7 @@ const OTHER: u32 = 300;
 const JUDGE: u32 = 500;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry { names: 29, opens: 32, ..small(HOSTS, PROCESSES) };
+    let geometry = Geometry { names: 37, opens: 32, ..small(HOSTS, PROCESSES) };
     pool_of(geometry, CHUNKS)
 });
 
@@ -183,10 +183,8 @@ impl Witness {
         let least = least.max(self.whole());
         for _ in 0..20 {
             let kept = [0, 1].map(|rank: usize| stores[rank].kept().expect("the model has no faults"));
-            let highest = stores.each_ref().map(|store| {
-                let listed = store.listed().expect("as above");
-                listed.first().map_or(0, |(number, _)| *number)
-            });
+            let highest =
+                kept.each_ref().map(|kept| kept.versions.first().map_or(0, |version| version.number()));
             assert!(kept.iter().all(|kept| kept.damaged.is_empty()), "{kept:?}");
             let (number, word) = self.newest_of(&kept);
             if number == 0 && least > 0 {
@@ -285,6 +283,8 @@ fn attempts(seed: u64, boots: bool) -> Outcome {
     };
     let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
     let mut world = World::new(seed, shape_of(&POOL.1, kernels, coherence));
+    // Each list reads all slots, and each attempt makes several.
+    world.budget(600_000);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     let victim = dice.roll(RANKS as u64) as usize;
     let (host, other_host) = (hosts[victim], dice.roll(HOSTS.into()) as u16);
