@@ -6,8 +6,8 @@ Run it with ``make serve``, or by hand in an environment with vLLM::
 
 A tiny Llama with random weights is made here. The engine of host 0 serves prompts and stores their blocks. Other
 engines serve them too: with the same weights, with weights that were changed in place or in their files, with the first
-weights again after host 0 was killed, and of another model. Each line says what has to hold. The script fails if one
-does not.
+weights again after host 0 was killed, of another model, and with versions of the weights that lie in the pool. Each
+line says what has to hold. The script fails if one does not.
 """
 
 import argparse
@@ -32,6 +32,7 @@ except ImportError as error:
     sys.exit(f"serve: {error}; `make serve` makes an environment in .cache/serve that has it")
 
 import polder
+import polder.weights
 from polder.kv import Cache
 
 # vLLM and transformers are no part of the environment in which examples are checked.
@@ -46,6 +47,8 @@ FULL = (PROMPT - 1) // BLOCK * BLOCK
 """The tokens of a prompt that a cache can give: whole blocks, and the last token is always computed."""
 ANSWER = 12
 """Tokens."""
+NAME = "tiny"
+"""Of the weights in the pool."""
 TIMEOUT_SECONDS = 1200
 """An engine starts in a minute, or in five on a busy machine."""
 
@@ -94,7 +97,7 @@ class Answer:
 class Engine:
     """A vLLM engine, in this process."""
 
-    def __init__(self, model: Path, pool: Path) -> None:
+    def __init__(self, model: Path, pool: Path, version: int | None) -> None:
         # Here, because vLLM says much when it is loaded.
         from vllm import LLM, SamplingParams
         from vllm.config import KVTransferConfig
@@ -109,6 +112,8 @@ class Engine:
             max_model_len=PROMPT + 2 * ANSWER,
             enforce_eager=True,
             disable_log_stats=False,
+            load_format="auto" if version is None else "polder",
+            model_loader_extra_config={} if version is None else {"name": NAME, "number": version, "pool": str(pool)},
             kv_transfer_config=KVTransferConfig(
                 kv_connector="OffloadingConnector",
                 kv_role="kv_both",
@@ -157,13 +162,13 @@ class Engine:
         self._llm.llm_engine.engine_core.shutdown()
 
 
-def serve(calls: Connection, host: int, model: Path, pool: Path, log: Path) -> None:
+def serve(calls: Connection, host: int, model: Path, pool: Path, version: int | None, log: Path) -> None:
     """A process with an engine: what is called on it comes through a pipe."""
     os.environ["POLDER_HOST"] = str(host)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    engine = Engine(model, pool)
+    engine = Engine(model, pool, version)
     calls.send(None)
     # No call ends it.
     while call := calls.recv():
@@ -174,13 +179,13 @@ def serve(calls: Connection, host: int, model: Path, pool: Path, log: Path) -> N
 class Remote:
     """An engine in a process of its own, as a context manager; a call names a method of `Engine`."""
 
-    def __init__(self, host: int, model: Path, pool: Path) -> None:
+    def __init__(self, host: int, model: Path, pool: Path, version: int | None = None) -> None:
         self._name = f"the engine of host {host}"
         self._pool = pool
         self._log = pool.with_name(f"host{host}.log")
         spawning = multiprocessing.get_context("spawn")
         self._ours, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=serve, args=(theirs, host, model, pool, self._log))
+        self._process = spawning.Process(target=serve, args=(theirs, host, model, pool, version, self._log))
         self._process.start()
         theirs.close()
 
@@ -292,6 +297,31 @@ def story(folder: Path, pool: Path) -> None:
     with Remote(1, other, pool) as fifth:
         foreign = fifth("ask", 1)
         check("host 1, another model", foreign.cached == 0, f"{foreign.cached} cached")
+    weights_in_pool(model, pool, {0: [it.tokens for it in cold], FULL: [it.tokens for it in own]})
+
+
+def weights_in_pool(model: Path, pool: Path, answers: dict[int, list[list[int]]]) -> None:
+    """Engines that load versions of the weights from the pool: the model's folder has none any more.
+
+    `answers` are those of the first weights, by how many tokens of a prompt were cached: rounding may order some.
+    """
+    versions: list[int] = []
+    with polder.Pool(pool, host=0) as attached:
+        for seed in (1, 2):
+            save_model(model, seed)
+            versions.append(polder.weights.publish_file(NAME, model, label=f"seed {seed}", pool=attached).number)
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    for host, version, cached in ((0, 0, 0), (1, 1, 0), (1, 0, FULL)):
+        with Remote(host, model, pool, versions[version]) as engine:
+            found = [engine("ask", seed) for seed in range(1, 4)]
+            # Waits until all is stored.
+            engine("reset")
+        line = f"host {host}, weights from the pool, version {versions[version]}"
+        seen = [it.cached for it in found]
+        check(line, seen == [cached] * 3, f"{seen} cached")
+        same = [it.tokens for it in found] == answers[cached]
+        check(f"{line}, answers", same == (version == 0), f"{'the same as' if same else 'others than'} at first")
 
 
 def main() -> int:

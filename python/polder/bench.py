@@ -260,6 +260,27 @@ def check(contender: Contender, buffer: Any, fill: Callable[[float], float], siz
         raise SystemExit(f"{contender.name}: {size} ones summed up to {found}")
 
 
+def print_row(bench: str, case: str, metric: str, unit: str, ours: list[float], peer: str, theirs: list[float]) -> None:
+    """One row of a benchmark beside one peer, of which less is better."""
+    value, other = statistics.median(ours), statistics.median(theirs)
+    row = {
+        "bench": bench,
+        "case": case,
+        "metric": metric,
+        "value": value,
+        "low": min(ours),
+        "high": max(ours),
+        "unit": unit,
+        "kind": "emulated" if os.environ.get("POLDER_WRAP") else "measured",
+        "peer": peer,
+        "peer_value": other,
+        "peer_low": min(theirs),
+        "peer_high": max(theirs),
+        "ratio": other / value,
+    }
+    print(json.dumps(row), flush=True)
+
+
 def print_rows(figures: dict[str, list[float]], nbytes: int, size: int, contenders: list[Contender]) -> None:
     """One row for each figure of Polder and each peer, and one for each peer, or figure without peers, alone."""
     words = f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"

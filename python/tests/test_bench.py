@@ -95,6 +95,18 @@ def test_snapshots_have_rows_beside_torchs_own_checkpoints() -> None:
         assert row["ratio"] == pytest.approx(row["peer_value"] / row["value"]), row
 
 
+@pytest.mark.torch
+def test_weights_have_rows_beside_safetensors() -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    command = [str(POLDER_DEV), "bench", "weights", "--mib", "8", "--procs", "2", "--rounds", "1", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    cases = [f"{what} {kind}" for kind in ("coherent", "software") for what in ("publish 8 MiB", "load 8 MiB")]
+    assert [row["case"].replace(" of weights", "").replace(" 2 procs", "") for row in rows] == cases
+    for row in rows:
+        assert 0 < row["low"] <= row["value"] <= row["high"] and row["peer"] == "safetensors", row
+
+
 @pytest.mark.mpi
 def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
     mpiexec = Path(__file__).parents[2] / ".cache/mpich/bin/mpiexec"

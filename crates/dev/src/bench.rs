@@ -14,6 +14,7 @@ mod plan;
 mod snapshot;
 mod sync;
 mod torch;
+mod weights;
 
 use clap::{Args, Subcommand};
 use polder_measure::{Row, ring};
@@ -64,6 +65,8 @@ enum Bench {
     Sync,
     /// Snapshots of a training state and restarts from them, beside torch's own checkpoints.
     Snapshot(snapshot::Arguments),
+    /// Weights that several processes load from a pool, beside a safetensors file in /dev/shm.
+    Weights(weights::Arguments),
 }
 
 /// Runs one benchmark and prints its rows.
@@ -85,6 +88,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Bench::Torch(torch) => {
             torch::run(torch, |row| print(row, arguments.json))?;
+            return Ok(());
+        }
+        Bench::Weights(weights) => {
+            weights::run(weights, |row| print(row, arguments.json))?;
             return Ok(());
         }
         Bench::Snapshot(snapshot) => {

@@ -43,7 +43,7 @@ mod manifest;
 mod reader;
 mod writer;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use polder_mem::{LINE, Memory};
 use xxhash_rust::xxh3::xxh3_128;
@@ -163,8 +163,8 @@ impl<M: Memory> Store<M> {
         };
         let pool = Arc::clone(&self.pool);
         let (attempt, held) = (head.attempt, vec![object]);
-        let mut version =
-            Version { pool, number, attempt, own_bytes: 0, held, manifest: Manifest::default() };
+        let (manifest, checked) = (Manifest::default(), Mutex::default());
+        let mut version = Version { pool, number, attempt, own_bytes: 0, held, manifest, checked };
         version.manifest = self.load_manifest(&version.held[0], &head)?;
         version.own_bytes = version.held[0].bytes().saturating_sub(manifest::start(head.manifest_bytes));
         for index in 0..version.manifest.others.len() {

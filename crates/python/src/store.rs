@@ -19,6 +19,7 @@ trait Whole: Send {
     fn tensors(&self) -> Vec<(String, u64)>;
     fn sums(&self) -> Vec<(String, u128)>;
     fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError>;
+    fn read_rows(&self, name: &str, first: u64, rows: [u64; 2], into: &mut [u8]) -> Result<(), PoolError>;
 }
 
 impl<M: Memory + Send + Sync> Whole for storage::Version<M> {
@@ -40,6 +41,10 @@ impl<M: Memory + Send + Sync> Whole for storage::Version<M> {
 
     fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError> {
         self.read(name, into)
+    }
+
+    fn read_rows(&self, name: &str, first: u64, rows: [u64; 2], into: &mut [u8]) -> Result<(), PoolError> {
+        self.read_rows(name, first, rows, into)
     }
 }
 
@@ -173,6 +178,13 @@ impl Store {
         versions.map_err(errors::raise)
     }
 
+    /// The highest number that was ever published here; 0 for none.
+    fn marked(&self, py: Python<'_>) -> PyResult<u64> {
+        let session = self.session()?;
+        let marked = py.detach(|| storage::Store::new(Arc::clone(session.pool()), &self.name)?.marked());
+        marked.map_err(errors::raise)
+    }
+
     /// Removes every version.
     fn remove(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session()?;
@@ -240,6 +252,25 @@ impl Version {
     }
 }
 
+impl Version {
+    fn fill(
+        &self,
+        array: &Bound<'_, PyAny>,
+        read: impl Send + FnOnce(&dyn Whole, &mut [u8]) -> Result<(), PoolError>,
+    ) -> PyResult<()> {
+        let held = buffer::bytes_to_write(array)?;
+        let span = held.span;
+        let read = array.py().detach(|| {
+            self.whole.with(|(whole, _)| {
+                // SAFETY: `held` keeps the bytes; the caller shows them to nobody before this returns.
+                let into = unsafe { span.bytes_mut() };
+                read(&**whole, into)
+            })
+        });
+        read?.map_err(errors::raise)
+    }
+}
+
 #[pymethods]
 impl Version {
     /// Its number.
@@ -266,16 +297,20 @@ impl Version {
 
     /// Fills `array` with the bytes of a tensor, once they match their checksum.
     fn read_into(&self, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let held = buffer::bytes_to_write(array)?;
-        let span = held.span;
-        let read = array.py().detach(|| {
-            self.whole.with(|(whole, _)| {
-                // SAFETY: `held` keeps the bytes; the caller shows them to nobody before this returns.
-                let into = unsafe { span.bytes_mut() };
-                whole.read(name, into)
-            })
-        });
-        read?.map_err(errors::raise)
+        self.fill(array, |whole, into| whole.read(name, into))
+    }
+
+    /// Fills `array` with rows of a tensor, once that matches its checksum: of `row` bytes each, from byte `first` on, and from row to row
+    /// `stride` bytes.
+    fn read_rows(
+        &self,
+        name: &str,
+        first: u64,
+        row: u64,
+        stride: u64,
+        array: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.fill(array, |whole, into| whole.read_rows(name, first, [row, stride], into))
     }
 
     /// Lets go of it. Closing twice is harmless.

@@ -10,6 +10,7 @@ vLLM calls a tier in its scheduler's process, under one lock. A look-up is answe
 another loads, so that a load never waits for a store.
 """
 
+import importlib
 import inspect
 import json
 import logging
@@ -205,6 +206,19 @@ def weights_path(engine: Any) -> Path:
     return Path(found)
 
 
+def fingerprint_in_force(engine: Any, stands_for: Path | None) -> str:
+    """The fingerprint of what stands for an engine's weights; without that, of the weights that it has loaded.
+
+    Raises
+    ------
+    ArgumentError
+        It is not known which those are.
+    """
+    if stands_for is None and str(engine.load_config.load_format) == "polder":
+        return importlib.import_module("polder.weights.vllm").fingerprint_of(engine.load_config)
+    return fingerprint(stands_for or weights_path(engine))
+
+
 # ----------------------------------------------------------------------------------------------------------- tier
 
 
@@ -266,7 +280,7 @@ class PolderTier(SecondaryTierManager):
         self._name, self._budget = cache, budget
         self._view = primary_kv_view.cast("B")
         self._chunk_bytes = self._view.nbytes // len(primary_kv_view)
-        found = fingerprint(self._weights or weights_path(self._engine))
+        found = fingerprint_in_force(self._engine, self._weights)
         identity = identity_of(offloading_spec.config, self._engine, self._chunk_bytes, found, adapters)
         self._pool = Pool(pool)
         try:

@@ -23,8 +23,8 @@ import torch
 
 import polder
 from polder import _core
-from polder.bench import HOSTS, ROUNDS
-from polder.torch.bench_snapshot import KINDS, RESTART_MILLIONS, WARM_TURNS, model_of, print_row, step_of, tensors_of
+from polder.bench import HOSTS, ROUNDS, print_row
+from polder.torch.bench_snapshot import KINDS, RESTART_MILLIONS, WARM_TURNS, model_of, step_of, tensors_of
 from polder.torch.recovery import PoolTransport
 
 # torchft is installed beside this one's own environment; torch's stubs leave states without types.
@@ -140,7 +140,7 @@ def measure(folder: Path, millions: int, rounds: int) -> None:
         if name not in CHUNKS:
             for peer in CHUNKS:
                 ours, theirs = ([1e3 * second for second in seconds[which]] for which in (name, peer))
-                print_row(f"{case} {name}", "time of send and receive", "ms", ours, peer, theirs)
+                print_row("snapshot", f"{case} {name}", "time of send and receive", "ms", ours, peer, theirs)
 
 
 def receive(folder: Path, millions: int) -> None:

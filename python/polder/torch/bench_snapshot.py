@@ -7,10 +7,8 @@ imports and without the making of the model. A row is one JSON object a line on 
 """
 
 import argparse
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 import polder
 import polder.torch
 from polder import _core
-from polder.bench import HOSTS, ROUNDS
+from polder.bench import HOSTS, ROUNDS, print_row
 
 # torch's checkpoints leave the types of states open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -142,15 +140,23 @@ def measure(folder: Path, millions: int, rounds: int) -> None:
     case = f"{sum(tensor.numel() for tensor in model.parameters()) / 1e6:.1f} M parameters AdamW 1 proc"
     for kind in KINDS:
         for peer in ("DefaultStager", "async_save", "floor"):
-            print_row(f"snapshot {case} {kind}", "time blocked", "ms", blocked[kind], peer, blocked[peer])
+            print_row("snapshot", f"snapshot {case} {kind}", "time blocked", "ms", blocked[kind], peer, blocked[peer])
     for kind in KINDS:
-        print_row(f"snapshot {case} {kind}", "time until whole", "ms", whole[kind], "async_save", whole["async_save"])
+        print_row(
+            "snapshot",
+            f"snapshot {case} {kind}",
+            "time until whole",
+            "ms",
+            whole[kind],
+            "async_save",
+            whole["async_save"],
+        )
     restarts = restarts_of(folder, millions, rounds)
     for kind in KINDS:
         rest = f"restore {case} {kind}", "time to first forward", "s", restarts[kind]
-        print_row(*rest, "dcp.load", restarts[FOLDER])
+        print_row("snapshot", *rest, "dcp.load", restarts[FOLDER])
         if millions == RESTART_MILLIONS:
-            print_row(*rest, "at most", [RESTART_S])
+            print_row("snapshot", *rest, "at most", [RESTART_S])
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -197,27 +203,6 @@ def restart(what: str, folder: Path, millions: int) -> float:
     restored()
     model(inputs)
     return time.perf_counter() - begin
-
-
-def print_row(case: str, metric: str, unit: str, ours: list[float], peer: str, theirs: list[float]) -> None:
-    """One row beside one peer."""
-    value, other = statistics.median(ours), statistics.median(theirs)
-    row = {
-        "bench": "snapshot",
-        "case": case,
-        "metric": metric,
-        "value": value,
-        "low": min(ours),
-        "high": max(ours),
-        "unit": unit,
-        "kind": "emulated" if os.environ.get("POLDER_WRAP") else "measured",
-        "peer": peer,
-        "peer_value": other,
-        "peer_low": min(theirs),
-        "peer_high": max(theirs),
-        "ratio": other / value,
-    }
-    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

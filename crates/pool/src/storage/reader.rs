@@ -1,8 +1,10 @@
 //! Reading versions.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use polder_mem::{LINE, Memory};
+use polder_mem::{Fault, LINE, Memory, Offset};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::manifest::{HEAD_LINE, MANIFEST_LINE, Manifest, Tensor};
@@ -26,6 +28,8 @@ pub struct Version<M: Memory> {
     /// Its own object, and the others that its manifest names, in that order.
     pub(super) held: Vec<Object>,
     pub(super) manifest: Manifest,
+    /// The tensors that matched their checksums.
+    pub(super) checked: Mutex<BTreeSet<String>>,
 }
 
 /// What a store keeps.
@@ -114,8 +118,11 @@ impl<M: Memory> Store<M> {
         }
     }
 
-    /// The highest number that a writer has marked as published; 0 when none has.
-    pub(crate) fn marked(&self) -> Result<u64, PoolError> {
+    /// The highest number that a writer has marked as published; 0 when none has. It costs no look at what is there.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when the marks are damaged; those of [`Pool::open`].
+    pub fn marked(&self) -> Result<u64, PoolError> {
         let Some(marks) = self.marks()? else { return Ok(0) };
         let marked = self.marked_in(&marks);
         self.pool.close(marks);
@@ -183,29 +190,82 @@ impl<M: Memory> Version<M> {
     /// not those that were written; [`PoolError::Memory`]. `into` holds nothing of use after an error.
     // SYNC: pairs with the writer's copy: the head, which was seen, came after it.
     pub fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError> {
-        let Some(tensor) = self.manifest.tensors.get(name).filter(|tensor| tensor.bytes == into.len() as u64)
-        else {
-            return Err(PoolError::Argument {
-                what: "the tensor",
-                value: format!("{name:?} of {} bytes", into.len()),
-                expected: "a name that the version has, and the size that it has there",
-            });
-        };
-        let (memory, at) = (self.pool.memory(), self.held[tensor.object as usize].at() + tensor.offset);
+        let expected = "a name that the version has, and the size that it has there";
+        let tensor = self.manifest.tensors.get(name).filter(|tensor| tensor.bytes == into.len() as u64);
+        let tensor = tensor.ok_or_else(|| not_there(name, into.len(), expected))?;
+        let memory = self.pool.memory();
+        self.sum(tensor, |from, piece, hash| {
+            let piece = &mut into[piece];
+            memory.copy_out(from, piece)?;
+            hash.update(piece);
+            Ok(())
+        })
+    }
+
+    /// Fills `into` with rows of a tensor, of `row` bytes each. The first begins at byte `first`, and each begins `stride` bytes after the one
+    /// before. The first call for a tensor reads all of it, to hold it against its checksum.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for rows that are not inside the tensor or do not fill `into`; otherwise those of [`Version::read`].
+    // SYNC: pairs with the writer's copy, in `sum`: what was right once is right for as long as the version is held.
+    pub fn read_rows(
+        &self,
+        name: &str,
+        first: u64,
+        [row, stride]: [u64; 2],
+        into: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let expected = "a name that the version has, and whole rows inside the tensor";
+        let rows = (into.len() as u64).checked_div(row).filter(|rows| rows * row == into.len() as u64);
+        let end = rows.and_then(|rows| rows.saturating_sub(1).checked_mul(stride));
+        let end = end.and_then(|last| last.checked_add(row)?.checked_add(first));
+        let tensor =
+            self.manifest.tensors.get(name).filter(|tensor| end.is_some_and(|end| end <= tensor.bytes));
+        let tensor = tensor.ok_or_else(|| not_there(name, into.len(), expected))?;
+        let memory = self.pool.memory();
+        if !self.checked.lock().unwrap_or_else(PoisonError::into_inner).contains(name) {
+            let mut scratch = vec![0; PIECE_BYTES.min(tensor.bytes as usize)];
+            self.sum(tensor, |from, piece, hash| {
+                let piece = &mut scratch[..piece.len()];
+                memory.copy_out(from, piece)?;
+                hash.update(piece);
+                Ok(())
+            })?;
+            self.checked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        }
+        let mut from = self.at(tensor) + first;
+        for piece in into.chunks_exact_mut(row as usize) {
+            memory.copy_out(from, piece)?;
+            from = from + stride;
+        }
+        Ok(())
+    }
+
+    /// Has a tensor copied piece by piece, and holds it against its checksum. `copy` is told where in the pool a piece begins, and which bytes
+    /// of the tensor it has.
+    // SYNC: pairs with the writer's copy, as in `read`.
+    fn sum(
+        &self,
+        tensor: &Tensor,
+        mut copy: impl FnMut(Offset, Range<usize>, &mut Xxh3) -> Result<(), Fault>,
+    ) -> Result<(), PoolError> {
+        let (memory, at) = (self.pool.memory(), self.at(tensor));
         // What this host saw of the object that lay there before.
         memory.invalidate(at, tensor.bytes);
         // SYNC: pairs with the writer's copy, as above.
         memory.fence_invalidations();
-        let (mut hash, mut from) = (Xxh3::new(), at);
-        for piece in into.chunks_mut(PIECE_BYTES) {
-            memory.copy_out(from, piece)?;
-            hash.update(piece);
-            from = from + PIECE_BYTES as u64;
+        let (mut hash, bytes) = (Xxh3::new(), tensor.bytes as usize);
+        for begin in (0..bytes).step_by(PIECE_BYTES) {
+            copy(at + begin as u64, begin..(begin + PIECE_BYTES).min(bytes), &mut hash)?;
         }
         match hash.digest128() == tensor.sum {
             true => Ok(()),
             false => Err(PoolError::Corrupt { offset: at, what: "tensor of a version" }),
         }
+    }
+
+    fn at(&self, tensor: &Tensor) -> Offset {
+        self.held[tensor.object as usize].at() + tensor.offset
     }
 
     /// Whether all tensors lie inside the objects that are held.
@@ -223,6 +283,10 @@ impl<M: Memory> Version<M> {
             .then_some(())
             .ok_or(PoolError::Corrupt { offset, what: MANIFEST })
     }
+}
+
+fn not_there(name: &str, bytes: usize, expected: &'static str) -> PoolError {
+    PoolError::Argument { what: "the tensor", value: format!("{name:?} of {bytes} bytes"), expected }
 }
 
 impl<M: Memory> Drop for Version<M> {

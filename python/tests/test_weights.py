@@ -1,0 +1,251 @@
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: `make torch` installs it")
+
+import polder  # noqa: E402
+import polder.weights  # noqa: E402
+from polder import _core  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def pool(scratch: Path) -> Iterator[polder.Pool]:
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as made:
+        yield made
+
+
+def filled(step: int) -> dict[str, torch.Tensor]:
+    """Tensors of several types, one of which no step changes."""
+    draw = torch.Generator().manual_seed(step)
+    return {
+        "frozen": torch.arange(3000, dtype=torch.float32).reshape(10, 20, 15),
+        "half": torch.randn(7, 33, generator=draw).to(torch.bfloat16),
+        "byte": torch.randint(256, (5,), dtype=torch.uint8, generator=draw),
+        "scalar": torch.tensor(float(step)),
+        "none": torch.empty(0, 4),
+    }
+
+
+def same(found: polder.weights.Weights, wanted: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        read = found[name]
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape) and torch.equal(read, tensor), name
+
+
+def test_versions_are_published_and_two_are_kept(pool: polder.Pool) -> None:
+    for step in (1, 2, 3):
+        published = polder.weights.publish("llm", filled(step), label=f"step {step}", pool=pool)
+        assert published.number == step
+        assert (published.shared >= 12_000) == (step > 1), "what is frozen is copied once"
+    with polder.weights.open("llm", pool=pool) as newest, polder.weights.open("llm", 2, pool=pool) as older:
+        assert (newest.number, newest.label, older.number) == (3, "step 3", 2)
+        same(newest, filled(3))
+        same(older, filled(2))
+        polder.weights.publish("llm", filled(4), pool=pool)
+        polder.weights.publish("llm", filled(5), pool=pool)
+        same(older, filled(2))
+    with pytest.raises(polder.NotFoundError, match="keeps no version 2 in this pool"):
+        polder.weights.open("llm", 2, pool=pool)
+    with pytest.raises(polder.NotFoundError):
+        polder.weights.open("other", pool=pool)
+
+
+def test_a_fingerprint_is_of_the_contents(pool: polder.Pool) -> None:
+    def of(tensors: dict[str, torch.Tensor], label: str = "") -> str:
+        number = polder.weights.publish("llm", tensors, label=label, pool=pool).number
+        with polder.weights.open("llm", number, pool=pool) as found:
+            return found.fingerprint
+
+    first = of(filled(1))
+    assert of(filled(2)) != first
+    assert of(dict(reversed(filled(1).items())), "rolled back") == first
+    assert of({**filled(1), "half": filled(1)["half"].view(torch.float16)}) != first
+    assert of({**filled(1), "half": filled(1)["half"].reshape(33, 7)}) != first
+
+
+def test_a_model_loads_a_version_and_strides_do_not_matter(pool: polder.Pool) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2)).to(memory_format=torch.channels_last)
+    polder.weights.publish("net", model.state_dict(), pool=pool)
+    other = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))
+    with polder.weights.open("net", pool=pool) as found:
+        other.load_state_dict(found)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    lazy = torch.complex(torch.ones(3), torch.ones(3)).conj()
+    polder.weights.publish("net", {"z": lazy}, pool=pool)
+    with polder.weights.open("net", pool=pool) as found:
+        assert torch.equal(found["z"], lazy)
+
+
+def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    whole = {f"t{dims}": torch.randn([dice.randint(1, 6) for _ in range(dims)]) for dims in range(1, 5)}
+    polder.weights.publish("llm", whole, pool=pool)
+    with polder.weights.open("llm", pool=pool) as found:
+        for _ in range(300):
+            name = dice.choice(list(whole))
+            tensor = whole[name]
+            first = [dice.randrange(size) for size in tensor.shape]
+            shape = [dice.randint(0, size - begin) for begin, size in zip(first, tensor.shape, strict=True)]
+            into = torch.full(shape, torch.nan)
+            found.read_into(name, into, first)
+            part = tensor[tuple(slice(begin, begin + size) for begin, size in zip(first, shape, strict=True))]
+            assert torch.equal(into, part), (name, first, shape)
+        into = torch.empty(2, 2)
+        for bad, offset, what in [
+            (torch.empty(7), None, "not inside"),
+            (torch.empty(1), (7,), "not inside"),
+            (torch.empty(1), (-1,), "not inside"),
+            (torch.empty(1, 1), None, "not inside"),
+            (torch.empty(1, dtype=torch.float64), None, "dtype"),
+        ]:
+            with pytest.raises(polder.ArgumentError, match=what):
+                found.read_into("t1", bad, offset)
+        with pytest.raises(polder.ArgumentError, match="contiguous"):
+            found.read_into("t2", into.T, (0, 0))
+        with pytest.raises(KeyError, match="'t9' is no tensor of the weights llm, version 1"):
+            found["t9"]
+
+
+def test_damage_is_found_in_a_part_too(pool: polder.Pool) -> None:
+    polder.weights.publish("llm", {"w": torch.ones(100, 100)}, pool=pool)
+    with polder.weights.open("llm", pool=pool) as found:
+        at = Path(pool.path).read_bytes().index(bytes(torch.ones(1000).numpy()))
+        for offset in (at + 4096, at + 20_000):
+            damage(pool, offset)
+            for _ in range(2):
+                with pytest.raises(polder.CorruptError):
+                    found.read_into("w", torch.empty(1, 1), (99, 99))
+            with pytest.raises(polder.CorruptError):
+                found["w"]
+            damage(pool, offset)
+        found.read_into("w", part := torch.empty(1, 1), (99, 99))
+        assert part == 1
+
+
+def damage(pool: polder.Pool, offset: int) -> None:
+    """Changes a bit, or changes it back."""
+    with Path(pool.path).open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_record_that_does_not_fit_is_corrupt(pool: polder.Pool) -> None:
+    store = _core.Store(pool, "weights/llm")
+    good = {"label": "", "tensors": {"w": ["float32", [2]]}}
+    for bad in [
+        None,
+        [],
+        {},
+        {**good, "label": 1},
+        {**good, "tensors": {"w": ["float32", [3]]}},
+        {**good, "tensors": {"w": ["float32", [-1, -2]]}},
+        {**good, "tensors": {"w": ["nn", [2]]}},
+        {**good, "tensors": {"v": ["float32", [2]]}},
+        {**good, "tensors": {"w": 1}},
+    ]:
+        store.publish([("/w", bytes(8)), ("weights", json.dumps(bad).encode())])
+        with pytest.raises(polder.CorruptError, match="does not say what it holds"):
+            polder.weights.open("llm", pool=pool)
+    store.publish([("/w", bytes(8)), ("weights", json.dumps(good).encode())])
+    with polder.weights.open("llm", pool=pool) as found:
+        assert found["w"].tolist() == [0, 0]
+    store.close()
+
+
+def test_what_is_no_tensor_is_refused_before_anything_is_published(pool: polder.Pool) -> None:
+    for bad in (1, torch.ones(2).to_sparse(), torch.empty(2, device="meta")):
+        with pytest.raises(polder.ArgumentError, match="'bad'"):
+            polder.weights.publish("llm", {"good": torch.ones(2), "bad": bad}, pool=pool)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(polder.PoolFullError):
+        polder.weights.publish("llm", {"large": torch.empty(80 << 20, dtype=torch.uint8)}, pool=pool)
+    assert pool.list("/version/weights/llm/") == [] or all(
+        not it.name.endswith("/1") for it in pool.list("/version/weights/llm/")
+    )
+
+
+def test_a_reader_waits_for_the_next_version(pool: polder.Pool) -> None:
+    with pytest.raises(TimeoutError, match="no version of the weights llm above 0"):
+        polder.weights.wait("llm", timeout=0, pool=pool)
+    polder.weights.publish("llm", filled(1), pool=pool)
+    with polder.weights.wait("llm", timeout=0, pool=pool) as found:
+        assert found.number == 1
+    later = threading.Timer(0.05, lambda: polder.weights.publish("llm", filled(2), pool=pool))
+    later.start()
+    with polder.weights.wait("llm", 1, timeout=60, pool=pool) as found:
+        same(found, filled(2))
+    later.join()
+
+
+def test_safetensors_go_in_and_come_out(pool: polder.Pool, scratch: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    folder = scratch / "model"
+    folder.mkdir()
+    with pytest.raises(polder.ArgumentError, match=r"has no file that ends in \.safetensors"):
+        polder.weights.publish_file("llm", folder, pool=pool)
+    tensors = filled(1)
+    names = list(tensors)
+    for index, part in enumerate((names[:2], names[2:])):
+        safetensors.save_file({name: tensors[name] for name in part}, folder / f"model-{index}.safetensors")
+    polder.weights.publish_file("llm", folder, label="v1", pool=pool)
+    out = scratch / "out.safetensors"
+    with polder.weights.open("llm", pool=pool) as found:
+        found.save(out)
+    back = safetensors.load_file(out)
+    assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in names)
+    assert not list(scratch.glob(".out*"))
+    safetensors.save_file({names[0]: tensors[names[0]]}, folder / "again.safetensors")
+    with pytest.raises(polder.ArgumentError, match="two files"):
+        polder.weights.publish_file("llm", folder, pool=pool)
+
+
+PUBLISHER = """
+import sys, torch, polder, polder.weights
+with polder.Pool(sys.argv[1]) as pool:
+    step = int(sys.argv[2])
+    while True:
+        step += 1
+        polder.weights.publish("llm", {"a": torch.full((40_000,), step), "b": torch.full((10,), step)}, pool=pool)
+        print(step, flush=True)
+"""
+
+
+def test_a_killed_trainer_leaves_the_last_whole_version(pool: polder.Pool) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    rounds, said = 8, 0
+    for _ in range(rounds):
+        command = [sys.executable, "-c", PUBLISHER, str(pool.path), str(said)]
+        environment = {**os.environ, "POLDER_RUN": str(Path(pool.path).parent)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+            assert child.stdout
+            for _ in range(dice.randint(1, 12)):
+                said = int(child.stdout.readline())
+            threading.Event().wait(dice.random() * 0.01)
+            child.send_signal(signal.SIGKILL)
+            for line in child.stdout:
+                with contextlib.suppress(ValueError):
+                    said = max(said, int(line))
+        with polder.weights.open("llm", pool=pool) as found:
+            values = {value for tensor in found.values() for value in tensor.unique().tolist()}
+        assert len(values) == 1 and min(values) in (said, said + 1), (values, said)
+        said = int(values.pop())
+    print(rounds, "kills")
