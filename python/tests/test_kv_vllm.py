@@ -19,6 +19,7 @@ import pytest
 import vllm_stub
 
 import polder
+import polder.weights
 from polder.errors import ArgumentError, MemoryFaultError, RegionError, SettingsError
 from polder.kv import fingerprint as of_files
 from polder.kv import vllm_plugin
@@ -32,6 +33,7 @@ with nullcontext() if HAS_VLLM else mock.patch.dict(sys.modules, vllm_stub.modul
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
     from polder.kv import vllm as door
+    from polder.weights import vllm as loader
 
 CHUNKS, CHUNK_BYTES = 8, 4096
 MISS, HIT = door.LookupResult.MISS, door.LookupResult.HIT
@@ -620,8 +622,10 @@ def test_without_vllm_one_line_says_what_is_missing() -> None:
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed, and has loaded the plug-in")
-def test_the_plugin_registers_both_classes_and_harms_no_vllm_without_tiers() -> None:
+def test_the_plugin_registers_all_classes_and_harms_no_vllm_without_tiers() -> None:
     vllm_plugin.register.__wrapped__()
+    if not HAS_VLLM:
+        assert {"polder": loader.PolderLoader} == vllm_stub.LOADERS
     with mock.patch.dict(sys.modules, vllm_stub.modules()):
         vllm_plugin.register.__wrapped__()
         names = [
@@ -635,13 +639,86 @@ def test_the_plugin_registers_both_classes_and_harms_no_vllm_without_tiers() -> 
     assert all(hasattr(door, name) for _, name in (*names[0].values(), *names[1].values()))
 
 
+class Tiny(torch.nn.Module):
+    """Loads as vLLM's models do: it says what it has loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+
+    def load_weights(self, weights: Any) -> set[str]:
+        loaded = {name for name, tensor in weights if self.get_parameter(name).data.copy_(tensor) is not None}
+        return loaded
+
+
+def load_config(**options: Any) -> SimpleNamespace:
+    return SimpleNamespace(load_format="polder", model_loader_extra_config=options)
+
+
+def test_an_engine_loads_a_version_and_its_cache_knows_which(
+    tier: Maker, model: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier().shutdown()
+    at = str(scratch / "pool")
+    made, config_of = [Tiny(), Tiny()], SimpleNamespace(quantization=None)
+    with polder.Pool(at) as pool:
+        numbers = [polder.weights.publish("llm", it.state_dict(), pool=pool).number for it in (*made, made[0])]
+    loaded = Tiny()
+    for number, it in ((1, made[0]), (2, made[1]), (None, made[0])):
+        given = {"name": "llm", "pool": at} | ({"number": numbers[number - 1]} if number else {})
+        if number == 1:
+            # Two are kept.
+            with pytest.raises(polder.NotFoundError, match="keeps no version 1"):
+                loader.PolderLoader(load_config(**given)).load_weights(loaded, config_of)
+            continue
+        loader.PolderLoader(load_config(**given)).load_weights(loaded, config_of)
+        assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), it.parameters(), strict=True))
+
+    def identity(**options: Any) -> str:
+        engine = Engine(model)
+        engine.load_config = load_config(name="llm", pool=at, **options)
+        return tier(engine=engine)._identity["weights"]
+
+    assert identity(number=2) != identity(number=3)
+    assert identity(number=2) == identity(number=2)
+    with pytest.raises(ArgumentError, match='give --model-loader-extra-config a "number"'):
+        identity()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ArgumentError, match="2 workers load these weights"):
+        loader.PolderLoader(load_config(name="llm", pool=at)).load_weights(loaded, config_of)
+
+
+def test_what_an_engine_cannot_load_is_named(tier: Maker, scratch: Path) -> None:
+    tier().shutdown()
+    at = str(scratch / "pool")
+    for options, what in [
+        ({}, "say whose weights"),
+        ({"name": 3}, "'name' is 3"),
+        ({"name": "llm", "number": "3"}, "'number' is '3'"),
+        ({"name": "llm", "path": "/x"}, "'path' is '/x'"),
+    ]:
+        with pytest.raises(ArgumentError, match=what):
+            loader.PolderLoader(load_config(**options)).download_model(None)
+    with polder.Pool(at) as pool:
+        polder.weights.publish("llm", {"first.weight": torch.ones(4, 3)}, pool=pool)
+    part = loader.PolderLoader(load_config(name="llm", pool=at))
+    with pytest.raises(
+        ArgumentError, match=r"version 1 of the weights llm lacks first\.bias, second\.bias, second\.weight"
+    ):
+        part.load_weights(Tiny(), SimpleNamespace(quantization=None))
+
+
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 def test_vllm_finds_the_tier_and_the_spec_by_their_names() -> None:
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
     from vllm.plugins import load_general_plugins
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     load_general_plugins()
+    assert type(get_model_loader(LoadConfig(load_format="polder"))) is loader.PolderLoader
     assert SecondaryTierFactory.get_tier_class({"type": "polder"}) is door.PolderTier
     assert OffloadingSpecFactory.get_spec_cls({"spec_name": "PolderCpuSpec"}) is door.PolderCpuSpec
 

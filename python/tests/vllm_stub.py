@@ -165,9 +165,32 @@ def resolve_none_hash_seed(hash_fn: Callable[[Any], bytes]) -> str:
     return os.getenv("PYTHONHASHSEED") or "vllm-none-hash"
 
 
+class BaseModelLoader(ABC):
+    def __init__(self, load_config: Any) -> None:
+        self.load_config = load_config
+
+    @abstractmethod
+    def download_model(self, model_config: Any) -> None: ...
+    @abstractmethod
+    def load_weights(self, model: Any, model_config: Any) -> None: ...
+
+
+LOADERS: dict[str, type] = {}
+
+
+def register_model_loader(load_format: str) -> Callable[[type], type]:
+    def register(found: type) -> type:
+        LOADERS[load_format] = found
+        return found
+
+    return register
+
+
 OFFLOAD = "vllm.v1.kv_offload"
 MODULES = {
     "vllm.config": {"VllmConfig": VllmConfig},
+    "vllm.model_executor.model_loader": {"register_model_loader": register_model_loader},
+    "vllm.model_executor.model_loader.base_loader": {"BaseModelLoader": BaseModelLoader},
     "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True, device_type="cpu")},
     "vllm.utils.hashing": {"get_hash_fn_by_name": get_hash_fn_by_name},
     "vllm.v1.core.kv_cache_utils": {"resolve_none_hash_seed": resolve_none_hash_seed},

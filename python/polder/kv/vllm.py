@@ -10,7 +10,6 @@ vLLM calls a tier in its scheduler's process, under one lock. A look-up is answe
 another loads, so that a load never waits for a store.
 """
 
-import importlib
 import inspect
 import json
 import logging
@@ -49,6 +48,7 @@ from polder.errors import ArgumentError, PolderError, SettingsError
 from polder.kv import Cache
 from polder.kv.fingerprint import fingerprint
 from polder.pool import Pool
+from polder.weights.vllm import fingerprint_of
 
 # vLLM is no part of the environment in which Polder is checked.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -215,7 +215,7 @@ def fingerprint_in_force(engine: Any, stands_for: Path | None) -> str:
         It is not known which those are.
     """
     if stands_for is None and str(engine.load_config.load_format) == "polder":
-        return importlib.import_module("polder.weights.vllm").fingerprint_of(engine.load_config)
+        return fingerprint_of(engine.load_config)
     return fingerprint(stands_for or weights_path(engine))
 
 

@@ -1,6 +1,6 @@
 """vLLM's load format ``polder``: an engine's weights come from a pool.
 
-A user types it as docs/kv.md says::
+A user types it as docs/weights.md says::
 
     vllm serve MODEL --load-format polder --model-loader-extra-config '{"pool": "/dev/dax0.0", "name": "llm"}'
 
