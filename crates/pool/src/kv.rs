@@ -10,7 +10,8 @@
 //! 3. **Looked at twice.** A reader reads the slot's line, the block, and the line again. A line that has changed makes the copy void.
 //!    So a reader holds nothing, and one that stops for an hour in the middle takes no wrong byte.
 //!
-//! A host's slots are filled in order. When the budget allows no further slab, the oldest block makes room. A host that has less than
+//! A host's slots are filled in order. When the budget allows no further slab, the oldest block that was not read since makes room. Each host
+//! counts its hits in lines of its own, for the owner of the slot to see. A host that has less than
 //! its part of the budget says that it wants some, and hosts that have more give up the slab that they come to next. What a dead process
 //! had taken is free: its lines say who took it. A process that dies while it changes the host's part leaves a mark in the control line.
 //! The next one reads the slabs and the log again, and leaves out as many sequence numbers as the log has lines. That sends each
@@ -21,7 +22,7 @@
 //! |---|---|
 //! | `/kv/NAME` | line 0 the root; line `1 + H` the control line of host `H` |
 //! | `/kv/NAME/id/HASH` | an identity: a line with the bytes and XXH3-64 of a text, then the text. SHA-256 of the text is the name |
-//! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; then its log |
+//! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; its log; counts of its hits; what it has seen of all hosts' counts of its slots |
 //! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
 
 mod get;
@@ -34,6 +35,7 @@ mod slabs;
 mod stat;
 #[cfg(test)]
 mod tests;
+mod uses;
 pub(crate) mod wire;
 
 use std::fmt;
@@ -190,7 +192,7 @@ impl<M: Memory> Cache<M> {
             }
         };
         let host = pool.member().host;
-        let bytes = (CLASSES + geometry.log_lines) * LINE;
+        let bytes = part_bytes(&geometry);
         let part = match open_or_create(&pool, &format!("/kv/{name}/host/{host}"), bytes, [0; line::WORDS]) {
             Ok(part) => part,
             Err(error) => {
@@ -312,6 +314,11 @@ impl<M: Memory> Drop for Cache<M> {
         directory.close(&self.part);
         locked(&self.replica).parts().for_each(|part| directory.close(part));
     }
+}
+
+/// Bytes of a host's object: where it goes on, its log, its counts of hits, and what it has seen of those of all hosts.
+const fn part_bytes(geometry: &Root) -> u64 {
+    (CLASSES + geometry.log_lines + 2 * uses::use_lines(geometry.budget)) * LINE
 }
 
 fn expect_name(name: &str) -> Result<(), PoolError> {

@@ -18,6 +18,8 @@ struct Read {
     place: Place,
     entry: Offset,
     block: Offset,
+    /// Where its hits are counted.
+    count: u64,
     /// What the slot's line said at the first look.
     words: Words,
 }
@@ -44,9 +46,12 @@ impl<M: Memory> Cache<M> {
         for (read, copied) in reads.iter().zip(copied) {
             let is_same = Deviation::LooksOnce.is_on() || line::load(memory, read.entry)? == Some(read.words);
             found[read.index] = copied && is_same && self.is_whole(read, into[read.index]);
-            if !found[read.index] {
-                replica.counts.void += 1;
-                replica.forget(self.own(&keys[read.index]), read.place);
+            match found[read.index] {
+                true => self.touch(read.place.host, read.count),
+                false => {
+                    replica.counts.void += 1;
+                    replica.forget(self.own(&keys[read.index]), read.place);
+                }
             }
         }
         let hits = found.iter().filter(|found| **found).count() as u64;
@@ -68,7 +73,8 @@ impl<M: Memory> Cache<M> {
             {
                 Some(slab) => {
                     let (entry, block) = (slab.entry(place.slot.index()), slab.block(place.slot.index()));
-                    reads.push(Read { index, place, entry, block, words: [0; line::WORDS] });
+                    let count = self.count_of(place.host, &slab, place.slot.index());
+                    reads.push(Read { index, place, entry, block, count, words: [0; line::WORDS] });
                 }
                 None => replica.forget(self.own(key), place),
             }

@@ -137,8 +137,12 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             let record = Record { key: number().into(), slot, generation: number() as u32 };
             LogLine::encode(number(), &[record, record])
         }
-        3 => SlabHead { block: [BLOCK, number() as u32][number() as usize % 2], slots: number() as u32 }
-            .encode([listed.generation, number()][number() as usize % 2]),
+        3 => SlabHead {
+            block: [BLOCK, number() as u32][number() as usize % 2],
+            slots: number() as u32,
+            first_count: number() as u32,
+        }
+        .encode([listed.generation, number()][number() as usize % 2]),
         4 => Entry {
             key: number().into(),
             generation: number() >> 8,

@@ -4,6 +4,7 @@ use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::slabs::Slab;
+use super::uses::Uses;
 use super::wire::{Control, Entry, Record, Slot, State};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
@@ -118,7 +119,7 @@ impl<M: Memory> Cache<M> {
         Ok((0..keys.len()).filter(is_missing).collect())
     }
 
-    /// Takes slots for blocks, evicting the oldest where there is no room. Once this returns, no reader takes what is written there.
+    /// Takes slots for blocks, evicting the oldest that were not read since where there is no room. Once this returns, no reader takes what is written there.
     fn take(
         &self,
         control: &mut Control,
@@ -133,6 +134,7 @@ impl<M: Memory> Cache<M> {
         let own = &mut known.slabs;
         let (at, last) = self.hand()?;
         let mut hand = self.hand_in(own, last)?;
+        let mut uses = self.uses(wanted.len());
         let mut wanted = wanted.iter().copied().peekable();
         while let Some(&index) = wanted.peek() {
             let Some((slot, slab)) = self.next_slot(control, own, &mut hand)? else { break };
@@ -144,7 +146,11 @@ impl<M: Memory> Cache<M> {
                 };
                 held.push((slot.slab(), object));
             }
-            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[index]))? {
+            if hand.turns > 1 {
+                // All have been passed once.
+                uses.spare_no_more();
+            }
+            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[index]), &mut uses)? {
                 let (entry, block) = (slab.entry(slot.index()), slab.block(slot.index()));
                 taken.push(Taken { index, slot, entry, block, line });
                 wanted.next();
@@ -257,13 +263,14 @@ impl<M: Memory> Cache<M> {
         Ok(behind)
     }
 
-    /// Takes a slot, unless a process that lives has it.
+    /// Takes a slot, unless a process that lives has it, or its block is one to spare.
     fn take_slot(
         &self,
         control: &mut Control,
         slot: Slot,
         slab: &Slab,
         key: u128,
+        uses: &mut Uses,
     ) -> Result<Option<Entry>, PoolError> {
         let (memory, me) = (self.pool.memory(), &self.pool.local);
         let at = slab.entry(slot.index());
@@ -273,7 +280,12 @@ impl<M: Memory> Cache<M> {
             Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
                 return Ok(None);
             }
-            Some(State::Live) => control.evictions = control.evictions.wrapping_add(1),
+            Some(State::Live) => {
+                if self.is_spared(uses, slab, slot.index())? {
+                    return Ok(None);
+                }
+                control.evictions = control.evictions.wrapping_add(1);
+            }
             _ => {}
         }
         let entry = Entry {
@@ -321,7 +333,6 @@ impl<M: Memory> Cache<M> {
             copied.is_ok()
         });
         // SYNC: pairs with `Cache::copy`: the blocks are in memory before their lines are.
-        // HARMLESS(sfence -> drop): the host's lock that comes next is taken by a locked instruction, which does as much.
         memory.sfence();
     }
 

@@ -89,7 +89,8 @@ impl<M: Memory> Cache<M> {
         let one = LINE + u64::from(self.identity.block).next_multiple_of(LINE);
         let usual = self.geometry.slab_bytes.saturating_sub(HEADER_BYTES + LINE) / one;
         let few = FEW_BLOCKS.min(self.geometry.budget / 8 / one);
-        SlabHead { block: self.identity.block, slots: usual.max(few).clamp(1, MAX_SLOTS) as u32 }
+        let slots = usual.max(few).clamp(1, MAX_SLOTS) as u32;
+        SlabHead { block: self.identity.block, slots, first_count: 0 }
     }
 
     /// Makes a slab and puts it among this host's own, which are in the order of their numbers; its place there, unless the budget or
@@ -99,7 +100,8 @@ impl<M: Memory> Cache<M> {
         control: &mut Control,
         own: &mut Vec<(u32, Slab)>,
     ) -> Result<Option<usize>, PoolError> {
-        let (head, host) = (self.new_head(), self.pool.member().host);
+        let (mut head, host) = (self.new_head(), self.pool.member().host);
+        head.first_count = self.first_count(own, &head);
         let place = own.iter().zip(0..).position(|((number, _), free)| *number != free).unwrap_or(own.len());
         let number = place as u32;
         if number == MAX_SLABS || head.bytes() > self.geometry.budget {

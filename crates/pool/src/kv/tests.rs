@@ -118,7 +118,8 @@ fn the_oldest_block_makes_room_and_the_budget_holds() {
     let names: Vec<u8> = (0..40).collect();
     for names in names.chunks(3) {
         assert_eq!(put(&caches[0], names).refused, 0);
-        assert_eq!(got(&caches[1], names), names);
+        let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+        assert_eq!(caches[1].lookup(&keys), Ok(vec![true; names.len()]));
     }
     // The budget is two slabs of 8.
     assert_eq!(got(&caches[1], &names), (24..40).collect::<Vec<u8>>());
@@ -128,6 +129,31 @@ fn the_oldest_block_makes_room_and_the_budget_holds() {
     // More than there is at once.
     let many: Vec<u8> = (60..90).collect();
     assert_eq!(put(&caches[0], &many), Put { stored: 16, present: 0, refused: 14 });
+}
+
+#[test]
+fn blocks_that_any_host_reads_outlive_those_that_nobody_does() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 0, 1), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &(0..16).collect::<Vec<u8>>());
+    for name in 100..200 {
+        // Each reader has a prefix of its own, which it reads between any two puts of what nobody reads again.
+        for (reader, prefix) in (0..).zip([[0, 1], [5, 6], [14, 15]]) {
+            assert_eq!(got(&caches[reader], &prefix), prefix, "at {name}");
+        }
+        assert_eq!(put(&caches[0], &[name]).stored, 1);
+    }
+    // The others made room, the one that came first before all others. Four blocks of this size are counted together.
+    assert_eq!(got(&caches[1], &(100..200).collect::<Vec<u8>>()), (196..200).collect::<Vec<u8>>());
+    assert_eq!(got(&caches[1], &(0..16).collect::<Vec<u8>>()), [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15]);
+    assert_eq!(caches[0].stat().unwrap().hosts[0].evictions, 100);
+    // Where all are read, one makes room for each that comes.
+    for name in 200..250 {
+        let all: Vec<u8> = (0..=name).collect();
+        assert_eq!(got(&caches[2], &all).len(), 16, "at {name}");
+        assert_eq!(put(&caches[0], &[name]).stored, 1);
+    }
 }
 
 #[test]

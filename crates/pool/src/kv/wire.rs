@@ -49,7 +49,7 @@
 //! |---|---|
 //! | 0 | `polderk1` |
 //! | 1 | bytes of a block |
-//! | 2 | slots |
+//! | 2 | bits 0..32 slots, bits 32..64 the first of its counts of hits |
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
 
 use crate::line::Words;
@@ -69,6 +69,9 @@ pub(super) const SEQUENCES: u64 = 1 << 56;
 /// The most lines of a log, and bytes of a slab, of a cache that is not damaged.
 const MOST_LINES: u64 = 1 << 32;
 const MOST_BYTES: u64 = 1 << 56;
+
+/// Bytes of the budget that one count of hits is for.
+pub(super) const COUNTED_BYTES: u64 = 16 << 10;
 
 /// What all hosts know of a cache, written once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,18 +262,31 @@ impl LogLine {
 pub(super) struct SlabHead {
     pub(super) block: u32,
     pub(super) slots: u32,
+    pub(super) first_count: u32,
 }
 
 impl SlabHead {
     pub(super) fn encode(&self, generation: u64) -> Words {
-        [MAGIC, self.block.into(), self.slots.into(), generation, 0, 0, 0]
+        let slots = u64::from(self.slots) | u64::from(self.first_count) << 32;
+        [MAGIC, self.block.into(), slots, generation, 0, 0, 0]
     }
 
     pub(super) fn decode(words: &Words, generation: u64) -> Option<Self> {
         let [magic, block, slots, stamp, ..] = *words;
-        let (block, slots) = (u32::try_from(block).ok()?, u32::try_from(slots).ok()?);
+        let (block, slots, first_count) = (u32::try_from(block).ok()?, slots as u32, (slots >> 32) as u32);
         let is_whole = magic == MAGIC && stamp == generation && slots as u64 <= MAX_SLOTS;
-        is_whole.then_some(Self { block, slots })
+        is_whole.then_some(Self { block, slots, first_count })
+    }
+
+    /// How many slots one count of hits is for.
+    pub(super) fn slots_a_count(&self) -> u64 {
+        (COUNTED_BYTES / self.stride().max(1)).max(1)
+    }
+
+    /// Its counts of hits: the first, and the one behind the last.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let first = u64::from(self.first_count);
+        (first, first + u64::from(self.slots).div_ceil(self.slots_a_count()))
     }
 
     /// From one block to the next.
@@ -316,7 +332,7 @@ mod tests {
         let control =
             Control { incarnation: 1, slabs: MAX_SLABS, changes: 9, wants: true, ..Control::default() };
         assert_eq!(Control::decode(&control.encode()), Some(control));
-        let head = SlabHead { block: 100, slots: 3 };
+        let head = SlabHead { block: 100, slots: 3, first_count: u32::MAX };
         assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));
         assert_eq!(SlabHead::decode(&head.encode(8), 8), Some(head));
         assert_eq!(SlabHead::decode(&head.encode(8), 9), None);

@@ -27,13 +27,13 @@ pub(super) fn suites() -> Vec<Suite> {
     let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
     // A host that boots again did die here: its scene leaves out that it is fenced.
     let kv = |seed| Deviation::SilenceIsEnough.during(|| kv(seed, true));
-    let files = &["kv.rs", "kv/part.rs", "kv/slabs.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs"];
+    let files =
+        &["kv.rs", "kv/part.rs", "kv/slabs.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs", "kv/uses.rs"];
     vec![Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS)]
 }
 
 /// Changes that a cache bears in the model, each argued at its site.
-const HARMLESS: &[Harmless; 11] = &[
-    harmless("kv/put.rs", "host's lock that comes next", Change::Drop),
+const HARMLESS: &[Harmless; 15] = &[
     harmless("kv/get.rs", "loads are done in order", Change::Drop),
     harmless("kv/get.rs", "loads are done in order", Change::Weaken),
     harmless("kv/part.rs", "control line of its own", Change::Drop),
@@ -44,6 +44,11 @@ const HARMLESS: &[Harmless; 11] = &[
     harmless("kv/part.rs", "slabs of its own", Change::Weaken),
     harmless("kv/part.rs", "all of its own", Change::Drop),
     harmless("kv/part.rs", "all of its own", Change::Weaken),
+    harmless("kv/uses.rs", "a hit that its owner does not see", Change::Drop),
+    harmless("kv/uses.rs", "with older counts", Change::Drop),
+    harmless("kv/uses.rs", "with older counts", Change::Weaken),
+    harmless("kv/uses.rs", "counts of any age", Change::Drop),
+    harmless("kv/uses.rs", "counts of any age", Change::Weaken),
 ];
 
 /// Protocols that are known to be wrong. The suite is their control.

@@ -1,0 +1,182 @@
+//! Which blocks are used: counts of hits that readers keep in lines of their own host, and that the owner of a slot adds up before it
+//! evicts. A block that was read since the owner last came by is spared once.
+//!
+//! It decides only which block makes room first. Counts are bytes that wrap around. Two processes of a host may lose one of two hits, and
+//! slots of two owners share a count.
+
+use polder_mem::{LINE, Memory, Offset};
+
+use super::slabs::Slab;
+use super::wire::{COUNTED_BYTES, SlabHead};
+use super::{CLASSES, Cache};
+use crate::PoolError;
+use crate::line::WORDS;
+use crate::object::Object;
+use crate::pool::locked;
+
+/// Words of a line of counts: all of it.
+const COUNTS: usize = WORDS + 1;
+/// The most lines of counts.
+const MOST_LINES: u64 = 1 << 20;
+/// So many used blocks are spared for each that is to be stored. Then the next makes room, so that no put passes over a whole cache.
+const SPARED: usize = 64;
+
+/// What an owner knows of the counts while it looks for room.
+#[derive(Debug)]
+pub(super) struct Uses {
+    /// The objects of all hosts that are known, and whether each is another's.
+    parts: Vec<(Offset, bool)>,
+    /// A line of counts, and the sums of all hosts.
+    line: Option<(u64, [u64; COUNTS])>,
+    /// The count that was asked for last, and whether it had changed.
+    last: Option<(u64, bool)>,
+    /// How many blocks may be spared yet.
+    spares: usize,
+}
+
+impl Uses {
+    /// From here on the block that comes next makes room.
+    pub(super) const fn spare_no_more(&mut self) {
+        self.spares = 0;
+    }
+
+    fn spare(&mut self) -> bool {
+        let may_spare = self.spares > 0;
+        self.spares = self.spares.saturating_sub(1);
+        may_spare
+    }
+}
+
+/// The line of a count, its word there, and its first bit.
+const fn split(count: u64) -> (u64, usize, u32) {
+    (count / LINE, (count % LINE / 8) as usize, (count % 8 * 8) as u32)
+}
+
+/// Adds each byte of two words.
+const fn sum_of(one: u64, other: u64) -> u64 {
+    let high = 0x8080_8080_8080_8080;
+    ((one & !high) + (other & !high)) ^ (one ^ other) & high
+}
+
+impl<M: Memory> Cache<M> {
+    fn use_lines(&self) -> u64 {
+        use_lines(self.geometry.budget)
+    }
+
+    /// Where the count of a slot stands among those of a host. Slots of one owner share one only where their blocks are small.
+    pub(super) fn count_of(&self, host: u16, slab: &Slab, index: u32) -> u64 {
+        let counts = self.use_lines() * LINE;
+        let owners = counts / u64::from(self.geometry.hosts.max(1)) * u64::from(host);
+        let own = u64::from(slab.head.first_count) + u64::from(index) / slab.head.slots_a_count();
+        (owners + own) % counts
+    }
+
+    /// The first count of a new slab: behind another of this host's, and before the next.
+    pub(super) fn first_count(&self, own: &[(u32, Slab)], head: &SlabHead) -> u32 {
+        let mut taken: Vec<_> = own.iter().map(|(_, slab)| slab.head.counts()).collect();
+        taken.sort_unstable();
+        let mut first = 0;
+        for (begin, end) in taken {
+            if first + head.counts().1 <= begin {
+                break;
+            }
+            first = first.max(end);
+        }
+        // Slots that lie too far share counts with others.
+        first as u32
+    }
+
+    fn counts_at(&self, part: Offset, line: u64) -> Offset {
+        part.lines(CLASSES + self.geometry.log_lines + line)
+    }
+
+    /// Counts a hit, for the owner of the slot.
+    pub(super) fn touch(&self, owner: u16, count: u64) {
+        let (memory, (line, word, bit)) = (self.pool.memory(), split(count));
+        let at = self.counts_at(self.part.at(), line).word(word as u64);
+        if let Ok(counts) = memory.load(at) {
+            memory.store(at, sum_of(counts, 1 << bit));
+            if owner != self.pool.member().host {
+                // HARMLESS(write_back -> drop): a hit that its owner does not see only lets the block go earlier.
+                memory.write_back(at, LINE);
+            }
+        }
+    }
+
+    /// What an owner needs to know which of its blocks are used, when it stores so many.
+    pub(super) fn uses(&self, wanted: usize) -> Uses {
+        let replica = locked(&self.replica);
+        let part = |part: &Object| (part.at(), part.at() != self.part.at());
+        Uses {
+            parts: replica.parts().map(part).collect(),
+            line: None,
+            last: None,
+            spares: SPARED * (1 + wanted),
+        }
+    }
+
+    /// Whether the block of a slot of this host was read since this was last asked, and may be spared.
+    pub(super) fn is_spared(&self, uses: &mut Uses, slab: &Slab, index: u32) -> Result<bool, PoolError> {
+        let count = self.count_of(self.pool.member().host, slab, index);
+        if let Some((last, was_used)) = uses.last
+            && last == count
+        {
+            return Ok(was_used && uses.spare());
+        }
+        let (line, word, bit) = split(count);
+        let sums = match uses.line {
+            Some((known, sums)) if known == line => sums,
+            _ => self.sum_counts(&uses.parts, line)?,
+        };
+        uses.line = Some((line, sums));
+        let memory = self.pool.memory();
+        let at = self.counts_at(self.part.at(), self.use_lines() + line).word(word as u64);
+        let (seen, byte) = (memory.load(at)?, 0xff << bit);
+        let was_used = (seen ^ sums[word]) & byte != 0;
+        if was_used {
+            memory.store(at, seen & !byte | sums[word] & byte);
+        }
+        uses.last = Some((count, was_used));
+        Ok(was_used && uses.spare())
+    }
+
+    fn sum_counts(&self, parts: &[(Offset, bool)], line: u64) -> Result<[u64; COUNTS], PoolError> {
+        let memory = self.pool.memory();
+        for &(part, is_other) in parts {
+            if is_other {
+                // HARMLESS(invalidate -> write_back -> drop): with older counts a block goes earlier.
+                memory.invalidate(self.counts_at(part, line), LINE);
+            }
+        }
+        // SYNC: pairs with no fence: `touch` has none.
+        // HARMLESS(fence_invalidations -> sfence -> drop): counts of any age only say which block goes first.
+        memory.fence_invalidations();
+        let mut sums = [0; COUNTS];
+        for &(part, _) in parts {
+            for (word, sum) in (0..).zip(&mut sums) {
+                *sum = sum_of(*sum, memory.load(self.counts_at(part, line).word(word))?);
+            }
+        }
+        Ok(sums)
+    }
+}
+
+/// Lines of counts of a cache with this budget: a count for each `COUNTED_BYTES`, or fewer where it is large.
+pub(super) const fn use_lines(budget: u64) -> u64 {
+    match budget / (COUNTED_BYTES * LINE) {
+        0 => 1,
+        lines if lines > MOST_LINES => MOST_LINES,
+        lines => lines.next_power_of_two(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_added_each_alone() {
+        assert_eq!(sum_of(0xff01_7f80_00ff_80ff, 0x0102_0180_00ff_80ff), 0x0003_8000_00fe_00fe);
+        assert_eq!([0, 1 << 20, 3 << 20, u64::MAX].map(use_lines), [1, 1, 4, MOST_LINES]);
+    }
+}
