@@ -1,14 +1,15 @@
 //! The control loop: settings that are applied once and kept, and a round that looks, decides and acts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use polder_linux::{
     Cgroup, HeldShare, HostCounters, Kernel, KernelError, KernelShares, Promotion, Restored, Settings,
     TierMemory, Tiers, share_settings, show_nodes,
 };
 use polder_place::pages::{
-    self, Decision, DemoteReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes, ServicePolicy,
-    ServiceView, TierRule,
+    self, Decision, DemoteReason, Link, Pace, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
+    ServicePolicy, ServiceView, TierRule,
 };
 
 use crate::cause::cause;
@@ -54,6 +55,9 @@ pub struct Agent<K> {
     promoted_pages: Option<u64>,
     /// Bytes of a huge page.
     huge_page: u64,
+    link: Link,
+    /// Bytes that moved in this round, and how long it took.
+    moved: (u64, Duration),
     known: BTreeMap<Name, Known>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
@@ -86,6 +90,8 @@ impl<K: Kernel> Agent<K> {
         };
         let mut agent = Self {
             huge_page: huge_page(settings.kernel()),
+            link: Link::new(tiers.slow_bandwidth(settings.kernel())),
+            moved: (0, Duration::ZERO),
             promoted_pages: None,
             settings,
             tiers,
@@ -116,6 +122,11 @@ impl<K: Kernel> Agent<K> {
     /// The tiers of the machine.
     pub const fn tiers(&self) -> &Tiers {
         &self.tiers
+    }
+
+    /// How fast pages get from one tier to the other, as far as it is known.
+    pub const fn link(&self) -> &Link {
+        &self.link
     }
 
     /// The policy that is carried out.
@@ -190,7 +201,8 @@ impl<K: Kernel> Agent<K> {
         };
         let shares: Vec<HeldShare> = present.iter().filter_map(share).collect();
         let interval_ms = self.policy.period.as_millis().max(1) as u64;
-        let outcome = self.shares.hold(&mut self.settings, &self.tiers, &shares, limits.step, interval_ms);
+        let quota = self.quota(shares.len());
+        let outcome = self.shares.hold(&mut self.settings, &self.tiers, &shares, quota, interval_ms);
         if let Err(error) = outcome {
             alarms.push(Alarm::HostSetting { key: "fair_share".to_owned(), error: error.to_string() });
         }
@@ -285,6 +297,8 @@ impl<K: Kernel> Agent<K> {
                 round.alarms.push(Alarm::of(&present.service, &error));
             }
         }
+        let (bytes, took) = std::mem::take(&mut self.moved);
+        self.link.measure(bytes, took.as_secs_f64());
         round.settings = self.settings.take_changes();
         Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
     }
@@ -294,7 +308,7 @@ impl<K: Kernel> Agent<K> {
             fast_bytes: round.fast.bytes,
             fast_free: round.fast.free,
             slow_free: round.slow.free.saturating_sub(kept_by_kernel(round.slow)),
-            step: self.policy.step_bytes,
+            step: self.step(),
             pressure: self.policy.pressure_limit,
             refaults: self.policy.refaults_a_round(),
             free_low: self.policy.free_low,
@@ -302,17 +316,35 @@ impl<K: Kernel> Agent<K> {
             promote: if self.settings.kernel().promotes() { self.most_promoted(round) } else { 0 },
             fast_kept: kept_by_kernel(round.fast),
             largest_page: self.huge_page,
+            pace: match self.policy.step_bytes {
+                Some(_) => None,
+                None => Some(Pace::of(self.policy.period.as_secs_f64())),
+            },
         }
+    }
+
+    /// Bytes that a round may move each way.
+    fn step(&self) -> u64 {
+        self.policy.step_bytes.unwrap_or_else(|| self.link.step(self.policy.period.as_secs_f64()))
+    }
+
+    /// Bytes that DAMON may move in a period for one of so many services. What these moves come to is not measured.
+    fn quota(&self, services: usize) -> u64 {
+        let link = Link::new(self.link.bandwidth);
+        let part = match link.rate() {
+            Some(_) => link.steady_step(self.policy.period.as_secs_f64()) / services.max(1) as u64,
+            None => Link::FIRST,
+        };
+        self.policy.step_bytes.unwrap_or(part.max(self.huge_page).max(PAGE))
     }
 
     /// Bytes that may be moved up in this round: with a limit of promotion, what the kernel has left of it.
     fn most_promoted(&self, round: &Round) -> u64 {
-        const PAGE: u64 = 4096;
-        let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.policy.step_bytes };
+        let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.step() };
         let all = (rate_mbps as f64 * 1e6 * self.policy.period.as_secs_f64()) as u64;
         let now = round.host.promoted_pages;
         let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * PAGE;
-        self.policy.step_bytes.min(all.saturating_sub(kernels))
+        self.step().min(all.saturating_sub(kernels))
     }
 
     /// The services of the policy; those that are kept off the slow tier are opted out.
@@ -524,19 +556,33 @@ impl<K: Kernel> Agent<K> {
             return Ok(());
         }
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        let began = kernel.now();
         let outcome = cgroup.demote(kernel, bytes, reason == DemoteReason::PageCache);
-        let demotion = match outcome {
-            Err(_) => Demotion::Refused,
-            Ok(true) => Demotion::Moved,
+        let took = kernel.now().saturating_sub(began);
+        let moved = match outcome {
+            Err(_) => 0,
+            Ok(true) => bytes,
             // It moved less: some, or none.
             Ok(false) => {
-                let fast = self.bytes_on(&self.tiers.fast, cgroup)?;
-                if fast < present.view.seen.fast { Demotion::Moved } else { Demotion::Stuck }
+                present.view.seen.fast.saturating_sub(self.bytes_on(&self.tiers.fast, cgroup)?).min(bytes)
             }
         };
+        let demotion = match (&outcome, moved) {
+            (Err(_), _) => Demotion::Refused,
+            (Ok(_), 0) => Demotion::Stuck,
+            (Ok(_), _) => Demotion::Moved,
+        };
+        self.note_move(moved, took);
         let known = self.known.entry(present.service.name.clone()).or_default();
         known.demotion = known.demotion.max(Some(demotion));
         outcome.map(drop)
+    }
+
+    /// Time in which nothing moved tells nothing of how fast pages move.
+    fn note_move(&mut self, bytes: u64, took: Duration) {
+        if bytes > 0 {
+            self.moved = (self.moved.0 + bytes, self.moved.1 + took);
+        }
     }
 
     /// Bytes of a cgroup on these nodes.
@@ -573,9 +619,12 @@ impl<K: Kernel> Agent<K> {
         let Some((to, memory)) = self.tiers.roomiest(kernel, &allowed)? else { return Ok(0) };
         let bytes = bytes.min(memory.free.saturating_sub(kept_by_kernel(memory)));
         let what = Promotion { from: &self.tiers.slow, to, bytes };
+        let began = kernel.now();
         match kernel.promote(cgroup, what, &mut rise.resume) {
             Ok(moved) => {
                 rise.went(moved);
+                let took = kernel.now().saturating_sub(began);
+                self.note_move(moved, took);
                 Ok(moved)
             }
             Err(error) => {
@@ -658,6 +707,9 @@ impl<K: Kernel> Agent<K> {
         rows
     }
 }
+
+/// Bytes of the smallest page.
+const PAGE: u64 = 4096;
 
 /// What the kernel keeps free of a tier or a node is about this much.
 const fn kept_by_kernel(memory: TierMemory) -> u64 {

@@ -7,6 +7,7 @@
 mod cause;
 mod control;
 mod endpoint;
+mod forecast;
 mod health;
 mod host;
 mod known;
@@ -19,8 +20,9 @@ mod telemetry;
 
 pub use control::{Agent, AgentError};
 pub use endpoint::listen;
+pub use forecast::{Forecast, forecast};
 pub use name::Name;
-pub use polder_place::pages::{RecordedRound, TierRule, replay};
+pub use polder_place::pages::{Link, RecordedRound, TierRule, replay};
 pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,

@@ -123,8 +123,8 @@ pub enum Weights {
 pub struct Policy {
     /// Time from one control round to the next.
     pub period: Duration,
-    /// Bytes that are demoted in one round at most.
-    pub step_bytes: u64,
+    /// Bytes that are demoted in one round at most; [`None`] where they follow from the machine and from what services have too much.
+    pub step_bytes: Option<u64>,
     /// A service that waits for memory for more than this percentage of ten seconds is left alone.
     pub pressure_limit: f64,
     /// A service that reads more pages a second again than this is left alone.
@@ -378,8 +378,8 @@ impl Policy {
         }
         Ok(Self {
             period: at.value("period", file.period.as_ref(), Duration::from_secs(2), period)?,
-            step_bytes: at.value("step", file.step.as_ref(), 32 << 20, |text| {
-                bytes(text).filter(|bytes| *bytes >= SMALLEST_STEP)
+            step_bytes: at.value("step", file.step.as_ref(), None, |text| {
+                bytes(text).filter(|bytes| *bytes >= SMALLEST_STEP).map(Some)
             })?,
             pressure_limit: at.value("pressure_limit", file.pressure_limit.as_ref(), 10.0, percent)?,
             refault_limit: file.refault_limit.as_ref().map_or(1000, |pages| *pages.get_ref()),

@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
-    Agent, Alarm, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, listen, replay,
+    Agent, Alarm, DeviceHealth, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State, forecast,
+    listen, replay,
 };
 use polder_front::Teller;
 use polder_linux::{
@@ -257,12 +258,15 @@ fn rounds<K: Kernel>(
     watched: &mut Watched,
 ) -> Result<(), Failure> {
     loop {
+        let began = Instant::now();
         let (round, recorded) = agent.round(now_ms())?;
         out.take(agent, &round, &recorded)?;
         if out.arguments.rounds.is_some_and(|rounds| round.round >= rounds) {
             return Ok(());
         }
-        let reloads = match asked.recv_timeout(agent.policy().period) {
+        // Pages that the kernel moves take their time of the period.
+        let rest = agent.policy().period.saturating_sub(began.elapsed());
+        let reloads = match asked.recv_timeout(rest) {
             Ok(Asked::Reload) => true,
             Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
@@ -429,10 +433,63 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     };
     println!("fast tier: nodes {}; slow tier: nodes {}", show_nodes(&tiers.fast), show_nodes(&tiers.slow));
     let (mut agent, _) = Agent::start(host, policy, "", true)?;
-    let round = agent.round(now_ms())?.0;
+    let (round, recorded) = agent.round(now_ms())?;
     print_settings(&mut std::io::stdout().lock(), &round, true)?;
     print_table(&round, true)?;
+    pace_lines(&agent, &recorded).iter().for_each(|line| println!("{line}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What rounds may move, and how long each service will take.
+fn pace_lines<K: Kernel>(agent: &Agent<K>, recorded: &RecordedRound) -> Vec<String> {
+    let (policy, link) = (agent.policy(), agent.link());
+    let seconds = |time: Duration| format!("{:.0} s", time.as_secs_f64());
+    let rate = |bytes: f64| format!("{}/s", size(bytes as u64));
+    let first = size(Link::FIRST);
+    let period = format!("{} s", policy.period.as_secs_f64());
+    let (step, what) = match (policy.step_bytes, link.bandwidth) {
+        (Some(step), _) => {
+            (Some(step), format!("at most {} a round of {period}, each way, by step", size(step)))
+        }
+        (None, Some(bandwidth)) => {
+            let step = link.steady_step(policy.period.as_secs_f64());
+            let part = format!(
+                "{} a round of {period}, each way: {:.0}% of the slow tier's {}",
+                size(step),
+                100.0 * Link::PART,
+                rate(bandwidth)
+            );
+            (
+                Some(step),
+                format!(
+                    "at most {part}, or what the kernel moves in that time; the first round moves {first} at most, and measures"
+                ),
+            )
+        }
+        (None, None) => (
+            None,
+            format!(
+                "the slow tier's bandwidth is not known (HMAT): the first round moves {first} at most, and measures; then at most {:.0}% of the rate at which pages moved",
+                100.0 * Link::PART
+            ),
+        ),
+    };
+    let mut lines = vec![what];
+    let Some(step) = step else { return lines };
+    let told = forecast(recorded, step, policy.period);
+    lines.extend(told.iter().map(|(service, told)| match told.time {
+        Some(time) => format!(
+            "  {service}: {} to move, done in {}, at {}",
+            size(told.bytes),
+            seconds(time),
+            rate(told.bytes as f64 / time.as_secs_f64())
+        ),
+        None => format!(
+            "  {service}: {} to move in the first 10,000 rounds, and more after them",
+            size(told.bytes)
+        ),
+    }));
+    lines
 }
 
 fn explain(arguments: &ExplainArguments) -> Result<ExitCode, Failure> {

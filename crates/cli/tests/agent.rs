@@ -254,6 +254,37 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         check.status.success()
             && text(&check.stdout).contains("would write /proc/sys/kernel/numa_balancing: 1 -> 2")
     );
+    // Without HMAT no time is promised.
+    let check = |folder: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+        command
+            .args(["agent", "check", "--root"])
+            .arg(folder)
+            .arg("--policy")
+            .arg(folder.join("policy.toml"));
+        text(&command.output().unwrap().stdout)
+    };
+    let unknown = "the slow tier's bandwidth is not known (HMAT): the first round moves 32.0 MiB at most";
+    let said = check(root);
+    assert!(said.contains(unknown) && !said.contains("to move"), "{said}");
+    for access in ["read", "write"] {
+        put(
+            root,
+            &format!("/sys/devices/system/node/node1/access0/initiators/{access}_bandwidth"),
+            "10000\n",
+        );
+    }
+    put(root, "policy.toml", &policy(2, "2s"));
+    let said = check(root);
+    for part in [
+        "at most 1.9 GiB a round of 2 s, each way: 10% of the slow tier's 9.3 GiB/s, or what the kernel moves in that time",
+        "  s0: ",
+        " to move, done in ",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    put(root, "policy.toml", &format!("step = \"4MiB\"\n{}", policy(2, "2s")));
+    assert!(check(root).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"), "{said}");
     // A machine with one tier: the policy is good all the same.
     fs::remove_dir_all(root.join("sys/devices/virtual/memory_tiering")).unwrap();
     put(root, "/sys/devices/system/node/has_memory", "0\n");

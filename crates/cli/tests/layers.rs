@@ -37,7 +37,7 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "dev",
         &[
-            "cli", "plan", "measure", "front", "attach", "linux", "place", "offload", "pool", "mem",
+            "cli", "plan", "measure", "front", "agent", "attach", "linux", "place", "offload", "pool", "mem",
             "kernels", "schedule", "sim", "platform",
         ],
     ),

@@ -3,6 +3,7 @@
 mod coarse;
 mod cxl;
 mod programs;
+mod server;
 mod tiers;
 mod vistara;
 
@@ -63,6 +64,8 @@ enum Name {
     VistaraTable9,
     /// Two services with less and less local memory (Vistara, section V-G).
     VistaraRatio,
+    /// CXL bandwidth of these two services, by a law that comes from Table VIII alone.
+    VistaraTier,
     /// Latency and bandwidths of two tiers while more and more memory is hot (Vistara, Table X).
     VistaraTable10,
 }
@@ -125,6 +128,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Name::VistaraTable8 => vistara::telemetry(arguments.json),
         Name::VistaraTable9 => vistara::fair(arguments.json),
         Name::VistaraRatio => vistara::ratio(arguments.json),
+        Name::VistaraTier => vistara::tier(arguments.json),
         Name::VistaraTable10 => vistara::knee(arguments.json),
     }
 }

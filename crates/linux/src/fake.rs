@@ -5,6 +5,7 @@
 //! - `cpuset.mems` migrates pages when its set changes, refuses nodes that are not there with EINVAL and an empty set
 //!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
 //!   that has nothing of the parent's is answered by the parent's own.
+//! - No time passes but while pages move, at the rate that [`Tree::moves_at`] gives.
 //! - Nothing goes up by itself. Anonymous memory of the slow node is moved up on demand, but for what is shared.
 //! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
 //! - kdamonds appear as they are counted, are busy while they run or DAMON_STAT does, and reach the goals of their schemes in steps.
@@ -18,6 +19,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind};
+use std::time::Duration;
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
@@ -124,6 +126,10 @@ pub struct Tree {
     promotes: Cell<bool>,
     calls: Cell<u64>,
     fast_bytes: u64,
+    slow_bytes: Cell<u64>,
+    now: Cell<Duration>,
+    /// Bytes a second; infinite where it takes no time.
+    moves_at: Cell<f64>,
     /// Of a CXL device, addresses on it and on the host.
     poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
     /// The cgroup of a page frame.
@@ -165,10 +171,37 @@ impl Tree {
             promotes: Cell::new(true),
             calls: Cell::new(0),
             fast_bytes,
+            slow_bytes: Cell::new(SLOW_BYTES),
+            now: Cell::default(),
+            moves_at: Cell::new(f64::INFINITY),
             poison: RefCell::default(),
             pages: RefCell::default(),
             answers: RefCell::default(),
         }
+    }
+
+    /// Gives the slow node so many bytes, in place of a TiB.
+    pub fn set_slow(&self, bytes: u64) {
+        self.slow_bytes.set(bytes);
+    }
+
+    /// The slow node reads and writes so many MB/s, as HMAT says it.
+    pub fn set_bandwidth(&self, mbps: u64) {
+        for access in ["read", "write"] {
+            let path = format!("/sys/devices/system/node/node1/access0/initiators/{access}_bandwidth");
+            self.put(&path, &format!("{mbps}\n"));
+        }
+    }
+
+    /// Pages move at so many bytes a second.
+    pub fn moves_at(&self, bytes_per_s: f64) {
+        self.moves_at.set(bytes_per_s);
+    }
+
+    /// Passes the time in which so many bytes move.
+    fn take_time(&self, bytes: u64) {
+        let took = Duration::from_secs_f64(bytes as f64 / self.moves_at.get());
+        self.now.set(self.now.get() + took);
     }
 
     /// Makes the file `path`, or gives it another text.
@@ -449,7 +482,12 @@ impl Tree {
         let group =
             groups.get_mut(folder).filter(|group| !group.lacks.contains(name)).ok_or(ErrorKind::NotFound)?;
         match name {
-            "memory.reclaim" => group.reclaim(line, demotes, self.knows_swappiness.get()),
+            "memory.reclaim" => {
+                let before = group.bytes[0];
+                let outcome = group.reclaim(line, demotes, self.knows_swappiness.get());
+                self.take_time(before - group.bytes[0]);
+                outcome
+            }
             "cpuset.mems" => {
                 self.be_busy()?;
                 group.set_nodes(line)
@@ -577,7 +615,7 @@ impl Tree {
     fn meminfo(&self, path: &str) -> Option<String> {
         let (node, bytes) = match path {
             "/sys/devices/system/node/node0/meminfo" => (0, self.fast_bytes),
-            "/sys/devices/system/node/node1/meminfo" => (1, SLOW_BYTES),
+            "/sys/devices/system/node/node1/meminfo" => (1, self.slow_bytes.get()),
             _ => return None,
         };
         let (all, free) = (bytes >> 10, bytes.saturating_sub(self.used(node)) >> 10);
@@ -601,6 +639,10 @@ fn is_counted(files: &BTreeMap<String, String>, path: &str) -> bool {
 }
 
 impl Kernel for Tree {
+    fn now(&self) -> Duration {
+        self.now.get()
+    }
+
     fn read(&self, path: &str) -> Result<String, KernelError> {
         self.pass();
         let group = self.split(path).and_then(|(folder, name)| self.read_group(&folder, name));
@@ -707,6 +749,7 @@ impl Kernel for Tree {
         let there = group.bytes[1].saturating_sub(group.cache[1]).saturating_sub(group.shared);
         let moved = what.bytes.min(there).min(room);
         group.bytes = [group.bytes[0] + moved, group.bytes[1] - moved];
+        self.take_time(moved);
         *resume = (moved == what.bytes).then_some((1, 0));
         Ok(moved)
     }

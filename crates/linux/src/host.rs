@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::KernelError;
 use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
@@ -76,6 +77,11 @@ impl Default for Host {
 }
 
 impl Kernel for Host {
+    fn now(&self) -> Duration {
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+    }
+
     fn read(&self, path: &str) -> Result<String, KernelError> {
         // The kernel does not say how long such a file is, so it is not asked: an agent reads hundreds a round.
         let mut text = String::with_capacity(8 << 10);

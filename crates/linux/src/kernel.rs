@@ -1,6 +1,7 @@
 //! The seam: what the agent needs of a kernel, and how it names a cgroup.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::CGROUPS;
 use crate::error::KernelError;
@@ -58,6 +59,9 @@ pub type Resume = Option<(u32, usize)>;
 
 /// What the agent needs of a kernel's files, and of one file of its own.
 pub trait Kernel {
+    /// Time since a moment in the past, by a clock that never goes back.
+    fn now(&self) -> Duration;
+
     /// The text of a file.
     ///
     /// # Errors
@@ -148,6 +152,10 @@ pub trait Kernel {
 }
 
 impl<K: Kernel> Kernel for &K {
+    fn now(&self) -> Duration {
+        (**self).now()
+    }
+
     fn read(&self, path: &str) -> Result<String, KernelError> {
         (**self).read(path)
     }

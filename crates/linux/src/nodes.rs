@@ -120,6 +120,18 @@ impl Tiers {
         }
         Ok(bandwidths)
     }
+
+    /// Bytes a second that the slow nodes carry together, by HMAT or by what their devices say: of reads and writes the fewer. [`None`] where
+    /// that of a node is not known.
+    pub fn slow_bandwidth(&self, kernel: &impl Kernel) -> Option<f64> {
+        let mbps = |node: &u32, access: &str| {
+            let text =
+                kernel.read(&format!("{NODES}/node{node}/access0/initiators/{access}_bandwidth")).ok()?;
+            text.trim().parse::<u64>().ok().filter(|rate| *rate > 0)
+        };
+        let of_node = |node| Some(mbps(node, "read")?.min(mbps(node, "write")?) as f64 * 1e6);
+        self.slow.iter().map(of_node).sum()
+    }
 }
 
 /// The kernel's release, such as `6.12.0-amd64`.

@@ -7,7 +7,7 @@
 //! later gets other pages back, because the kernel may have demoted what nobody uses.
 //!
 //! What a round may move is divided among the services in proportion to what each has too much, or too little. A service that can move
-//! less leaves the rest to the others.
+//! less leaves the rest to the others. How much that is follows from the machine: [`Link`] bounds all services together, [`Pace`] each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,6 +91,98 @@ pub struct ServiceView {
     pub seen: ServiceBytes,
 }
 
+/// What one round moves of a service at most. The next rounds see first what the service says to it. Parts are millionths, so that a record
+/// has them to the last bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Of what it has too much, or too little.
+    pub part_ppm: u32,
+    /// Of all its bytes: so much a round moves all the same, so that the last of it comes.
+    pub least_ppm: u32,
+}
+
+impl Pace {
+    /// Seconds after which half of it is left: those of the average in which what a service suffers is seen (PSI, `avg10`).
+    const HALF_S: f64 = 10.0;
+    /// The part of its bytes that goes in a second at least.
+    const LEAST_A_SECOND: f64 = 0.005;
+
+    /// Of rounds that are so many seconds apart.
+    #[must_use]
+    pub fn of(period_s: f64) -> Self {
+        let ppm = |part: f64| (part.min(1.0) * 1e6).round() as u32;
+        let part = 1.0 - (-period_s / Self::HALF_S).exp2();
+        Self { part_ppm: ppm(part), least_ppm: ppm(Self::LEAST_A_SECOND * period_s) }
+    }
+
+    /// Bytes of a service that move of those that it has too much, or too little.
+    fn bytes(self, wants: f64, all: u64) -> f64 {
+        (f64::from(self.part_ppm) * wants).max(f64::from(self.least_ppm) * all as f64) / 1e6
+    }
+}
+
+/// How fast pages get from one tier to the other, in bytes a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Link {
+    /// What the slow tier carries, as far as it is known.
+    pub bandwidth: Option<f64>,
+    /// What moves came to, once some were measured.
+    pub moved: Option<f64>,
+    /// Bytes, and the seconds in which they moved, that are too few to tell.
+    pending: (u64, f64),
+}
+
+impl Link {
+    /// The part of the slow tier's bandwidth that moves may take each way. Nine tenths are left to the services.
+    pub const PART: f64 = 0.1;
+    /// Bytes that a round moves while none were measured.
+    pub const FIRST: u64 = 32 << 20;
+
+    /// A link of which so much is known by the machine's word.
+    #[must_use]
+    pub const fn new(bandwidth: Option<f64>) -> Self {
+        Self { bandwidth, moved: None, pending: (0, 0.0) }
+    }
+
+    /// Takes in that so many bytes moved in so many seconds. Few wait for more, because their time is that of calls.
+    pub fn measure(&mut self, bytes: u64, seconds: f64) {
+        const FEWEST: u64 = 1 << 20;
+        let (bytes, seconds) = (self.pending.0 + bytes, self.pending.1 + seconds);
+        if bytes < FEWEST {
+            self.pending = (bytes, seconds);
+            return;
+        }
+        self.pending = (0, 0.0);
+        if seconds <= 0.0 {
+            return;
+        }
+        let rate = bytes as f64 / seconds;
+        self.moved = Some(self.moved.map_or(rate, |before| f64::midpoint(before, rate)));
+    }
+
+    /// Bytes a second that may move each way, once moves were measured; [`None`] while nothing is known. Where the bandwidth is not known, it
+    /// is at least what moves came to.
+    #[must_use]
+    pub fn rate(&self) -> Option<f64> {
+        let part = self.bandwidth.or(self.moved)? * Self::PART;
+        Some(part.min(self.moved.unwrap_or(f64::INFINITY)))
+    }
+
+    /// Bytes that a round of so many seconds may move each way. They take a round's time at most. The first that move are few, because it is
+    /// not known how long they take.
+    #[must_use]
+    pub fn step(&self, period_s: f64) -> u64 {
+        let steady = self.steady_step(period_s);
+        if self.moved.is_some() { steady } else { steady.min(Self::FIRST) }
+    }
+
+    /// The same as if moves had been measured; [`Self::FIRST`] while nothing is known.
+    #[must_use]
+    pub fn steady_step(&self, period_s: f64) -> u64 {
+        self.rate().map_or(Self::FIRST, |rate| ((rate * period_s) as u64).max(PAGE))
+    }
+}
+
 /// What limits the moves of one round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundLimits {
@@ -119,6 +211,9 @@ pub struct RoundLimits {
     /// Bytes of the largest page: a move takes the last one whole.
     #[serde(default)]
     pub largest_page: u64,
+    /// What a round moves of one service at most; [`None`] for no such bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
 }
 
 /// Bytes of the smallest page, in which moves up are counted.
@@ -234,6 +329,12 @@ impl RoundLimits {
             _ => None,
         }
     }
+
+    /// How far a service is from suffering: 1 for one that waits for nothing and reads nothing again, 0 where it is left alone.
+    fn ease(&self, seen: &ServiceBytes) -> f64 {
+        let left = |seen: f64, limit: f64| if seen > 0.0 { (1.0 - seen / limit).max(0.0) } else { 1.0 };
+        left(seen.pressure, self.pressure) * left(seen.refaults as f64, self.refaults as f64)
+    }
 }
 
 /// What one round leaves to the next.
@@ -254,9 +355,9 @@ pub struct Past {
 const MOST_HALVINGS: u32 = 6;
 
 impl Past {
-    /// The step of each service, and whether it is left alone. A round in which it suffers halves its step, a round in
+    /// How often the step of each service is halved, and whether it is left alone. A round in which it suffers halves its step, a round in
     /// which it does not doubles it again.
-    fn back_off(&mut self, services: &[ServiceView], limits: &RoundLimits) -> Vec<(u64, Option<HoldReason>)> {
+    fn back_off(&mut self, services: &[ServiceView], limits: &RoundLimits) -> Vec<(u32, Option<HoldReason>)> {
         let before = std::mem::take(&mut self.halvings);
         let mut back_off = |service: &ServiceView| {
             let halvings = before.get(&service.name).copied().unwrap_or(0);
@@ -266,7 +367,7 @@ impl Past {
                 None => halvings.saturating_sub(1),
             };
             self.halvings.extend((next > 0).then(|| (service.name.clone(), next)));
-            (limits.step >> halvings, reason)
+            (halvings, reason)
         };
         services.iter().map(&mut back_off).collect()
     }
@@ -285,13 +386,14 @@ impl Past {
 /// Decides the moves of one control round.
 #[must_use]
 pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -> Decision {
-    let (steps, reasons) = past.back_off(services, limits).into_iter().unzip();
+    let (halvings, reasons) = past.back_off(services, limits).into_iter().unzip();
     let refill = past.refill(limits);
     let mut round = Round {
         services,
+        limits,
         left: limits.step.min(limits.slow_free),
         is_slow_full: limits.slow_free < PAGE,
-        steps,
+        halvings,
         reasons,
         given: vec![0; services.len()],
         is_held: vec![false; services.len()],
@@ -308,7 +410,7 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
     }
     // The kernel has a round to promote what is used.
     let name = |needy: &Needy| services[needy.service].name.clone();
-    round.promote(needy.iter().filter(|needy| past.under.contains(&name(needy))), limits, &mut past.owed_up);
+    round.promote(needy.iter().filter(|needy| past.under.contains(&name(needy))), &mut past.owed_up);
     past.under = needy.iter().map(name).collect();
     let given: u64 = round.given.iter().sum();
     round.take_from(&mut donors, refill - given as f64, DemoteReason::Watermark);
@@ -318,11 +420,12 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
 /// A round that is being decided.
 struct Round<'s> {
     services: &'s [ServiceView],
+    limits: &'s RoundLimits,
     /// Bytes that may go down yet.
     left: u64,
     is_slow_full: bool,
-    /// Of each service, bytes that may go down at most.
-    steps: Vec<u64>,
+    /// Of each service, how often its step is halved.
+    halvings: Vec<u32>,
     /// Of each service, why it is left alone.
     reasons: Vec<Option<HoldReason>>,
     /// Of each service, bytes that go down.
@@ -344,20 +447,34 @@ impl Round<'_> {
         self.reasons[service].or(self.is_slow_full.then_some(HoldReason::SlowFull))
     }
 
+    /// Bytes of a service that may move at most, of those that it has too much, too little or to give.
+    fn step(&self, service: usize, wants: f64) -> u64 {
+        let Self { limits, halvings, .. } = self;
+        let Some(pace) = limits.pace else { return limits.step >> halvings[service] };
+        let seen = &self.services[service].seen;
+        let bytes = pace.bytes(wants, seen.fast + seen.slow) * limits.ease(seen);
+        // The kernel moves whole pages.
+        (bytes as u64 >> halvings[service]).max(limits.largest_page).max(PAGE)
+    }
+
     /// Bytes of a service that may go down at most.
-    fn step(&self, service: usize) -> u64 {
-        if self.services[service].seen.is_stuck { PAGE.min(self.steps[service]) } else { self.steps[service] }
+    fn step_down(&self, service: usize, wants: f64) -> u64 {
+        let step = self.step(service, wants);
+        if self.services[service].seen.is_stuck { step.min(PAGE) } else { step }
     }
 
     /// Divides the step among the services that have too much on the fast tier by their own rules.
     fn take_excess(&mut self, owed: &mut BTreeMap<String, u64>) {
         let mut claims = Vec::new();
         for (service, view) in self.services.iter().enumerate() {
-            let wants = excess(view).iter().map(|(_, bytes)| bytes).sum();
+            let wants: u64 = excess(view).iter().map(|(_, bytes)| bytes).sum();
             match self.held(service) {
                 _ if wants == 0 => {}
                 Some(reason) => self.hold(service, reason),
-                None => claims.push(Claim { service, wants, most: wants.min(self.step(service)) }),
+                None => {
+                    let most = wants.min(self.step_down(service, wants as f64));
+                    claims.push(Claim { service, wants, most });
+                }
             }
         }
         for (service, mut part) in divide(self.left, claims, self.services, owed) {
@@ -365,20 +482,20 @@ impl Round<'_> {
                 self.hold(service, HoldReason::Waits);
             }
             for (reason, bytes) in excess(&self.services[service]) {
-                part -= self.demote(service, bytes.min(part) as f64, reason);
+                part -= self.demote(service, bytes.min(part) as f64, u64::MAX, reason);
             }
         }
     }
 
-    /// Bytes that go down of `wanted`.
-    fn demote(&mut self, service: usize, wanted: f64, reason: DemoteReason) -> u64 {
+    /// Bytes that go down of `wanted`, if the service gives `most` in this round at most.
+    fn demote(&mut self, service: usize, wanted: f64, most: u64, reason: DemoteReason) -> u64 {
         let given = self.given[service];
         let wanted = (wanted.max(0.0).round() as u64).min(self.services[service].seen.fast - given);
         if let Some(reason) = self.held(service).filter(|_| wanted > 0) {
             self.hold(service, reason);
             return 0;
         }
-        let bytes = wanted.min(self.left).min(self.step(service).saturating_sub(given));
+        let bytes = wanted.min(self.left).min(most.saturating_sub(given));
         if bytes > 0 {
             self.left -= bytes;
             self.given[service] += bytes;
@@ -389,19 +506,15 @@ impl Round<'_> {
 
     /// Moves up what services lack, as far as there is room, and never so much that one comes over its `local_high`: a page at the end goes
     /// up whole.
-    fn promote<'n>(
-        &mut self,
-        needy: impl Iterator<Item = &'n Needy>,
-        limits: &RoundLimits,
-        owed: &mut BTreeMap<String, u64>,
-    ) {
+    fn promote<'n>(&mut self, needy: impl Iterator<Item = &'n Needy>, owed: &mut BTreeMap<String, u64>) {
+        let limits = self.limits;
         let whole = |bytes: f64| bytes.max(0.0) as u64 / PAGE * PAGE;
         let largest = if limits.largest_page > PAGE { limits.largest_page as f64 } else { 0.0 };
         let claim = |&Needy { service, lacks }: &Needy| {
             let ServiceView { policy, seen, .. } = &self.services[service];
             let wants = whole(lacks + (PAGE - 1) as f64);
             let below_high = -seen.above(policy.local.map_or(1.0, |local| local.high)) - largest;
-            let most = wants.min(whole(below_high)).min(seen.slow).min(self.steps[service]);
+            let most = wants.min(whole(below_high)).min(seen.slow).min(self.step(service, lacks));
             let is_tried = self.reasons[service].is_none() && !seen.rests && most > 0;
             is_tried.then_some(Claim { service, wants, most })
         };
@@ -421,8 +534,9 @@ impl Round<'_> {
     /// are dropped from `donors`.
     fn take_from(&mut self, donors: &mut Vec<usize>, mut missing: f64, reason: DemoteReason) {
         while let Some(&donor) = donors.last().filter(|_| missing > 0.0) {
-            let spare = spare_bytes(&self.services[donor]) - self.given[donor] as f64;
-            missing -= self.demote(donor, spare.min(missing), reason) as f64;
+            let spare = spare_bytes(&self.services[donor]);
+            let wanted = (spare - self.given[donor] as f64).min(missing);
+            missing -= self.demote(donor, wanted, self.step_down(donor, spare), reason) as f64;
             if missing > 0.0 {
                 donors.pop();
             }
@@ -584,6 +698,7 @@ mod tests {
         promote: 0,
         fast_kept: 0,
         largest_page: 0,
+        pace: None,
     };
 
     fn views(policies: &[ServicePolicy], seen: &[ServiceBytes]) -> Vec<ServiceView> {
@@ -738,6 +853,77 @@ mod tests {
     }
 
     #[test]
+    fn half_of_what_is_too_much_goes_in_ten_seconds_whatever_the_period_and_the_last_of_it_too() {
+        for period in [0.25, 2.0, 10.0] {
+            let limits = RoundLimits { pace: Some(Pace::of(period)), ..LIMITS };
+            // 100 GiB, of which half is too much: 2 s take 6.5 GiB, and 1 GiB at least.
+            let mut seen = [bytes(100 << 10, 0)];
+            let rounds_of = |seconds: f64| (seconds / period).round() as usize;
+            rounds(&[opt_in(0.0, 0.5)], &mut seen, &limits, rounds_of(10.0));
+            let left = seen[0].above(0.5) / seen[0].fast as f64 * 0.75;
+            assert!((left - 0.25).abs() < 1e-4, "{period}: {left}");
+            rounds(&[opt_in(0.0, 0.5)], &mut seen, &limits, rounds_of(40.0));
+            assert!(seen[0].above(0.5).abs() < 1.0, "{period}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_give_and_pages_come_up_at_a_pace_too() {
+        let limits = RoundLimits { pace: Some(Pace::of(2.0)), ..UP };
+        let limits = RoundLimits { step: 1 << 40, promote: 1 << 40, ..limits };
+        let mut seen = [bytes(30 << 10, 70 << 10), bytes(100 << 10, 0)];
+        let policies = [opt_in(0.6, 0.7), opt_in(0.2, 1.0)];
+        let moves = rounds(&policies, &mut seen, &limits, 60);
+        let part = f64::from(Pace::of(2.0).part_ppm) / 1e6;
+        let PageMove::Demote { service: 1, bytes: given, .. } = moves[0][0] else { panic!("{:?}", moves[0]) };
+        // Of the 80 GiB that it has to spare.
+        assert!((given as f64 - part * 80.0 * 1024.0 * MIB as f64).abs() < 2.0, "{given}");
+        assert!((seen[0].local_share() - 0.6).abs() < 1e-3, "{seen:?}");
+        let most = |up: &PageMove| !matches!(up, PageMove::Promote { bytes, .. } if *bytes > 4 << 30);
+        assert!(moves.concat().iter().all(most), "30 GiB are lacking at most");
+    }
+
+    #[test]
+    fn a_service_near_to_suffering_moves_less_and_a_page_at_least() {
+        let limits = RoundLimits { pace: Some(Pace::of(2.0)), ..LIMITS };
+        let given = |pressure: f64, refaults: u64| {
+            let seen = ServiceBytes { pressure, refaults, ..bytes(100 << 10, 0) };
+            let moves = once(&[opt_in(0.4, 0.6)], &[seen], &limits).moves;
+            moves
+                .iter()
+                .map(|it| if let PageMove::Demote { bytes, .. } = it { *bytes } else { 0 })
+                .sum::<u64>()
+        };
+        let free = given(0.0, 0);
+        for (pressure, refaults, part) in [(5.0, 0, 0.5), (0.0, 75, 0.25), (5.0, 75, 0.125)] {
+            assert!(
+                (given(pressure, refaults) as f64 / free as f64 - part).abs() < 1e-6,
+                "{pressure} {refaults}"
+            );
+        }
+        assert_eq!([given(10.0, 0), given(10.1, 0), given(0.0, 101)], [PAGE, 0, 0]);
+    }
+
+    #[test]
+    fn moves_take_a_tenth_of_the_link_or_what_they_came_to_and_few_bytes_before_any_was_measured() {
+        let mut link = Link::new(Some(40e9));
+        assert_eq!((link.step(2.0), link.steady_step(2.0)), (Link::FIRST, 8_000_000_000));
+        link.measure(Link::FIRST, 1.0 / 64.0);
+        assert_eq!(link.step(2.0), 4 << 30, "the kernel moves 2 GiB a second");
+        link.measure(1 << 30, 0.0);
+        link.measure(PAGE, 0.25);
+        assert_eq!(link.moved, Some((2u64 << 30) as f64), "of no time nothing is learnt, and few bytes wait");
+        link.measure((6 << 30) - PAGE, 0.25);
+        assert_eq!((link.moved, link.step(2.0)), (Some((7u64 << 30) as f64), 8_000_000_000));
+        let mut unknown = Link::default();
+        assert_eq!((unknown.rate(), unknown.step(2.0)), (None, Link::FIRST));
+        unknown.measure(Link::FIRST, 1.0 / 64.0);
+        assert_eq!(unknown.step(2.0), (4 << 30) / 10);
+        let slow = Link { moved: Some(2e9), ..Link::new(Some(1e6)) };
+        assert_eq!(slow.step(0.001), PAGE, "a page at least");
+    }
+
+    #[test]
     fn proactive_demotion_begins_below_the_low_watermark_and_ends_at_the_high_one() {
         let limits =
             |free: u64| RoundLimits { fast_free: free * MIB, free_low: 0.02, free_high: 0.05, ..LIMITS };
@@ -875,6 +1061,7 @@ mod tests {
         fn no_round_moves_more_than_its_limits_or_than_a_service_has(
             rounds in proptest::collection::vec(
                 (proptest::collection::vec(any_service(), 0..8), 0..1u64 << 40, 0..1u64 << 40, 0..1u64 << 40), 1..4),
+            paced in any::<bool>(),
         ) {
             let mut past = Past::default();
             let mut record = Vec::new();
@@ -882,7 +1069,7 @@ mod tests {
                 let (policies, seen): (Vec<_>, Vec<_>) = services.into_iter().unzip();
                 let limits = RoundLimits {
                     fast_bytes: 1 << 41, fast_free, slow_free, step, free_low: 0.1, free_high: 0.2, promote: step / 2,
-                    fast_kept: fast_free / 2, largest_page: 2 * MIB, ..LIMITS
+                    fast_kept: fast_free / 2, largest_page: 2 * MIB, pace: paced.then(|| Pace::of(2.0)), ..LIMITS
                 };
                 let services = views(&policies, &seen);
                 let decision = decide(&services, &limits, &mut past);
@@ -912,6 +1099,8 @@ mod tests {
                 prop_assert!(demoted.iter().sum::<u64>() <= step.min(slow_free));
                 prop_assert!(promoted <= (step / 2).min(fast_free / 2) + PAGE);
                 prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
+                let most = |seen: &ServiceBytes| (seen.fast + seen.slow) * u64::from(Pace::of(2.0).part_ppm) / 1_000_000 + 1;
+                prop_assert!(!paced || demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= most(seen).max(2 * MIB)));
                 // What has too much goes down, or says why not.
                 let is_held = |service| decision.holds.iter().any(|hold| hold.service == service);
                 let has_excess = |service: usize| excess(&services[service]).iter().any(|(_, bytes)| *bytes > 0);

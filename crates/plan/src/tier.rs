@@ -91,6 +91,11 @@ struct Report {
     /// What must be said with traffic and slowdowns.
     note: &'static str,
     rows: Vec<Row>,
+    /// Of each row, bytes a second of slow memory if the service were one of Table VIII of Vistara: the one that draws the least of it, the
+    /// middle one, and the one that draws the most.
+    slow_traffic_by_others: Vec<[f64; 3]>,
+    /// Bytes a second that slow memory carries, three reads to a write.
+    slow_carries: f64,
 }
 
 /// What a record shows.
@@ -154,6 +159,11 @@ fn described(arguments: &Arguments, server: &TierServer) -> Result<(), Failure> 
         costs: server.costs,
         units_alone: (fast_bytes / row.unit_bytes + 1e-9).floor() as u32,
         note: NOTE,
+        slow_traffic_by_others: rows
+            .iter()
+            .map(|it| server.slow_traffic(it.spill, f64::from(it.units) * row.unit_bytes_per_s))
+            .collect(),
+        slow_carries: server.pair().slow.bandwidth(0.75),
         rows,
     };
     arguments.outputs.json.print(&report, || print(&report))?;
@@ -244,15 +254,29 @@ fn print(report: &Report) {
         "a container holds its memory whole, and is as large on both tiers; the coldest pages lie on slow memory, as reclaim keeps them",
     );
     say(report.note);
+    say(&format!(
+        "slow traffic that a server would ask for if its containers were as services that Vistara measured, from the one that draws the least of slow memory to the one that draws the most; neither a bound nor a promise for yours (`polder-dev reproduce vistara-tier`). Slow memory carries {}/s:",
+        size(report.slow_carries)
+    ));
+    let head = ["fast:slow", "least", "middle", "most"].map(String::from).to_vec();
+    let others = report.rows.iter().zip(&report.slow_traffic_by_others).map(|(row, traffic)| {
+        let rates = traffic.iter().map(|bytes| format!("{}/s", size(*bytes)));
+        std::iter::once(ratio_of(row)).chain(rates).collect()
+    });
+    table::print(&std::iter::once(head).chain(others).collect::<Vec<_>>());
     say(
         "`polder-dev reproduce vistara-ratio` and `vistara-table8` print what was measured beside what is predicted of it, `vistara-table7` gains beside what follows from capacities",
     );
 }
 
+fn ratio_of(row: &Row) -> String {
+    format!("{}:1", (row.ratio * 1000.0).round() / 1000.0)
+}
+
 fn line(row: &Row) -> Vec<String> {
     let part = |value: f64| format!("{:.0}%", value * 100.0);
     vec![
-        format!("{}:1", (row.ratio * 1000.0).round() / 1000.0),
+        ratio_of(row),
         size(row.slow_bytes),
         format!("{:.1}%", row.spill * 100.0),
         row.units.to_string(),

@@ -15,3 +15,4 @@ pub mod vistara;
 pub mod vistara_fair;
 pub mod vistara_ratio;
 pub mod vistara_services;
+pub mod vistara_tier;

@@ -46,7 +46,7 @@ pub use judge::published::{
 };
 pub use judge::{
     cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, vistara, vistara_fair, vistara_ratio,
-    vistara_services,
+    vistara_services, vistara_tier,
 };
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};

@@ -25,10 +25,12 @@ mod rounds;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod traffic;
 
 pub use load::{Load, Pair};
 pub use rounds::{Control, PAGE_BYTES};
 pub use trace::{Idle, IdleError, Touches, Turnover, Zipf};
+pub use traffic::TrafficLaw;
 
 pub use crate::random::Random;
 

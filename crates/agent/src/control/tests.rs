@@ -5,6 +5,7 @@ use polder_linux::{DEMOTION, INTERLEAVE, INTERLEAVE_AUTO};
 use proptest::prelude::*;
 
 use super::*;
+use crate::{Forecast, forecast};
 
 const MIB: u64 = 1 << 20;
 const JOURNAL: &str = "/run/polder/agent.journal";
@@ -41,7 +42,7 @@ fn a_share_over_its_bound_comes_within_it_in_steps() {
 fn services_over_their_bound_share_the_step_and_none_says_that_it_is_within() {
     let text = |low: f64| {
         format!(
-            "[service.big]\ncgroup = \"/big\"\ntier = \"opt-in\"\nlocal_high = 0.40\n\
+            "step = \"32MiB\"\n[service.big]\ncgroup = \"/big\"\ntier = \"opt-in\"\nlocal_high = 0.40\n\
              [service.small]\ncgroup = \"/small\"\ntier = \"opt-in\"\nlocal_high = {low:?}\n"
         )
     };
@@ -65,12 +66,118 @@ fn services_over_their_bound_share_the_step_and_none_says_that_it_is_within() {
         (row.demoted, row.cause.what.as_str()),
         (0, "it is over local_high, and waits for its part of step")
     );
-    assert_eq!(row.cause.line, Some(8));
+    assert_eq!(row.cause.line, Some(9));
+}
+
+/// A server of 768 + 256 GB with a link of 40 GB/s, and as many services of equal size without bounds yet, all on fast memory.
+fn server(services: u64, all_gb: u64) -> (Tree, String) {
+    let tree = Tree::new(768 * GB);
+    tree.set_slow(256 * GB);
+    tree.set_bandwidth(40_000);
+    tree.moves_at(5e9);
+    let mut text = String::new();
+    for index in 0..services {
+        tree.add_group(&format!("/s{index}"), [all_gb * GB / services, 0]);
+        text +=
+            &format!("[service.s{index}]\ncgroup = \"/s{index}\"\ntier = \"opt-in\"\nlocal_high = 0.75\n");
+    }
+    (tree, text)
+}
+
+const GB: u64 = 1_000_000_000;
+
+#[test]
+fn the_default_takes_a_tenth_of_the_link_of_a_terabyte_for_one_service_or_a_thousand_together() {
+    for services in [1, 1000] {
+        let (tree, text) = server(services, 650);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        let demoted: Vec<u64> =
+            (0..30).map(|_| look(&mut agent).services.iter().map(|row| row.demoted).sum()).collect();
+        // The first round measures. Then a tenth of the link in 2 s, until that is more than an eighth of what is too much.
+        assert_eq!(demoted[0], Link::FIRST / PAGE / services * PAGE * services, "{demoted:?}");
+        let most = 8 * GB;
+        assert!(demoted.iter().all(|bytes| *bytes <= most), "{demoted:?}");
+        assert!(demoted[1..10].iter().all(|bytes| *bytes > most / 1000 * 999), "{demoted:?}");
+        let within = |index: u64| tree.bytes(&format!("/s{index}"))[0] <= 650 * GB / services / 4 * 3 + PAGE;
+        assert!((0..services).all(within), "after a minute: {demoted:?}");
+    }
+}
+
+#[test]
+fn a_service_gives_less_the_nearer_it_is_to_suffering_and_nothing_beyond() {
+    let demoted = |pressure: f64, refaults: u64| {
+        let (tree, text) = server(1, 100);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        look(&mut agent);
+        tree.suffer("/s0", pressure, refaults, 0);
+        let round = look(&mut agent);
+        round.services[0].demoted as f64
+    };
+    let free = demoted(0.0, 0);
+    assert!(free > 3e9, "{free}");
+    for (pressure, refaults, part) in
+        [(5.0, 0, 0.5), (9.0, 0, 0.1), (0.0, 1000, 0.5), (5.0, 1500, 0.125), (10.5, 0, 0.0), (0.0, 2001, 0.0)]
+    {
+        let found = demoted(pressure, refaults) / free;
+        assert!((found - part).abs() < 1e-6, "{pressure}% and {refaults} pages: {found} in place of {part}");
+    }
+}
+
+#[test]
+fn a_link_that_gets_slower_is_given_less_and_no_round_moves_for_much_longer_than_a_period() {
+    let (tree, text) = server(1, 650);
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+    let seconds = |agent: &mut Agent<_>| {
+        let began = tree.now();
+        look(agent);
+        (tree.now() - began).as_secs_f64()
+    };
+    for _ in 0..3 {
+        assert!(seconds(&mut agent) <= 2.0 + 1e-6);
+    }
+    tree.moves_at(1e9);
+    let took: Vec<f64> = (0..8).map(|_| seconds(&mut agent)).collect();
+    assert!(took[0] > 7.9 && took[7] < 2.1, "{took:?}");
+}
+
+#[test]
+fn where_the_bandwidth_is_not_known_a_tenth_of_what_moves_come_to_is_taken() {
+    let (tree, text) = server(1, 650);
+    tree.take("/sys/devices/system/node/node1/access0/initiators/read_bandwidth");
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+    assert_eq!(agent.link().rate(), None);
+    let demoted = [0; 2].map(|_| look(&mut agent).services[0].demoted);
+    assert_eq!(demoted[0], Link::FIRST);
+    assert!(demoted[1].abs_diff(GB) < MIB, "{demoted:?}");
+}
+
+#[test]
+fn what_is_forecast_is_what_comes() {
+    let (tree, text) = server(2, 650);
+    tree.put_bytes("/s1", [100 * GB, 200 * GB]);
+    let text = text + "local_low = 0.6\n";
+    let policy = Policy::parse(&text).unwrap();
+    let (mut dry, _) = Agent::start(&tree, policy.clone(), JOURNAL, true).unwrap();
+    let recorded = dry.round(0).unwrap().1;
+    let told = forecast(&recorded, dry.link().steady_step(2.0), policy.period);
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    let rounds: Vec<Round> = (0..60).map(|_| look(&mut agent)).collect();
+    for (index, name) in ["s0", "s1"].into_iter().enumerate() {
+        let moved = |round: &&Round| round.services[index].demoted + round.services[index].promoted > 0;
+        let last = rounds.iter().rev().find(moved).unwrap().round;
+        let bytes: u64 =
+            rounds.iter().map(|it| it.services[index].demoted + it.services[index].promoted).sum();
+        let Forecast { bytes: said, time } = told[name];
+        assert!(said.abs_diff(bytes) < MIB, "{name}: {said} {bytes}");
+        // The run begins with a round that measures.
+        let late = 2 * last - time.unwrap().as_secs();
+        assert!(late <= 2, "{name}: {last} {time:?}");
+    }
 }
 
 #[test]
 fn a_service_that_cannot_go_down_keeps_the_step_from_no_other_and_says_so() {
-    let text = "[service.a]\ncgroup = \"/a\"\ntier = \"background\"\n[service.b]\ncgroup = \"/b\"\ntier = \"background\"\n\
+    let text = "step = \"32MiB\"\n[service.a]\ncgroup = \"/a\"\ntier = \"background\"\n[service.b]\ncgroup = \"/b\"\ntier = \"background\"\n\
         [service.c]\ncgroup = \"/c\"\ntier = \"background\"\n";
     let tree = Tree::new(4096 * MIB);
     tree.add_group("/a", [2000 * MIB, 0]);
@@ -96,7 +203,7 @@ fn a_service_that_cannot_go_down_keeps_the_step_from_no_other_and_says_so() {
 
 #[test]
 fn a_service_that_cannot_come_up_keeps_the_step_from_no_other() {
-    let text = "[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\nlocal_low = 0.5\n\
+    let text = "step = \"32MiB\"\n[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\nlocal_low = 0.5\n\
         [service.b]\ncgroup = \"/b\"\ntier = \"opt-in\"\nlocal_low = 0.5\n";
     let tree = Tree::new(8192 * MIB);
     tree.add_group("/a", [0, 2000 * MIB]);
@@ -592,7 +699,7 @@ fn each_service_says_why_it_is_as_it_is_since_when_and_by_which_line() {
 #[test]
 fn a_unit_is_found_in_slices_of_the_system_and_never_in_those_of_users() {
     let tree = machine();
-    let policy = "[service.db]\nunit = \"db.service\"\ntier = \"background\"\n";
+    let policy = "step = \"32MiB\"\n[service.db]\nunit = \"db.service\"\ntier = \"background\"\n";
     tree.add_group("/user.slice", [0, 0]);
     tree.add_group("/user.slice/db.service", [MIB, 0]);
     tree.add_group("/system.slice", [0, 0]);
@@ -747,7 +854,8 @@ fn a_cgroup_without_a_controller_is_there_and_the_alarm_names_the_controller() {
 
 #[test]
 fn page_cache_goes_down_and_a_kernel_that_cannot_tell_it_is_an_alarm() {
-    let policy = "[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
+    let policy =
+        "step = \"32MiB\"\n[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
     for (can_tell, left) in [(true, 170), (false, 200)] {
         let tree = machine();
         tree.set_cache("/cache", [30 * MIB, 0]);
@@ -826,23 +934,26 @@ fn an_opt_out_keeps_the_nodes_that_an_operator_left_out() {
 
 #[test]
 fn a_record_of_a_run_replays_to_the_same_decisions() {
-    let tree = machine();
-    let mut agent = start(&tree);
-    let mut record = Vec::new();
-    for round in 0..12 {
-        if round == 4 {
-            tree.suffer("/cache", 25.0, 0, 0);
+    for text in [TEXT, &TEXT.replace("step = \"32MiB\"\n", "period = \"700ms\"\n")] {
+        let tree = machine();
+        tree.moves_at(1e9 / 3.0);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        let mut record = Vec::new();
+        for round in 0..12 {
+            if round == 4 {
+                tree.suffer("/cache", 25.0, 0, 0);
+            }
+            if round == 5 {
+                tree.suffer("/cache", 0.37, 0, 0);
+                tree.put_bytes("/cache", [400 * MIB, 0]);
+            }
+            let line = serde_json::to_string(&agent.round(0).unwrap().1).unwrap();
+            record.push(serde_json::from_str(&line).unwrap());
         }
-        if round == 5 {
-            tree.suffer("/cache", 0.0, 0, 0);
-            tree.put_bytes("/cache", [400 * MIB, 0]);
-        }
-        let line = serde_json::to_string(&agent.round(0).unwrap().1).unwrap();
-        record.push(serde_json::from_str(&line).unwrap());
+        let (moves, otherwise) = pages::replay(&record);
+        assert_eq!(otherwise, None, "{text}");
+        assert!(moves >= 8, "{moves} moves: {text}");
     }
-    let (moves, otherwise) = pages::replay(&record);
-    assert_eq!(otherwise, None);
-    assert!(moves >= 8, "{moves} moves");
 }
 
 /// A policy of up to four services, with keys of the host, drawn.

@@ -130,6 +130,7 @@ fn slow_memory_beside_a_servers_own_is_planned() {
         "slow traffic, touches and slower are lower bounds: by idle times a page is read once in each",
         "At 1:1 Vistara measured 3 to 9% (Web) and 12 to 19% (DPP)",
         "12 containers on fast memory alone",
+        "neither a bound nor a promise for yours",
         "fast:slow",
     ] {
         assert!(text.contains(line), "{line:?}: {text}");
@@ -141,6 +142,10 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
     let of = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    // What others asked of slow memory: more at each spill, and from the service that asks for the least to the one that asks for the most.
+    let others: Vec<[f64; 3]> = serde_json::from_value(report["slow_traffic_by_others"].clone()).unwrap();
+    assert!(others.iter().all(|it| it[0] < it[1] && it[1] < it[2]) && others.is_sorted(), "{others:?}");
+    assert_eq!(others.len(), 3);
     // 768 + 256 GB hold 16 containers of 64 GB, where 768 hold 12: a quarter fewer servers.
     assert_eq!((of(1, "units"), of(1, "servers"), of(1, "spill")), (16.0, 0.75, 0.25));
     assert!(of(0, "slow_bytes_per_s") < of(1, "slow_bytes_per_s"));

@@ -1,15 +1,14 @@
 //! Table IX of the Vistara paper: two caches on one server, without bounds and with Fair Share.
 //!
-//! The bounds are kept by [`polder_place::pages::decide`], as on a host.
+//! What keeps the bounds is given: `polder-dev` gives the agent itself.
 
 use std::ops::Range;
 
-use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
 use polder_platform::{DataError, Folder, read};
 use serde::{Deserialize, Serialize};
 
 use crate::judge::vistara::VistaraError;
-use crate::pages::{Control, Kernel, Pages, PagesError, Random, Service};
+use crate::pages::{Kernel, Pages, PagesError, Random, Service};
 
 /// The table, as data: `data/figures/vistara-table9.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -19,10 +18,13 @@ pub struct FairFigure {
     pub title: String,
     /// Where it was published.
     pub source: String,
+    /// The machine.
+    pub platform: String,
     fast_gb: f64,
     slow_gb: f64,
     unit_gb: [f64; 2],
-    pages_a_gb: u32,
+    /// Simulated pages that stand for a GB.
+    pub pages_a_gb: u32,
     free_gb: f64,
     /// What B grows by in a generation: fitted.
     pub growth_gb: f64,
@@ -30,7 +32,8 @@ pub struct FairFigure {
     heap_accesses: f64,
     accesses: u32,
     scan_gb: f64,
-    step_gb: f64,
+    /// GB that the kernel moves in a second when the agent asks for it.
+    pub moves_gb: f64,
     spike_gb: f64,
     seed: u64,
     /// The parts of A and B that are local, without bounds.
@@ -43,6 +46,9 @@ pub struct FairFigure {
     /// Why signs are as they are, as far as it is known.
     pub mechanism: Vec<String>,
 }
+
+/// What keeps bounds: it gets the seconds since they were set, and the pages as each second ends.
+pub type Keeper<'k> = &'k mut (dyn FnMut(u32, &mut Pages) + 'k);
 
 /// What becomes of A and B.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -113,15 +119,26 @@ impl FairFigure {
         read(Folder::Figures, "vistara-table9")
     }
 
-    /// Follows both caches without bounds and with them.
+    /// The part of both tiers that is local.
+    #[must_use]
+    pub fn bound(&self) -> f64 {
+        self.fast_gb / (self.fast_gb + self.slow_gb)
+    }
+
+    /// GB of both tiers, with what is kept free of local memory.
+    #[must_use]
+    pub fn tiers_gb(&self) -> [f64; 2] {
+        [self.fast_gb + self.free_gb, self.slow_gb]
+    }
+
+    /// Follows both caches without bounds, and with those that `keeper` keeps. A and B are the services 0 and 1.
     ///
     /// # Errors
     /// When the file is damaged.
-    pub fn beside(&self) -> Result<FairReport, VistaraError> {
-        let bound = self.fast_gb / (self.fast_gb + self.slow_gb);
+    pub fn beside(&self, keeper: Keeper<'_>) -> Result<FairReport, VistaraError> {
         let baseline = self.follow(None)?;
-        let fair = self.follow(Some(LocalBounds { low: bound, high: bound }))?;
-        Ok(FairReport { bound, baseline, fair })
+        let fair = self.follow(Some(keeper))?;
+        Ok(FairReport { bound: self.bound(), baseline, fair })
     }
 
     /// GB that nobody uses in the paper's table, without bounds and with Fair Share.
@@ -134,10 +151,9 @@ impl FairFigure {
         (gb * f64::from(self.pages_a_gb)).round() as u32
     }
 
-    fn follow(&self, local: Option<LocalBounds>) -> Result<FairOutcome, PagesError> {
-        let policy = ServicePolicy { rule: TierRule::OptIn, local, slow_cache: false };
+    fn follow(&self, keeper: Option<Keeper<'_>>) -> Result<FairOutcome, PagesError> {
         let sizes = self.unit_gb.map(|gb| self.pages_of(gb));
-        let service = |(name, pages): (&str, u32)| Service { name: name.to_owned(), pages, policy };
+        let service = |(name, pages): (&str, u32)| Service::opt_in(name, pages);
         let spike = self.pages_of(self.spike_gb);
         let services = [("A", sizes[0]), ("B", sizes[1] + spike)].map(service);
         let free = self.pages_of(self.free_gb);
@@ -160,9 +176,7 @@ impl FairFigure {
             figure: self,
         };
         let caches = [cache(0), cache(1)];
-        let control =
-            local.map(|_| Control { step: self.pages_of(self.step_gb), free_low: 0.0, free_high: 0.0 });
-        let mut host = Host { pages, caches, control: None, random: Random::new(self.seed), round: 0 };
+        let mut host = Host { pages, caches, keeper: None, random: Random::new(self.seed), second: 0 };
         // A is whole before B starts, and B grows.
         let [a, b] = caches;
         host.pages.access(&(a.first..a.first + a.pages).collect::<Vec<_>>());
@@ -176,14 +190,14 @@ impl FairFigure {
             host.caches[1].pages = whole;
             host.generation([1, 1]);
         }
-        host.control = control;
+        host.keeper = keeper;
         let before = host.run(STEADY, [1, 1], 0..0);
         let shares = [0, 1].map(|at| {
             let seen = host.pages.seen(at);
             f64::from(seen.fast) / f64::from(seen.fast + seen.slow)
         });
         let used = [0, 1].map(|at| f64::from(host.pages.seen(at).fast)).iter().sum::<f64>();
-        let no_room = |host: &Host<'_>| {
+        let no_room = |host: &Host<'_, '_>| {
             let seen = [0, 1].map(|at| host.pages.seen(at));
             seen.iter().map(|it| it.refused + it.spills).sum::<u64>()
         };
@@ -212,15 +226,16 @@ struct Cache<'a> {
 }
 
 /// Both caches on their host.
-struct Host<'a> {
+struct Host<'a, 'k> {
     pages: Pages,
     caches: [Cache<'a>; 2],
-    control: Option<Control>,
+    keeper: Option<Keeper<'k>>,
     random: Random,
-    round: u64,
+    /// Since bounds were set.
+    second: u32,
 }
 
-impl Host<'_> {
+impl Host<'_, '_> {
     /// A generation in which each cache gets so many times its accesses.
     fn generation(&mut self, times: [u32; 2]) {
         let mut trace = vec![];
@@ -234,9 +249,9 @@ impl Host<'_> {
         }
         self.pages.access(&trace);
         self.pages.advance();
-        if let Some(control) = self.control {
-            self.round += 1;
-            self.pages.round(self.round, control);
+        if let Some(keeper) = &mut self.keeper {
+            keeper(self.second, &mut self.pages);
+            self.second += 1;
         }
     }
 

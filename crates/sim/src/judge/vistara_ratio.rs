@@ -132,6 +132,18 @@ impl RatioFigure {
         read(Folder::Figures, "vistara-ratio")
     }
 
+    /// What is drawn of local memory in production, as a part of its peak.
+    #[must_use]
+    pub const fn operating(&self) -> f64 {
+        self.operating
+    }
+
+    /// The rows.
+    #[must_use]
+    pub fn rows(&self) -> &[RatioRow] {
+        &self.row
+    }
+
     /// Fits two constants, and predicts the rows.
     ///
     /// # Errors

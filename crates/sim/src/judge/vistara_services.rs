@@ -1,11 +1,12 @@
 //! Tables VII and VIII of the Vistara paper, and figures 9 to 12: what follows from capacities, from idle times, and from how long a
 //! cache keeps its objects.
 
-use polder_platform::{Bandwidth, DataError, Folder, read};
+use polder_platform::{Bandwidth, DataError, Folder, Platform, read};
 use serde::{Deserialize, Serialize};
 
+use crate::judge::vistara::pair;
 use crate::pages::plan::Costs;
-use crate::pages::{Idle, PAGE_BYTES, Turnover};
+use crate::pages::{Idle, PAGE_BYTES, TrafficLaw, Turnover};
 
 /// What the paper says of services, as data: `data/figures/vistara-services.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -209,6 +210,26 @@ impl ServicesFigure {
             GainBeside { gain: gain.clone(), simulated }
         };
         self.gain.iter().map(beside).collect()
+    }
+
+    /// The law of slow traffic that Table VIII gives. A service without capacities in Table VII is taken to fill the tiers of the platform.
+    ///
+    /// # Errors
+    /// When a file is damaged.
+    pub fn traffic_law(&self) -> Result<TrafficLaw, DataError> {
+        let platform = Platform::load(&self.platform)?;
+        let pair = pair(&self.platform, &platform)?;
+        let capacities = [pair.fast, pair.slow].map(|tier| tier.capacity.value() / 1e9);
+        let measured = |row: &Telemetry| {
+            let [fast, slow] = if row.slow_gb > 0.0 { [row.fast_gb, row.slow_gb] } else { capacities };
+            let (local, cxl) = (row.local.value(), row.cxl.value());
+            [slow / (fast + slow), cxl / (local + cxl)]
+        };
+        let measured: Vec<_> = self.telemetry.iter().map(measured).collect();
+        let damaged = || {
+            DataError::new("vistara-services", "telemetry", "expected services with traffic of both tiers")
+        };
+        TrafficLaw::new(&measured).ok_or_else(damaged)
     }
 
     /// Table VIII: caches beside what follows from their idle times; of the others whether they agree with the text.

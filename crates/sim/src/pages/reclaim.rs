@@ -55,7 +55,10 @@ impl Pages {
     }
 
     /// Demotes so many of the oldest pages of a service, as far as the slow tier has room. Tells how many.
-    pub(super) fn demote(&mut self, group: usize, wanted: u32) -> u32 {
+    ///
+    /// # Panics
+    /// When there is no such service.
+    pub fn demote(&mut self, group: usize, wanted: u32) -> u32 {
         let ages = self.ages(group);
         self.demote_by(group, wanted, &ages)
     }

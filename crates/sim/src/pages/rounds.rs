@@ -47,6 +47,7 @@ impl Pages {
             promote: bytes(control.step),
             fast_kept: 0,
             largest_page: PAGE_BYTES,
+            pace: None,
         };
         let decision = decide(&services, &limits, &mut self.past);
         self.carry_out(&decision);
@@ -66,7 +67,10 @@ impl Pages {
     }
 
     /// Moves so many slow pages of a service up, in their order, as far as the fast tier has room.
-    fn bring_up(&mut self, service: usize, mut pages: u64) {
+    ///
+    /// # Panics
+    /// When there is no such service.
+    pub fn bring_up(&mut self, service: usize, mut pages: u64) {
         for page in self.groups[service].range() {
             if pages == 0 || self.fast_free <= self.kernel.min_free {
                 return;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::given::GivenError;
 use crate::judge::vistara_services::ServicesFigure;
 use crate::pages::plan::{Costs, Described, Row, rows};
-use crate::pages::{Idle, Pair};
+use crate::pages::{Idle, Pair, TrafficLaw};
 
 /// How long pages of a service lie idle.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -54,6 +54,7 @@ pub struct TierServer {
     slow: BuiltTier,
     fast_name: String,
     paper: ServicesFigure,
+    law: TrafficLaw,
     /// What its tiers cost.
     pub costs: Costs,
 }
@@ -94,13 +95,21 @@ impl TierServer {
         let mut costs = paper.costs();
         costs.slow_cost = question.slow_cost.unwrap_or(costs.slow_cost);
         costs.server_watts = question.server_watts.unwrap_or(costs.server_watts);
-        Ok(Self { fast, slow, fast_name: question.fast.clone(), paper, costs })
+        let law = paper.traffic_law()?;
+        Ok(Self { fast, slow, fast_name: question.fast.clone(), paper, law, costs })
     }
 
     /// Its tiers.
     #[must_use]
     pub const fn pair(&self) -> Pair<'_> {
         Pair { fast: &self.fast, slow: &self.slow }
+    }
+
+    /// Bytes a second of slow memory that services of Table VIII of Vistara would draw at this spill, if they drew so much of all memory: the one
+    /// that draws the least of it, the middle one, and the one that draws the most.
+    #[must_use]
+    pub fn slow_traffic(&self, spill: f64, bytes_per_s: f64) -> [f64; 3] {
+        self.law.part(spill).map(|part| part * bytes_per_s)
     }
 
     /// Bytes of its own memory.
