@@ -142,20 +142,26 @@ def errors(report: dict[str, Any]) -> tuple[list[str], list[float], list[float]]
     """Of each judged row its name, Polder's error and that of a constant rate, in per cent.
 
     >>> row = {"name": "1T", "published_s": 100.0, "anchored_s": 95.0, "constant_s": 119.0, "judged": True}
-    >>> errors({"tables": [{"table": "sc21", "rows": [row, row | {"judged": False}]}]})
-    (['sc21 1T'], [-5.0], [19.0])
+    >>> tables = [{"table": "sc21", "blind": False, "rows": [row, row | {"judged": False}]}]
+    >>> errors({"tables": [*tables, {"table": "titan", "blind": True, "rows": [row]}]})
+    (['titan 1T (blind)', 'sc21 1T'], [-5.0, -5.0], [19.0, 19.0])
     """
-    rows = [(table["table"], row) for table in report["tables"] for row in table["rows"] if row["judged"]]
+    tables = sorted(report["tables"], key=lambda table: not table["blind"])
+    rows = [(table, row) for table in tables for row in table["rows"] if row["judged"]]
 
     def error(row: dict[str, Any], of: str) -> float:
         return round(100 * (row[of] / row["published_s"] - 1), 6)
 
-    names = [f"{table} {row['name'].removesuffix(' accelerators')}" for table, row in rows]
+    def name(table: dict[str, Any], row: dict[str, Any]) -> str:
+        short = f"{table['table']} {row['name'].removesuffix(' accelerators')}"
+        return f"{short} (blind)" if table["blind"] else short
+
+    names = [name(table, row) for table, row in rows]
     return names, [error(row, "anchored_s") for _, row in rows], [error(row, "constant_s") for _, row in rows]
 
 
 def draw_errors(report: dict[str, Any], out: Path) -> None:
-    """A line for each judged row: Polder's error and that of a constant rate."""
+    """A line for each judged row, those that nothing is fitted to first: Polder's error and that of a constant rate."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -139,24 +139,45 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Margin:
-    """How far predictions for this accelerator are from published steps.
+class Errors:
+    """How far published steps were from predictions that knew nothing of their publication.
 
-    A step takes ``range`` times its prediction, from the least to the most; that is no narrower than any error here.
-    Published steps took ``least`` to ``most`` times their prediction, with constants that are fitted to them. Predicted
-    without their own publication, they were off by ``mean_without_scalar`` on average. With the scalar of its table's
-    software, each of ``rows`` steps was off by ``mean`` on average and ``worst`` at most. If nothing was published of
-    the accelerator, ``accelerator`` is None, and the figures are those of all others.
+    Of ``steps`` of them predictions were off by ``mean_without_scalar`` on average. ``in_range`` is the part that lay
+    in the printed range. With the scalar of its table's software, each of ``rows`` was off by ``mean`` on average. A
+    constant rate with such a scalar was off by ``constant_mean``. Of ``published`` rows, all of which ran, ``fits`` are
+    predicted to fit in memory. ``worst`` figures are the largest errors.
     """
 
-    accelerator: str | None
-    range: list[float]
-    least: float
-    most: float
+    steps: float
     mean_without_scalar: float
+    worst_without_scalar: float
+    in_range: float
     rows: float
     mean: float
     worst: float
+    constant_mean: float
+    constant_worst: float
+    worst_ratio: float
+    published: int
+    fits: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin:
+    """How far predictions of this kind of step are from published steps.
+
+    A step takes ``range`` times its prediction: 80% of steps of another publication should lie there. It is set from
+    the errors of ``publications``, each predicted without its own. ``step_class`` is ``"dense bf16"``, ``"dense fp8"``,
+    ``"dense fp32"`` or ``"MoE"``. ``blind`` has the errors of steps of this class to which no constant is fitted,
+    ``fitted`` those of others. ``accelerator`` is None if no constant of the accelerator is fitted to a published step.
+    """
+
+    accelerator: str | None
+    step_class: str
+    range: list[float]
+    publications: int
+    blind: Errors
+    fitted: Errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +223,7 @@ class Plan:
     """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``.
 
     The step takes ``range_s[0]`` to ``range_s[1]`` seconds, and ``times_against[0]`` to ``times_against[1]`` times as
-    long as the same layout on the platform ``against``.
+    long as the same layout on the platform ``against``; that is None where the layout does not fit on both.
     ``model_flops`` counts attention over all pairs of tokens; a causal kernel computes half of them.
     """
 
@@ -310,8 +331,8 @@ def train(
     >>> plan = train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=8, pp=16)
     >>> plan.layout.dp, plan.fits
     (8, True)
-    >>> plan.margin.accelerator, plan.margin.least < 1 < plan.margin.most
-    ('A100-SXM4-80GB', True)
+    >>> plan.margin.accelerator, plan.margin.step_class, plan.margin.range[0] < 1 < plan.margin.range[1]
+    ('A100-SXM4-80GB', 'dense bf16', True)
     """
     if accelerators is None and layout is None:
         raise TypeError("accelerators: expected a number, or a file as layout")

@@ -11,8 +11,8 @@ use std::fmt;
 use clap::Args;
 use polder_platform::{DataError, Platform, Prices, Rates};
 use polder_sim::{
-    FoundLayout, Job, Layout, Margin, Model, Offload, Order, RANGE, RequestError, Step, Tiers, accelerators,
-    front, unjudged,
+    FoundLayout, Job, Layout, Margin, Model, Offload, Order, RANGE, RequestError, Step, StepClass, Tiers,
+    accelerators, front, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -266,7 +266,8 @@ impl<'a> Searched<'a> {
         }
         if let Some(best) = outcome.best().copied() {
             let job = Job::chosen(machine, request.rack.as_deref(), request.fill, request.order)?;
-            let margin = Margin::of(&job.rack().accelerator.name)?;
+            let class = StepClass::of(&arguments.subject.loaded()?, &best.layout);
+            let margin = Margin::of(&job.rack().accelerator.name, class)?;
             self.fronts.extend(outcome.front.into_iter().map(|it| (self.sites.len(), it)));
             self.sites.push(Site { platform, job, accelerators, rates, margin, best });
         }

@@ -12,8 +12,8 @@ use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
-    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
-    TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
+    OrderError, Overlap, Pooled, Precision, Progress, Recompute, Request, RequestError, Stage, Step,
+    StepFigure, TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
 use super::fidelity::{Closeness, followed};
@@ -452,22 +452,34 @@ pub(super) fn range_line(answer: &Answer) -> String {
     format!("a step on {platform} takes {} s; predicted: {} s", span(*range_s), three(step.total_s))
 }
 
-/// What the range rests on: what published steps took, and apart from it what predictions without them were off by.
+/// What the range rests on: how far off steps were that were predicted without their publication.
 pub(super) fn range_source(answer: &Answer) -> String {
-    let Margin { accelerator, range, least, most, mean_without_scalar, rows, mean, worst, .. } =
-        &answer.margin;
-    let whose = accelerator.as_ref().map_or_else(
-        || "nothing was published of this accelerator; steps of others".into(),
-        |name| format!("published steps of this accelerator ({name})"),
-    );
+    let Margin { step_class: class, range, publications, blind, fitted, .. } = &answer.margin;
+    let class = class.name();
+    let off = |what: &str, of: &Pooled| match of.published {
+        0 => format!("{what}: none of {class} was published"),
+        published => format!(
+            "{what}: {published} of {class}, off by {:.1}% on average, by {:.1}% with a scalar for their software; {:.0}% lay in their range",
+            of.mean_without_scalar * 100.0,
+            of.mean * 100.0,
+            of.in_range * 100.0
+        ),
+    };
     format!(
-        "the range: {whose} took {} times what is predicted of them;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged);\n  the range is as wide as all of that: {} times what is predicted",
-        span([*least, *most]),
-        mean_without_scalar * 100.0,
-        mean * 100.0,
-        worst * 100.0,
-        span(*range)
+        "the range: 80% of steps of {class} that others publish should lie in it; {publications} publications set it, {} times what is predicted;\n  {};\n  {};\n  {}",
+        span(*range),
+        off("published steps that no constant is fitted to", blind),
+        off("others, each predicted without its publication", fitted),
+        fitted_line(answer)
     )
+}
+
+/// Whether anything is fitted to the accelerator.
+fn fitted_line(answer: &Answer) -> String {
+    match &answer.margin.accelerator {
+        Some(name) => format!("constants of {name} are fitted to published steps of it"),
+        None => "no constant of this accelerator is fitted to a published step of it: the range is that of steps that were predicted with constants of other accelerators".into(),
+    }
 }
 
 /// A step: the range that it lies in and how it is laid out, what it is made of, and what that rests on.
@@ -489,7 +501,7 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     answer.note.iter().for_each(|note| say(note));
     range_source(answer).lines().for_each(say);
     for other in others.iter().filter(|it| !it.margin.is_of_one_accelerator(&answer.margin)) {
-        format!("on {}: {}", other.platform, range_source(other)).lines().for_each(say);
+        say(&format!("on {}: {}", other.platform, fitted_line(other)));
     }
     say("`polder plan validate` prints these published steps beside what is predicted of them");
     Ok(())
@@ -604,14 +616,16 @@ const FABRICS: [(&str, RatesOf); 2] =
 /// The same layout on two platforms.
 fn print_comparison(answer: &Answer, other: &Answer) {
     let (one, against) = (&answer.platform, &other.platform);
-    let range = answer.times_against.map_or_else(String::new, span);
-    let predicted = three(answer.step.total_s / other.step.total_s);
-    say(&format!("{one} takes {range} times as long as {against}; predicted: {predicted} times"));
+    if let Some(range) = answer.times_against {
+        let predicted = three(answer.step.total_s / other.step.total_s);
+        say(&format!("{one} takes {} times as long as {against}; predicted: {predicted} times", span(range)));
+    }
     if other.fill != answer.fill {
         say(&format!("on {against}, of each rack {} used", used(other.fill)));
     }
     if !other.fits {
-        say(&format!("on {against} it does not fit: {}", missing_memory(&other.step, &answer.layout)));
+        let missing = missing_memory(&other.step, &answer.layout);
+        say(&format!("on {against} it does not fit, and is not compared: {missing}"));
     }
 }
 

@@ -1,13 +1,16 @@
 //! Predictions beside published steps.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use polder_platform::Fitted;
 use polder_sim::fabrics::{self, Measure, Role};
-use polder_sim::{Judged, Pooled, validate};
+use polder_sim::{Compared, Judged, Margin, Pooled, StepClass, validate};
 use serde::Serialize;
 
 use super::fidelity::ClosedForm;
 use super::table;
+use super::table::span;
 use super::written::Json;
 use crate::Failure;
 
@@ -26,7 +29,12 @@ pub(crate) struct Arguments {
 #[derive(Serialize)]
 struct Report {
     tables: Vec<Judged>,
+    /// Of tables that constants are fitted to, and of blind ones.
     pooled: Pooled,
+    blind: Pooled,
+    /// The margin of each kind of step that was published: on an accelerator of which steps were published, and on another.
+    classes: Vec<Margin>,
+    unknown: Vec<Margin>,
     fabrics: Vec<fabrics::FabricTable>,
     fabrics_pooled: fabrics::PooledFabrics,
 }
@@ -36,33 +44,112 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "the constants of an accelerator are fitted in closed form; plan train takes L1 and L2 for a layout";
     arguments.fidelity.check("validate", why)?;
     let tables = validate()?;
-    let pooled = Pooled::of(&tables);
+    let of = |blind: bool| tables.iter().filter(move |table| table.blind == blind);
+    let [pooled, blind] = [false, true].map(|blind| Pooled::of(of(blind)));
+    let known = of(false).map(|table| table.accelerator.as_str()).next().unwrap_or_default();
+    let is_published = |it: &Margin| it.blind.published + it.fitted.published > 0;
+    let [classes, unknown] = [known, ""].map(|accelerator| {
+        let margins = StepClass::ALL.map(|class| Margin::judged(&tables, accelerator, class));
+        margins.into_iter().filter(is_published).collect::<Vec<_>>()
+    });
     let fabrics = fabrics::validate()?;
     if arguments.json.json {
         let fabrics_pooled = fabrics::PooledFabrics::of(&fabrics);
-        println!("{}", serde_json::to_string(&Report { tables, pooled, fabrics, fabrics_pooled })?);
+        let report = Report { tables, pooled, blind, classes, unknown, fabrics, fabrics_pooled };
+        println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
+    print_errors([&classes, &unknown], [blind, pooled], &tables);
     println!(
-        "published: steps that others ran. simulated: Polder's closed form, its eight constants an accelerator fitted"
+        "\npublished: steps that others ran. simulated: Polder's closed form. range: where 80% of steps of its kind should lie, set"
     );
     println!(
-        "without the table's publication. The first row sets one scalar for the table's software; the others are judged."
+        "without the row's publication. The first row of a table sets one scalar for its software; the others are judged with it too."
     );
-    for judged in &tables {
-        print_steps(judged, arguments.constants);
-    }
-    print_pooled(pooled);
-    println!("no run over CXL validates any of this: what differs between fabrics is simulated");
+    println!("\nblind: simulated with the constants of the platforms' files, which no row of these sets");
+    of(true).for_each(|judged| print_steps(judged, arguments.constants));
+    println!(
+        "\nothers: eight constants an accelerator are fitted to them, for each table without its publication"
+    );
+    of(false).for_each(|judged| print_steps(judged, arguments.constants));
+    println!("\nno run over CXL validates any of this: what differs between fabrics is simulated");
     print_fabrics(&fabrics);
     Ok(())
+}
+
+/// How far off predictions are, by kind of step: first steps that nothing is fitted to.
+fn print_errors([classes, unknown]: [&[Margin]; 2], [blind, fitted]: [Pooled; 2], tables: &[Judged]) {
+    println!(
+        "training steps, each predicted with constants and a range that were set without its publication"
+    );
+    let head = [
+        "",
+        "steps",
+        "raw error",
+        "rows",
+        "with scalar",
+        "constant rate",
+        "in the 80% range",
+        "refused: do not fit",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut block = |title: &str, all: &Pooled, of: fn(&Margin) -> &Pooled| {
+        rows.push(vec![title.to_owned()]);
+        for margin in classes.iter().filter(|it| of(it).published > 0) {
+            rows.push(summary(margin.step_class.name(), of(margin)));
+        }
+        rows.push(summary("all", all));
+    };
+    block("blind: nothing is fitted to them", &blind, |margin| &margin.blind);
+    block("others, each without its publication", &fitted, |margin| &margin.fitted);
+    table::print(&rows);
+    let all = Pooled::of(tables);
+    println!(
+        "  in the range: {:.0} of {:.0} steps, {:.0}%; the mean of the publications is {:.0}%; 80% is the aim",
+        all.in_range * all.steps,
+        all.steps,
+        all.in_range * 100.0,
+        mean_in_range(tables) * 100.0
+    );
+    for (Margin { step_class, range, publications, .. }, other) in classes.iter().zip(unknown) {
+        println!(
+            "  the range of {}, by {publications} publications: {} times what is predicted; {} where nothing of the accelerator was published",
+            step_class.name(),
+            span(*range),
+            span(other.range)
+        );
+    }
+    let [blind, fitted] = [blind, fitted].map(|it| it.worst_ratio * 100.0);
+    println!("  ratios inside a blind table: worst {blind:.1}%; of tables that are not blind {fitted:.1}%");
+}
+
+/// Mean and worst of each error.
+fn summary(title: &str, of: &Pooled) -> Vec<String> {
+    let errors = |mean: f64, worst: f64| format!("{:.1}%, worst {:.1}%", mean * 100.0, worst * 100.0);
+    vec![
+        format!("  {title}"),
+        format!("{:.0}", of.steps),
+        errors(of.mean_without_scalar, of.worst_without_scalar),
+        format!("{:.0}", of.rows),
+        errors(of.mean, of.worst),
+        errors(of.constant_mean, of.constant_worst),
+        format!("{:.0} of {:.0}", of.in_range * of.steps, of.steps),
+        format!("{} of {}", of.published - of.fits, of.published),
+    ]
+}
+
+/// The part of its steps that a publication has in their ranges, of all publications on average.
+fn mean_in_range(tables: &[Judged]) -> f64 {
+    let publications: BTreeSet<_> = tables.iter().map(|table| &table.publication).collect();
+    let of = |name| Pooled::of(tables.iter().filter(|table| &table.publication == name)).in_range;
+    publications.iter().map(|name| of(*name)).sum::<f64>() / publications.len() as f64
 }
 
 /// One publication's steps.
 fn print_steps(judged: &Judged, constants: bool) {
     println!("\n{}\n  {}", judged.title, judged.source);
     if !judged.assumed.is_empty() {
-        println!("  not in the publication, assumed: {}", judged.assumed.join(", "));
+        println!("  not in the publication, assumed: {}", judged.assumed.join("; "));
     }
     if constants {
         let constants = Fitted::NAMES.iter().zip(judged.fitted.values());
@@ -73,43 +160,29 @@ fn print_steps(judged: &Judged, constants: bool) {
     }
     let head = [
         "",
+        "kind",
         "interleave",
         "published s",
+        "range s",
         "simulated s",
-        "with scalar",
+        "raw error",
+        "with scalar s",
         "error",
         "constant rate",
         "memory, GB",
+        "in the source",
     ];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    for (index, row) in judged.rows.iter().chain(&judged.also).enumerate() {
-        let error = match (row.judged, index) {
-            (true, _) => percent(row.error()),
-            (_, 0) => "scalar".into(),
-            _ => format!("not judged {}", percent(row.error())),
-        };
-        let memory = &row.memory;
-        let over = if memory.fits() { "" } else { ": does not fit" };
-        rows.push(vec![
-            format!("  {}", row.name),
-            row.interleave.to_string(),
-            format!("{:.3}", row.published_s),
-            format!("{:.3}", row.predicted_s),
-            format!("{:.3}", row.anchored_s),
-            error,
-            percent(row.constant_s / row.published_s - 1.0),
-            format!(
-                "{:.1} of {:.0}{over}",
-                memory.accelerator().used_bytes / 1e9,
-                memory.accelerator().capacity_bytes / 1e9
-            ),
-        ]);
-    }
+    let is_placed = judged.rows.iter().any(|row| row.place.is_some());
+    let head = head.iter().take(if is_placed { 12 } else { 11 });
+    let mut rows = vec![head.map(|it| (*it).to_owned()).collect()];
+    rows.extend(judged.rows.iter().chain(&judged.also).enumerate().map(|(index, row)| step_row(index, row)));
     table::print(&rows);
-    let [least, most] = judged.shipped;
-    println!(
-        "  by the platform's own constants, fitted to it too: published took {least:.3} to {most:.3} times what is simulated"
-    );
+    if !judged.blind {
+        let [least, most] = judged.shipped;
+        println!(
+            "  by the platform's own constants, fitted to it too: published took {least:.3} to {most:.3} times what is simulated"
+        );
+    }
     for ratio in &judged.ratios {
         let [dividend, divisor] = &ratio.rows;
         let (published, predicted, error) = (ratio.published, ratio.predicted, percent(ratio.error()));
@@ -122,22 +195,36 @@ fn print_steps(judged: &Judged, constants: bool) {
     }
 }
 
-fn print_pooled(pooled: Pooled) {
-    let Pooled { rows, mean, worst, mean_without_scalar, constant_mean, constant_worst, .. } = pooled;
-    let Pooled { worst_ratio, steps, fits, .. } = pooled;
-    println!(
-        "\nall tables, {rows:.0} judged rows: mean {:.1}%, worst {:.1}%; ratios inside a table: worst {:.1}%",
-        mean * 100.0,
-        worst * 100.0,
-        worst_ratio * 100.0
-    );
-    println!("without the scalars: mean {:.1}%", mean_without_scalar * 100.0);
-    println!(
-        "a constant rate an accelerator, with the scalars: mean {:.1}%, worst {:.1}%",
-        constant_mean * 100.0,
-        constant_worst * 100.0
-    );
-    println!("memory: {fits} of {steps} published steps are predicted to fit");
+/// One step.
+fn step_row(index: usize, row: &Compared) -> Vec<String> {
+    let error = match (row.judged, index) {
+        (true, _) => percent(row.error()),
+        (_, 0) => "scalar".into(),
+        _ => format!("not judged {}", percent(row.error())),
+    };
+    let memory = &row.memory;
+    let over = if memory.fits() { "" } else { ": refused, does not fit" };
+    let [least, most] = row.range_s;
+    let outside = if row.is_in_range() { "" } else { ": outside" };
+    let mut cells = vec![
+        format!("  {}", row.name),
+        row.step_class.name().into(),
+        row.interleave.to_string(),
+        format!("{:.3}", row.published_s),
+        format!("{least:.2} to {most:.2}{outside}"),
+        format!("{:.3}", row.predicted_s),
+        percent(row.raw_error()),
+        format!("{:.3}", row.anchored_s),
+        error,
+        percent(row.constant_error()),
+        format!(
+            "{:.1} of {:.0}{over}",
+            memory.accelerator().used_bytes / 1e9,
+            memory.accelerator().capacity_bytes / 1e9
+        ),
+    ];
+    cells.extend(row.place.clone());
+    cells
 }
 
 /// What was published of fabrics and memory themselves.

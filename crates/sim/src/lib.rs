@@ -38,12 +38,13 @@ pub use fidelity::Fidelity;
 pub use formats::Execution;
 pub use given::GivenError;
 pub use judge::fit::fit;
+pub use judge::margin::Margin;
 pub use judge::measured::{Comparison, Measured, Verified, step_through, verify};
 pub use judge::open::{OpenValue, Origin};
 pub use judge::published::{
-    Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
-    validate,
+    Compared, Counting, Judged, Pooled, PublishedTime, Ratio, Row, Table, fitted, tables, validate,
 };
+pub use judge::range::StepClass;
 pub use judge::{
     cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, vistara, vistara_fair, vistara_ratio,
     vistara_services, vistara_tier,

@@ -9,7 +9,7 @@ pub(crate) mod request;
 pub(crate) mod rows;
 pub(crate) mod tier;
 
-use crate::judge::published::Margin;
+use crate::judge::margin::Margin;
 use crate::step::block::{Block, Key};
 use crate::step::closed_form::{Copies, Parts, Shared, Stages};
 use crate::step::figures::{MemoryUse, Step};

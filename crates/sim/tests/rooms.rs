@@ -20,7 +20,10 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("formats", &["text", "step"]),
     (
         "judge",
-        &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "program", "sync"],
+        &[
+            "text", "random", "message", "memory", "step", "offload", "walk", "formats", "pages", "program",
+            "sync",
+        ],
     ),
     ("search", &["text", "fidelity", "given", "contention", "step", "formats", "pages", "judge"]),
 ];

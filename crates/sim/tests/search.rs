@@ -3,7 +3,7 @@
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
 use polder_sim::{
     Answer, FoundLayout, GivenLayout, Job, Layout, Margin, MemoryUse, Model, Offload, Outcome, Overlap,
-    Precision, Recompute, Request, Space, Step, TierUse, Tiers, front, search,
+    Precision, Recompute, Request, Space, Step, StepClass, TierUse, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -199,7 +199,7 @@ fn the_front_is_what_no_point_beats() {
 /// By the definition, over points that have few values and so many that are equal.
 #[test]
 fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
-    let (mut dice, margin) = (Dice(4), Margin::of("dgx").unwrap());
+    let (mut dice, margin) = (Dice(4), Margin::of("dgx", StepClass::Bf16).unwrap());
     let layout = layout(8);
     for _ in 0..100 {
         let points: Vec<_> = (0..60)
@@ -226,7 +226,7 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
 /// What is predicted of both may be off differently: one that only may be better beats nothing of the other.
 #[test]
 fn a_point_on_another_accelerator_is_beaten_where_the_whole_of_both_ranges_says_so() {
-    let margins = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| Margin::of(name).unwrap());
+    let margins = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| Margin::of(name, StepClass::Bf16).unwrap());
     let [older, newer] = [&margins[0], &margins[1]].map(|it| it.range);
     let point = |site: usize, seconds: f64| {
         let step = Step { total_s: seconds, ..Step::default() };

@@ -55,17 +55,20 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     if arguments.billion {
         rows.extend(billion(&job, &model, cores)?);
     }
-    let pooled = Pooled::of(&validate()?);
-    for (metric, ours, constant) in [
-        ("mean error", pooled.mean, pooled.constant_mean),
-        ("worst error", pooled.worst, pooled.constant_worst),
-    ] {
-        let row = Row::measured("plan", "published training steps", metric, Sample::one(ours * 100.0), "%");
-        rows.push(Row { kind: Kind::Simulated, ..row }.beside(
-            "constant rate",
-            constant * 100.0,
-            Better::Less,
-        ));
+    let tables = validate()?;
+    for (case, blind) in [("blind training steps", true), ("published training steps", false)] {
+        let pooled = Pooled::of(tables.iter().filter(|table| table.blind == blind));
+        for (metric, ours, constant) in [
+            ("mean error", pooled.mean, pooled.constant_mean),
+            ("worst error", pooled.worst, pooled.constant_worst),
+        ] {
+            let row = Row::measured("plan", case, metric, Sample::one(ours * 100.0), "%");
+            rows.push(Row { kind: Kind::Simulated, ..row }.beside(
+                "constant rate",
+                constant * 100.0,
+                Better::Less,
+            ));
+        }
     }
     Ok(rows)
 }

@@ -39,8 +39,7 @@ pub(super) fn print(report: &Report<'_>) {
 }
 
 /// What ranges are.
-pub(super) const RANGES: &str = "range: how long published steps of the accelerator took beside what is predicted of them, and no less than what predictions \
-                      were off by (`polder plan validate`); step: as predicted";
+pub(super) const RANGES: &str = "range: where 80% of steps from another publication would lie (`polder plan validate`); step: as predicted";
 
 /// What was searched.
 pub(super) fn title(report: &Report<'_>) -> String {
@@ -223,7 +222,7 @@ fn sources(report: &Report<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use polder_sim::{Margin, MemoryUse, Order, Step, TierUse};
+    use polder_sim::{Margin, MemoryUse, Order, Step, StepClass, TierUse};
 
     use super::*;
 
@@ -252,7 +251,7 @@ mod tests {
             range_s: [total_s; 2],
             costs: None,
             note: None,
-            margin: Margin::of("none").unwrap(),
+            margin: Margin::of("none", StepClass::Bf16).unwrap(),
         };
         let found = [
             point(1.0, 100.0, 0.0),

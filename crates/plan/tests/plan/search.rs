@@ -87,22 +87,23 @@ fn several_platforms_and_tiers_share_one_front() {
 /// A platform that loses everywhere is on no front: the best of it is printed all the same, and first.
 #[test]
 fn the_fastest_of_each_platform_comes_first_also_of_one_that_loses_everywhere() {
-    let search = "search --model llama3-8b --gpus 64 --batch 256 --offload none --platform dgx-a100,dgx-h100";
+    let search =
+        "search --model llama3-8b --gpus 64 --batch 256 --offload none --platform dgx-a100,nvl72-ndr";
     let lines = said(&format!("{search} --json"));
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (beaten, front): (Vec<_>, Vec<_>) = lines.iter().partition(|line| !line["beaten"].is_null());
-    assert!(front.iter().all(|point| point["platform"] == "dgx-h100"), "{front:?}");
+    assert!(front.iter().all(|point| point["platform"] == "nvl72-ndr"), "{front:?}");
     let [beaten] = beaten[..] else { panic!("one platform is beaten: {beaten:?}") };
     assert_eq!((&beaten["platform"], &beaten["accelerators"]), (&"dgx-a100".into(), &64.into()));
     // It is what a search of that platform alone finds.
-    let alone = said(&format!("{} --json", search.replace(",dgx-h100", "")));
+    let alone = said(&format!("{} --json", search.replace(",nvl72-ndr", "")));
     let alone: Value = serde_json::from_str(alone.lines().next().unwrap()).unwrap();
     assert_eq!(beaten["beaten"], alone);
     let table = said(search);
     let (best, _) = table.split_once("\nall that no other beats:\n").unwrap();
     let (_, best) = best.split_once("\nthe fastest of each:\n").unwrap();
     let names: Vec<_> = best.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
-    assert_eq!(names, ["platform", "dgx-h100", "dgx-a100"]);
+    assert_eq!(names, ["platform", "nvl72-ndr", "dgx-a100"]);
     let seconds = format!("  {:.2}  ", alone["step"]["total_s"].as_f64().unwrap());
     assert!(best.lines().last().unwrap().contains(&seconds), "{best}");
 }

@@ -1,8 +1,9 @@
 //! The links of a fabric, each direction on its own, and routes over them.
 
 use std::fmt;
+use std::ops::Range;
 
-use polder_platform::{Fabric, Graph};
+use polder_platform::{Fabric, Graph, Topology};
 use serde::{Deserialize, Serialize};
 
 /// An end of a link.
@@ -107,6 +108,44 @@ pub struct Network {
     crossings: Vec<u32>,
     /// Of each switch that a flow has led to: links from every other to it.
     distances: Vec<Option<Box<[u16]>>>,
+    /// How its ways go, if that follows from the numbers of its switches.
+    clos: Option<Clos>,
+}
+
+/// A folded Clos of two levels or more none of whose links has failed, as `Graph::clos` numbers its switches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Clos {
+    /// Links of a switch to the level above.
+    half: u32,
+    /// Levels below the top one.
+    lower: u32,
+    /// Switches of each of these.
+    below: u32,
+}
+
+impl Clos {
+    fn new(fabric: &Fabric) -> Option<Self> {
+        let Topology::Clos { levels } = fabric.topology else { return None };
+        let (half, lower) = (fabric.switch.ports / 2, levels.checked_sub(1)?);
+        (lower > 0).then(|| Self { half, lower, below: 2 * half.pow(lower) })
+    }
+
+    /// The links of a switch, by their places, that lead on by a shortest way to the switch `end` of the lowest level: one down where the
+    /// numbers differ in digits of lower levels alone, else all that go up.
+    fn ways(self, at: u32, end: u32) -> Range<usize> {
+        let Self { half, lower, below } = self;
+        let (level, switch) = (at / below, at % below);
+        let is_above = |level| switch / half.pow(level) == end / half.pow(level);
+        let place = |level: u32| end / half.pow(level - 1);
+        let (first, count) = match level {
+            0 => (0, half),
+            // It leads down to every switch that has its other digits.
+            level if level == lower => (place(level), 1),
+            level if is_above(level) => (place(level) % half, 1),
+            _ => (half, half),
+        };
+        first as usize..(first + count) as usize
+    }
 }
 
 /// Links that are held one by one, at most.
@@ -129,7 +168,7 @@ impl Network {
         if links > MOST_LINKS {
             return Err(NetworkError::TooLarge { links, most: MOST_LINKS });
         }
-        let planes = if fabric.topology == polder_platform::Topology::SingleHop { fabric.links } else { 1 };
+        let planes = if fabric.topology == Topology::SingleHop { fabric.links } else { 1 };
         let mut graph = fabric.topology.graph(fabric.switch.ports);
         // A single hop has as many switches in parallel as an accelerator has links, each port on the next one.
         if planes > 1 {
@@ -153,7 +192,8 @@ impl Network {
         firsts.push(next);
         let distances = vec![None; graph.links.len()];
         let (has_failed, crossings) = (vec![false; next as usize], vec![0; next as usize]);
-        Ok(Self { ports, leaves, graph, firsts, has_failed, crossings, distances })
+        let clos = Clos::new(fabric);
+        Ok(Self { ports, leaves, graph, firsts, has_failed, crossings, distances, clos })
     }
 
     /// How many links there are.
@@ -228,6 +268,7 @@ impl Network {
             self.has_failed[first + place] = true;
         }
         self.distances.fill(None);
+        self.clos = None;
         Ok(())
     }
 
@@ -301,32 +342,21 @@ impl Network {
     pub fn route(&mut self, from: u32, to: u32, routing: Routing) -> Result<Vec<u32>, NetworkError> {
         let (mut at, end) = (self.leaves[from as usize], self.leaves[to as usize]);
         let mut distances = self.distances[end as usize].take();
-        let near = distances.get_or_insert_with(|| self.distances_to(end));
         let mut links = vec![from];
         let mut digits = to;
-        while at != end && near[at as usize] != FAR {
-            let (first, neighbours) = (self.firsts[at as usize], &self.graph.links[at as usize]);
-            let leads = |place: &usize| {
-                near[neighbours[*place]].saturating_add(1) == near[at as usize]
-                    && !self.has_failed[first as usize + place]
+        while at != end {
+            let place = match self.clos {
+                Some(clos) => self.choose(at, clos.ways(at, end), routing, &mut digits),
+                None => {
+                    let near = &**distances.get_or_insert_with(|| self.distances_to(end));
+                    if near[at as usize] == FAR {
+                        break;
+                    }
+                    self.choose(at, self.nearer(at, near), routing, &mut digits)
+                }
             };
-            let ways = (0..neighbours.len()).filter(leads).count() as u32;
-            let turn = digits % ways;
-            digits /= ways;
-            let mut choices = (0..neighbours.len()).filter(leads);
-            let place = match routing {
-                Routing::Minimal => choices.nth(turn as usize),
-                // Of links that are alike, the one that comes next for the destination.
-                Routing::Adaptive => choices
-                    .enumerate()
-                    .min_by_key(|(way, place)| {
-                        (self.crossings[first as usize + place], (*way as u32 + ways - turn) % ways)
-                    })
-                    .map(|(_, place)| place),
-            };
-            let place = place.expect("a switch that is nearer");
-            links.push(first + place as u32);
-            at = neighbours[place] as u32;
+            links.push(self.firsts[at as usize] + place as u32);
+            at = self.graph.links[at as usize][place] as u32;
         }
         self.distances[end as usize] = distances;
         if at != end {
@@ -335,6 +365,39 @@ impl Network {
         links.push(self.ports + to);
         links.iter().for_each(|link| self.crossings[*link as usize] += 1);
         Ok(links)
+    }
+
+    /// The links of a switch, by their places, that have not failed and lead to switches which are nearer.
+    fn nearer(&self, at: u32, near: &[u16]) -> impl Iterator<Item = usize> + Clone {
+        let (first, neighbours) = (self.firsts[at as usize] as usize, &self.graph.links[at as usize]);
+        (0..neighbours.len()).filter(move |place| {
+            near[neighbours[*place]].saturating_add(1) == near[at as usize] && !self.has_failed[first + place]
+        })
+    }
+
+    /// One of the ways on from a switch.
+    fn choose(
+        &self,
+        at: u32,
+        mut ways: impl Iterator<Item = usize> + Clone,
+        routing: Routing,
+        digits: &mut u32,
+    ) -> usize {
+        let count = ways.clone().count() as u32;
+        let turn = *digits % count;
+        *digits /= count;
+        let first = self.firsts[at as usize] as usize;
+        let place = match routing {
+            Routing::Minimal => ways.nth(turn as usize),
+            // Of links that are alike, the one that comes next for the destination.
+            Routing::Adaptive => ways
+                .enumerate()
+                .min_by_key(|(way, place)| {
+                    (self.crossings[first + place], (*way as u32 + count - turn) % count)
+                })
+                .map(|(_, place)| place),
+        };
+        place.expect("a switch that is nearer")
     }
 
     /// Links on the shortest way from each switch to one.
@@ -360,5 +423,47 @@ impl Network {
             }
         }
         (distances.into(), order)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_platform::Platform;
+
+    use super::*;
+
+    /// Against distances that are counted link by link, from every switch and for every pair.
+    #[test]
+    fn ways_of_a_clos_follow_from_numbers_as_they_do_from_distances() {
+        let mut between = Platform::load("nvl72-ndr").unwrap().between.unwrap();
+        for (levels, ports) in [(1, 4), (2, 4), (2, 8), (3, 4), (3, 6), (4, 4)] {
+            between.topology = Topology::Clos { levels };
+            between.switch.ports = ports;
+            let count = u32::try_from(between.ports()).unwrap();
+            let mut short = Network::new(&between, count).unwrap();
+            assert_eq!(short.clos.is_some(), levels > 1);
+            let mut long = Network { clos: None, ..short.clone() };
+            for end in 0..short.leaves[count as usize - 1] + 1 {
+                let near = long.distances_to(end);
+                for at in (0..short.switches()).filter(|at| *at != end) {
+                    let ways = short.clos.unwrap().ways(at, end);
+                    assert_eq!(
+                        ways.collect::<Vec<_>>(),
+                        long.nearer(at, &near).collect::<Vec<_>>(),
+                        "{at} to {end}"
+                    );
+                }
+            }
+            for routing in [Routing::Minimal, Routing::Adaptive] {
+                for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+                    assert_eq!(
+                        short.route(from, to, routing),
+                        long.route(from, to, routing),
+                        "{from} to {to}"
+                    );
+                }
+            }
+            assert_eq!(short.crossings, long.crossings);
+        }
     }
 }

@@ -18,7 +18,7 @@ const PRIOR: [(f64, f64); 8] = [
 /// How far a prediction is plausibly off: what the prior is weighed against.
 const NOISE: f64 = 0.03;
 /// How far a publication's software is plausibly faster or slower than another's.
-const SOFTWARE: f64 = 0.15;
+pub(crate) const SOFTWARE: f64 = 0.15;
 
 /// The most plausible constants given the tables: least squares of the logarithms, each table with its scalar, each
 /// constant near its prior. The same input gives the same constants.

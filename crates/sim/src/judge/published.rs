@@ -1,11 +1,12 @@
 //! Steps that others have run and published, and how far a prediction is from them.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
 
 use polder_platform::{DataError, Fitted, Folder, Platform, names, read};
 use serde::{Deserialize, Serialize};
 
 use crate::judge::fit::fit;
+use crate::judge::range::{Residual, Residuals, StepClass};
 use crate::step::figures::{MemoryUse, Step};
 use crate::step::job::Job;
 use crate::step::layout::{Layout, Recompute};
@@ -21,8 +22,11 @@ pub struct Table {
     pub source: String,
     /// The platform that it ran on.
     pub platform: String,
-    /// Which publication it is one table of; its own name when left out. Constants are fitted without all of them.
+    /// Which publication it is one table of; its own name when left out. Constants and ranges are set without all of them.
     pub publication: Option<String>,
+    /// Whether its rows are judged alone: no constant is fitted to a blind table.
+    #[serde(default)]
+    pub blind: bool,
     /// What the publication does not say.
     #[serde(default)]
     pub assumed: Vec<String>,
@@ -47,6 +51,8 @@ pub struct Table {
 pub struct Row {
     /// What tells it from the others.
     pub name: String,
+    /// Where in the table's source it stands, if that has several tables.
+    pub place: Option<String>,
     /// What was trained.
     pub model: Model,
     /// How.
@@ -63,6 +69,11 @@ pub enum PublishedTime {
     Seconds {
         /// Seconds of a step.
         seconds: f64,
+    },
+    /// Tokens of all accelerators together.
+    Tokens {
+        /// Tokens a second.
+        tokens_per_second: f64,
     },
     /// Its rate.
     Rate {
@@ -95,6 +106,9 @@ impl Row {
     pub fn seconds(&self) -> f64 {
         match self.published {
             PublishedTime::Seconds { seconds } => seconds,
+            PublishedTime::Tokens { tokens_per_second } => {
+                f64::from(self.layout.batch) * f64::from(self.model.sequence) / tokens_per_second
+            }
             PublishedTime::Rate { tflops, counting } => {
                 self.operations(counting) / (tflops * 1e12) / f64::from(self.layout.accelerators())
             }
@@ -123,12 +137,20 @@ impl Row {
 pub struct Compared {
     /// The row's name.
     pub name: String,
+    /// Where in the table's source it stands, if that is said.
+    pub place: Option<String>,
+    /// What kind of step it is.
+    pub step_class: StepClass,
     /// Parts of a stage, as they are taken.
     pub interleave: u32,
     /// What was published.
     pub published_s: f64,
     /// What is predicted with the constants as they are.
     pub predicted_s: f64,
+    /// From how many to how many seconds it takes, by a range that is set without its publication.
+    pub range_s: [f64; 2],
+    /// What is predicted with constants that are fitted to other accelerators alone.
+    pub borrowed_s: f64,
     /// What is predicted with the table's software scalar, from its first row.
     pub anchored_s: f64,
     /// What a constant rate an accelerator gives, with such a scalar.
@@ -143,9 +165,13 @@ impl Compared {
     fn new(row: &Row, step: &Step, scalar: f64, rate: f64, judged: bool) -> Self {
         Self {
             name: row.name.clone(),
+            place: row.place.clone(),
+            step_class: StepClass::of(&row.model, &row.layout),
             interleave: row.layout.interleave,
             published_s: row.seconds(),
             predicted_s: step.total_s,
+            range_s: [step.total_s; 2],
+            borrowed_s: step.total_s,
             anchored_s: step.total_s * scalar,
             constant_s: row.plain_operations() / f64::from(row.layout.accelerators()) / rate,
             judged,
@@ -157,6 +183,25 @@ impl Compared {
     #[must_use]
     pub fn error(&self) -> f64 {
         self.anchored_s / self.published_s - 1.0
+    }
+
+    /// The same without the table's scalar.
+    #[must_use]
+    pub fn raw_error(&self) -> f64 {
+        self.predicted_s / self.published_s - 1.0
+    }
+
+    /// That of a constant rate.
+    #[must_use]
+    pub fn constant_error(&self) -> f64 {
+        self.constant_s / self.published_s - 1.0
+    }
+
+    /// Whether its range has what was published.
+    #[must_use]
+    pub fn is_in_range(&self) -> bool {
+        let [least, most] = self.range_s;
+        (least..=most).contains(&self.published_s)
     }
 }
 
@@ -184,6 +229,10 @@ impl Ratio {
 pub struct Judged {
     /// The table's name.
     pub table: String,
+    /// The publication that it is a table of.
+    pub publication: String,
+    /// Whether no constant is fitted to it.
+    pub blind: bool,
     /// The accelerator that it is of.
     pub accelerator: String,
     /// Its title.
@@ -194,7 +243,7 @@ pub struct Judged {
     pub assumed: Vec<String>,
     /// What the closed form does not explain.
     pub unexplained: Vec<String>,
-    /// The constants, fitted without this table.
+    /// The constants, fitted without this table's publication.
     pub fitted: Fitted,
     /// The table's software scalar.
     pub scalar: f64,
@@ -242,17 +291,16 @@ pub(crate) fn predicted(rows: &[Row], platform: &Platform, fitted: &Fitted) -> V
 }
 
 /// Compares a table with what these constants predict.
-#[must_use]
-pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -> Judged {
+fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -> Judged {
     let steps = predicted(&table.row, platform, &fitted);
     let first = &table.row[0];
     let scalar = first.seconds() / steps[0].total_s;
     let rate = first.plain_operations() / f64::from(first.layout.accelerators()) / first.seconds();
+    let compared = |row: &Row, step: &Step, judged| Compared::new(row, step, scalar, rate, judged);
     let rows = table.row.iter().zip(&steps).enumerate();
-    let rows: Vec<_> =
-        rows.map(|(index, (row, step))| Compared::new(row, step, scalar, rate, index > 0)).collect();
+    let rows: Vec<_> = rows.map(|(index, (row, step))| compared(row, step, index > 0)).collect();
     let also = table.also.iter().zip(predicted(&table.also, platform, &fitted));
-    let also = also.map(|(row, step)| Compared::new(row, &step, scalar, rate, false)).collect();
+    let also = also.map(|(row, step)| compared(row, &step, false)).collect();
     let ratio = |pair: &[String; 2]| {
         let [dividend, divisor] = pair.each_ref().map(|name| rows.iter().find(|row| row.name == *name));
         let (dividend, divisor) = dividend.zip(divisor)?;
@@ -268,6 +316,8 @@ pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -
     let judged = rows.len().saturating_sub(1).max(1) as f64;
     Judged {
         table: name.into(),
+        publication: table.publication(name).into(),
+        blind: table.blind,
         accelerator: chip(platform).into(),
         title: table.title.clone(),
         source: table.source.clone(),
@@ -283,53 +333,110 @@ pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -
     }
 }
 
-/// Compares all tables, each with constants that are fitted to the same accelerator's other publications.
+/// Compares all tables, each with constants and a range that are set without its publication. Constants are fitted to the same
+/// accelerator's other publications; of a blind table they are those of its platform's file, which no blind table sets. The range is set
+/// from what the steps of all other publications took.
 ///
 /// # Errors
 /// When a table is damaged.
 pub fn validate() -> Result<Vec<Judged>, DataError> {
     let all = tables()?;
     let judge = |(name, table, platform): &(String, Table, Platform)| {
-        let publication = table.publication(name);
-        let others = all.iter().filter(|(name, table, other)| {
-            chip(other) == chip(platform) && table.publication(name) != publication
-        });
-        let others: Vec<_> = others.map(|(_, table, platform)| (table, platform)).collect();
-        compare(name, table, platform, fit(&others))
+        let fitted = match table.blind {
+            true => Job::new(platform).rack().accelerator.fitted,
+            false => fitted_to(&all, |other, its, accelerator| {
+                accelerator == chip(platform) && other.publication(its) != table.publication(name)
+            }),
+        };
+        compare(name, table, platform, fitted)
     };
-    Ok(all.iter().map(judge).collect())
+    let mut judged: Vec<_> = all.iter().map(judge).collect();
+    let ranges: Vec<_> = judged.iter().map(|table| ranges_without(&judged, &table.publication)).collect();
+    for (table, ranges) in judged.iter_mut().zip(ranges) {
+        for row in table.rows.iter_mut().chain(&mut table.also) {
+            row.range_s = ranges[row.step_class as usize].map(|times| times * row.predicted_s);
+        }
+    }
+    borrow(&all, &mut judged);
+    Ok(judged)
 }
 
-/// The constants of an accelerator, fitted to everything that was published of it: what its platforms' files have.
+/// Predicts the rows of each accelerator as those of one of which nothing is known.
+fn borrow(all: &[(String, Table, Platform)], judged: &mut [Judged]) {
+    let mut constants = BTreeMap::new();
+    for ((_, table, platform), judged) in all.iter().zip(judged) {
+        let own = chip(platform);
+        let fitted = constants.entry(own).or_insert_with(|| fitted_to(all, |_, _, its| its != own));
+        let steps = predicted(&table.row, platform, fitted);
+        for (row, step) in judged.rows.iter_mut().zip(steps) {
+            row.borrowed_s = step.total_s;
+        }
+    }
+}
+
+/// The range of each class, set without one publication.
+fn ranges_without(all: &[Judged], publication: &str) -> [[f64; 2]; StepClass::ALL.len()] {
+    let others = all.iter().filter(|table| table.publication != publication);
+    let residuals = residuals(others, |row| Some(row.predicted_s));
+    StepClass::ALL.map(|class| residuals.range(class))
+}
+
+/// What the rows of some tables took beside `predicted` of them, if that says anything of a row.
+pub(crate) fn residuals<'a>(
+    tables: impl IntoIterator<Item = &'a Judged>,
+    predicted: impl Fn(&Compared) -> Option<f64>,
+) -> Residuals<'a> {
+    let rows = tables.into_iter().flat_map(|table| table.rows.iter().map(move |row| (table, row)));
+    let residual = |(table, row): (&'a Judged, &'a Compared)| {
+        let log = (row.published_s / predicted(row)?).ln();
+        Some(Residual { publication: &table.publication, class: row.step_class, log, weight: table.weight })
+    };
+    rows.filter_map(residual).collect()
+}
+
+/// The constants of an accelerator, fitted to everything that was published of it but for blind tables: what its platforms' files have.
 ///
 /// # Errors
 /// When a table is damaged.
 pub fn fitted(accelerator: &str) -> Result<Fitted, DataError> {
-    let all = tables()?;
-    let its = all.iter().filter(|(_, _, platform)| chip(platform) == accelerator);
-    Ok(fit(&its.map(|(_, table, platform)| (table, platform)).collect::<Vec<_>>()))
+    Ok(fitted_to(&tables()?, |_, _, its| its == accelerator))
 }
 
-/// What the judged rows of some tables come to.
+/// Constants fitted to the tables that `is_one` takes by themselves, their names and their accelerators, without blind ones.
+fn fitted_to(all: &[(String, Table, Platform)], is_one: impl Fn(&Table, &str, &str) -> bool) -> Fitted {
+    let its = all
+        .iter()
+        .filter(|(name, table, platform)| !table.blind && is_one(table, name, chip(platform)))
+        .map(|(_, table, platform)| (table, platform));
+    fit(&its.collect::<Vec<_>>())
+}
+
+/// What the rows of some tables come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Pooled {
-    /// Judged rows; those of a table that counts as fewer are parts.
+    /// Published steps; those of a table that counts as fewer are parts.
+    pub steps: f64,
+    /// Mean of the absolute errors without the tables' software scalars.
+    pub mean_without_scalar: f64,
+    /// The largest.
+    pub worst_without_scalar: f64,
+    /// The part of the steps that lies in ranges which are set without their publication.
+    pub in_range: f64,
+    /// Rows that are judged with their table's scalar: all but those that set one.
     pub rows: f64,
-    /// Mean of the absolute errors.
+    /// Mean of their absolute errors.
     pub mean: f64,
     /// The largest.
     pub worst: f64,
-    /// The mean without the tables' software scalars, their first rows too.
-    pub mean_without_scalar: f64,
-    /// The mean of a predictor with one constant rate an accelerator and each table's scalar.
+    /// The mean of a predictor with one constant rate an accelerator, which each table's first row sets.
     pub constant_mean: f64,
     /// Its largest.
     pub constant_worst: f64,
     /// The largest error of a ratio inside a table.
     pub worst_ratio: f64,
-    /// Published steps, judged or not.
-    pub steps: usize,
-    /// Those that are predicted to fit where they lie, as all of them did.
+    /// Rows of the tables, none of them in parts.
+    pub published: usize,
+    /// Those that are predicted to fit where they lie, as all of them did. The others are refused where a layout is asked for.
     pub fits: usize,
 }
 
@@ -337,137 +444,46 @@ impl Pooled {
     /// Pools tables.
     #[must_use]
     pub fn of<'a>(tables: impl IntoIterator<Item = &'a Judged>) -> Self {
+        Self::of_class(tables, None)
+    }
+
+    /// Pools the rows of one class, or all.
+    #[must_use]
+    pub fn of_class<'a>(tables: impl IntoIterator<Item = &'a Judged>, class: Option<StepClass>) -> Self {
         let mut pooled = Self::default();
-        let mut all = 0.0;
         for table in tables {
-            for row in &table.rows {
-                pooled.steps += 1;
-                pooled.fits += usize::from(row.memory.fits());
-                pooled.mean_without_scalar += table.weight * (row.predicted_s / row.published_s - 1.0).abs();
-                all += table.weight;
-                if row.judged {
-                    let (error, constant) =
-                        (row.error().abs(), (row.constant_s / row.published_s - 1.0).abs());
-                    pooled.rows += table.weight;
-                    pooled.mean += table.weight * error;
-                    pooled.worst = pooled.worst.max(error);
-                    pooled.constant_mean += table.weight * constant;
-                    pooled.constant_worst = pooled.constant_worst.max(constant);
-                }
+            for row in table.rows.iter().filter(|row| class.is_none_or(|class| row.step_class == class)) {
+                pooled.add(row, table.weight);
             }
-            let ratios = table.ratios.iter().map(|ratio| ratio.error().abs());
+            let ratios = table.ratios.iter().filter(|_| class.is_none()).map(|ratio| ratio.error().abs());
             pooled.worst_ratio = ratios.fold(pooled.worst_ratio, f64::max);
         }
-        let rows = pooled.rows.max(f64::MIN_POSITIVE);
-        (pooled.mean, pooled.constant_mean) = (pooled.mean / rows, pooled.constant_mean / rows);
-        pooled.mean_without_scalar /= f64::max(all, f64::MIN_POSITIVE);
+        let [steps, rows] = [pooled.steps, pooled.rows].map(|it| it.max(f64::MIN_POSITIVE));
+        pooled.mean_without_scalar /= steps;
+        pooled.in_range /= steps;
+        pooled.mean /= rows;
+        pooled.constant_mean /= rows;
         pooled
     }
-}
 
-/// How far predictions for an accelerator are from published steps: as they are, and as [`validate`] judges them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Margin {
-    /// The accelerator; `None` when nothing was published of it, and the margin is that of all others.
-    pub accelerator: Option<String>,
-    /// From how many to how many times as long as predicted a step takes, as far as can be relied on: no narrower than any error below.
-    /// Of an accelerator of which nothing was published, that of all others together.
-    pub range: [f64; 2],
-    /// How many times as long as predicted its published steps took, by the constants of the platforms' files, which are fitted to
-    /// them: the least.
-    pub least: f64,
-    /// The most.
-    pub most: f64,
-    /// Mean of the absolute errors of steps that are predicted without their publication, as [`Pooled::mean_without_scalar`].
-    pub mean_without_scalar: f64,
-    /// Rows judged with their table's software scalar too, as [`Pooled::rows`].
-    pub rows: f64,
-    /// Mean of their absolute errors: how far a comparison on one software is off.
-    pub mean: f64,
-    /// The largest.
-    pub worst: f64,
-    /// Which accelerator it was asked for.
-    #[serde(skip)]
-    asked: String,
-    /// The largest error of a comparison on one software, of all accelerators.
-    #[serde(skip)]
-    comparison: f64,
-}
-
-impl Margin {
-    /// That of an accelerator, by its name.
-    ///
-    /// # Errors
-    /// When a table is damaged.
-    pub fn of(accelerator: &str) -> Result<Self, DataError> {
-        static ALL: OnceLock<Vec<Judged>> = OnceLock::new();
-        let all = match ALL.get() {
-            Some(all) => all,
-            None => {
-                let all = validate()?;
-                ALL.get_or_init(|| all)
-            }
-        };
-        let of = |name: &str| all.iter().filter(|table| table.accelerator == name).collect::<Vec<_>>();
-        let own = of(accelerator);
-        let ranges = match own.is_empty() {
-            true => all.iter().map(|table| range(&of(&table.accelerator))).collect(),
-            false => vec![range(&own)],
-        };
-        let published = (!own.is_empty()).then(|| accelerator.to_owned());
-        let tables = if own.is_empty() { all.iter().collect() } else { own };
-        let [least, most] = hull(tables.iter().map(|table| table.shipped));
-        let Pooled { rows, mean, worst, mean_without_scalar, .. } = Pooled::of(tables.iter().copied());
-        Ok(Self {
-            accelerator: published,
-            range: hull(ranges),
-            least,
-            most,
-            mean_without_scalar,
-            rows,
-            mean,
-            worst,
-            asked: accelerator.to_owned(),
-            comparison: Pooled::of(all).worst,
-        })
-    }
-
-    /// What so many of a prediction come to: from the least to the most that can be relied on.
-    #[must_use]
-    pub fn spread(&self, predicted: f64) -> [f64; 2] {
-        self.range.map(|times| times * predicted)
-    }
-
-    /// From how many to how many times as much a step takes as one of the other margin, where `predicted` times as much is predicted. On
-    /// one accelerator only the error of comparisons is left, because both are off alike.
-    #[must_use]
-    pub fn times(&self, other: &Self, predicted: f64) -> [f64; 2] {
-        let ([low, high], [other_low, other_high]) = (self.range, other.range);
-        match self.is_of_one_accelerator(other) {
-            true => [predicted * (1.0 - self.comparison), predicted / (1.0 - self.comparison)],
-            false => [predicted * low / other_high, predicted * high / other_low],
+    /// Adds a row: means are sums until all are added.
+    fn add(&mut self, row: &Compared, weight: f64) {
+        let raw = row.raw_error().abs();
+        self.published += 1;
+        self.fits += usize::from(row.memory.fits());
+        self.steps += weight;
+        self.mean_without_scalar += weight * raw;
+        self.worst_without_scalar = self.worst_without_scalar.max(raw);
+        self.in_range += if row.is_in_range() { weight } else { 0.0 };
+        if row.judged {
+            let (error, constant) = (row.error().abs(), row.constant_error().abs());
+            self.rows += weight;
+            self.mean += weight * error;
+            self.worst = self.worst.max(error);
+            self.constant_mean += weight * constant;
+            self.constant_worst = self.constant_worst.max(constant);
         }
     }
-
-    /// Whether both are of one accelerator, so that predictions of both are off alike.
-    #[must_use]
-    pub fn is_of_one_accelerator(&self, other: &Self) -> bool {
-        self.asked == other.asked
-    }
-}
-
-/// What can be relied on of one accelerator's tables: what published steps took of their predictions, and no less than what predictions were
-/// off by, either way.
-fn range(tables: &[&Judged]) -> [f64; 2] {
-    let Pooled { worst, mean_without_scalar, .. } = Pooled::of(tables.iter().copied());
-    let off = 1.0 - worst.max(mean_without_scalar);
-    hull(tables.iter().map(|table| table.shipped).chain([[off, off.recip()]]))
-}
-
-/// From the least of some ranges to the most.
-fn hull(ranges: impl IntoIterator<Item = [f64; 2]>) -> [f64; 2] {
-    let both = |[low, high]: [f64; 2], it: [f64; 2]| [low.min(it[0]), high.max(it[1])];
-    ranges.into_iter().fold([f64::INFINITY, 0.0], both)
 }
 
 fn chip(platform: &Platform) -> &str {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::contention::{FlitOptions, TransferError};
 use crate::fidelity::Fidelity;
 use crate::formats::Execution;
-use crate::judge::published::Margin;
+use crate::judge::margin::Margin;
+use crate::judge::range::StepClass;
 use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::figures::{Stage, Step};
@@ -102,7 +103,7 @@ pub struct Answer {
     pub would_fit: Vec<String>,
     /// The same layout on another platform.
     pub against: Option<Box<Self>>,
-    /// From how many to how many times as long as there it takes.
+    /// From how many to how many times as long as there it takes; `None` where it does not fit on both.
     pub times_against: Option<[f64; 2]>,
     /// Why the other platform cannot run it.
     pub left_out: Option<String>,
@@ -359,7 +360,10 @@ impl Request {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     let predicted = answer.step.total_s / other.step.total_s;
-                    answer.times_against = Some(answer.margin.times(&other.margin, predicted));
+                    // What does not fit takes no time that could be compared.
+                    let is_comparable = answer.fits && other.fits;
+                    answer.times_against =
+                        is_comparable.then(|| answer.margin.times(&other.margin, predicted));
                     answer.against = Some(Box::new(other));
                 }
                 Err(refused) => answer.left_out = Some(refused.to_string()),
@@ -405,7 +409,7 @@ impl Request {
         let (planned, stages) = job.predict_stages(model, layout).map_err(refused)?;
         let PlannedStep { layout, fill, step, flits } = planned;
         let compute = job.rack().accelerator.compute;
-        let margin = Margin::of(&job.rack().accelerator.name)?;
+        let margin = Margin::of(&job.rack().accelerator.name, StepClass::of(model, &layout))?;
         let peak = match layout.precision {
             Precision::Bf16 => compute.bf16,
             Precision::Fp8 => compute.fp8,

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use polder_platform::{DataError, Platform, TierId};
+use polder_platform::{Platform, TierId};
 
-use crate::judge::published::Margin;
+use crate::judge::margin::Margin;
+use crate::judge::range::StepClass;
 use crate::search::request::RequestError;
 use crate::step::figures::Step;
 use crate::step::given::GivenLayout;
@@ -217,16 +218,21 @@ pub fn points(
         return Err(RequestError::refused(&platforms.join(", "), Refusal::Tier { tier, known }));
     }
     let places = |job: &Job<'_>| if tiers.is_empty() { places(job) } else { tiers.to_vec() };
-    let ranges = jobs.iter().map(|job| Ok(Margin::of(&job.rack().accelerator.name)?.range));
-    let ranges = ranges.collect::<Result<Vec<_>, DataError>>()?;
-    let jobs: Vec<_> = jobs.into_iter().zip(ranges).map(|(job, range)| (places(&job), range, job)).collect();
+    let ranges_of = |job: &Job<'_>| {
+        let of = |class| Margin::of(&job.rack().accelerator.name, class).map(|margin| margin.range);
+        StepClass::ALL.into_iter().map(of).collect::<Result<Vec<_>, _>>()
+    };
+    let ranges = jobs.iter().map(ranges_of).collect::<Result<Vec<_>, _>>()?;
+    let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };
     let mut known = HashMap::new();
     for row in rows.chunks_exact(SITE_NUMBERS + NUMBERS.len()) {
         let place = match predicted(&jobs, &model, row) {
-            Ok((step, range)) => {
+            Ok((step, class)) => {
                 points.figures.extend(step.figures());
-                points.figures.extend(range.map(|times| times * step.total_s));
+                points
+                    .figures
+                    .extend(ranges[row[0] as usize][class as usize].map(|times| times * step.total_s));
                 0
             }
             Err(reason) => {
@@ -243,14 +249,14 @@ pub fn points(
     Ok(points)
 }
 
-/// The step of a row and its platform's range, or why there is none; each platform comes with the places that tiers are counted among.
+/// The step of a row and its class, or why there is none; each platform comes with the places that tiers are counted among.
 fn predicted(
-    jobs: &[(Vec<TierId>, [f64; 2], Job<'_>)],
+    jobs: &[(Vec<TierId>, Job<'_>)],
     model: &Model,
     row: &[u32],
-) -> Result<(Step, [f64; 2]), String> {
+) -> Result<(Step, StepClass), String> {
     let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
-    let (tiers, range, job) = jobs.get(platform as usize).ok_or("no such platform")?;
+    let (tiers, job) = jobs.get(platform as usize).ok_or("no such platform")?;
     let mut layout = layout(numbers, tiers).ok_or("no such choice")?;
     let ranks: u64 = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product();
     if layout.dp == 0 && ranks > 0 {
@@ -268,7 +274,8 @@ fn predicted(
             &longer
         }
     };
-    job.predict(model, &layout).map(|plan| (plan.step, *range)).map_err(|refusal| refusal.to_string())
+    let plan = job.predict(model, &layout).map_err(|refusal| refusal.to_string())?;
+    Ok((plan.step, StepClass::of(model, &layout)))
 }
 
 #[cfg(test)]
