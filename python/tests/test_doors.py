@@ -189,11 +189,12 @@ def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_byt
 
 
 @vectors
-def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("optimizers", ["ours", "torch"])
+def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path, optimizers: str) -> None:  # noqa: F811
     card = scratch / "card"
     with card.open("wb") as file:
         file.truncate(8 << 20)
-    with Ranks("offload_policies.py", 2, disk, card) as ranks:
+    with Ranks("offload_policies.py", 2, disk, card, optimizers) as ranks:
         assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"] * 2
 
 
@@ -321,6 +322,10 @@ def test_the_trainer_of_transformers_resumes_in_another_process_under_another_po
 def test_what_a_check_says_to_paste_below_a_trainer_trains_the_same_bits(disk: Path, optim: str) -> None:  # noqa: F811
     python = python_of("transformers")
     assert run("offload_trainer_check.py", disk, optim, python=python) == "equal"
+
+
+def test_a_model_of_transformers_loads_into_the_tier_of_a_scope(tmp_path: Path) -> None:
+    assert run("offload_loaded.py", tmp_path, python=python_of("transformers")) == "placed"
 
 
 def test_an_8_bit_optimizer_is_placed_as_any_other(disk: Path) -> None:  # noqa: F811
