@@ -75,10 +75,11 @@ def test_what_a_placed_optimizer_cannot_take_is_one_clear_error(disk: Path) -> N
     ours = model()
     mixed = model()
     mixed.blocks[1].to(torch.bfloat16)
-    with pytest.raises(
-        ArgumentError, match=r"parameter blocks\.1\.0\.weight: expected float32 .* torch\.bfloat16 on cpu"
-    ):
-        offload.place(mixed, offload.AdamW(mixed.parameters()), tiers=two_tiers(disk))
+    with pytest.raises(ArgumentError, match=r"max_norm, skip_overflow: they need all gradients at once"):
+        offload.place(mixed, offload.AdamW(mixed.parameters(), max_norm=1.0), tiers=two_tiers(disk))
+    away = torch.nn.Linear(4, 4, device="meta")
+    with pytest.raises(ArgumentError, match=r"parameter weight: expected floating point on a CPU, found .* on meta"):
+        offload.place(away, offload.AdamW(away.parameters()), tiers=two_tiers(disk))
     optimizer = offload.AdamW(ours.parameters(), **SETTINGS)
     placed = offload.place(ours, optimizer, {"optimizer states": [0.5, 0.5]}, tiers=two_tiers(disk))
     train(1, None, ours, optimizer)
@@ -188,11 +189,12 @@ def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_byt
 
 
 @vectors
-def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("optimizers", ["ours", "torch"])
+def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path, optimizers: str) -> None:  # noqa: F811
     card = scratch / "card"
     with card.open("wb") as file:
         file.truncate(8 << 20)
-    with Ranks("offload_policies.py", 2, disk, card) as ranks:
+    with Ranks("offload_policies.py", 2, disk, card, optimizers) as ranks:
         assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"] * 2
 
 
@@ -314,3 +316,35 @@ def test_the_trainer_of_transformers_resumes_in_another_process_under_another_po
     python = python_of("transformers")
     assert run("offload_trainer.py", disk, 0.7, "first", python=python) == "written"
     assert run("offload_trainer.py", disk, 0.2, "last", python=python) == "equal"
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor"])
+def test_what_a_check_says_to_paste_below_a_trainer_trains_the_same_bits(disk: Path, optim: str) -> None:  # noqa: F811
+    python = python_of("transformers")
+    assert run("offload_trainer_check.py", disk, optim, python=python) == "equal"
+
+
+def test_a_model_of_transformers_loads_into_the_tier_of_a_scope(tmp_path: Path) -> None:
+    assert run("offload_loaded.py", tmp_path, python=python_of("transformers")) == "placed"
+
+
+def test_an_8_bit_optimizer_is_placed_as_any_other(disk: Path) -> None:  # noqa: F811
+    assert run("offload_8bit.py", disk, python=python_of("transformers")) == "equal"
+
+
+def test_lora_over_a_base_from_files_is_placed_by_one_line_and_a_check_pastes_it(disk: Path) -> None:  # noqa: F811
+    python, example = python_of("transformers"), Path(__file__).parents[2] / "examples/lora.py"
+    command = [str(python), str(example), "--width=128", "--layers=2", f"--keep={disk}"]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(disk)}
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    rows = [line.split() for line in ended.stdout.splitlines()[4:]]
+    assert [(row[0], row[1:3]) for row in rows] == [(it, ["the", "same"]) for it in offload.POLICIES]
+    # All but one had less memory than the base needs.
+    assert [float(row[3]) > 0 for row in rows] == [False, True, True, True]
+    check = [str(python), "-P", "-m", "polder.offload.check", "--json", str(example), "--train", str(disk)]
+    ended = subprocess.run(check, env=given, cwd=disk, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    _, line, cover = json.loads(ended.stdout)["paste"]
+    assert line.startswith('placed = polder.offload.place(model, optimizer, "optimal", tiers=')
+    assert cover == "placed.cover(model)"

@@ -358,11 +358,9 @@ def test_a_tier_that_cannot_be_is_one_clear_error(disk: Path) -> None:
     no_node = [two_tiers(disk)[0], offload.Tier("far", "1 GiB", 1e10, 1e10, node=1000)]
     assert refusal(disk, far, tiers=no_node).startswith("tier far: NUMA node 1000: this machine has none")
     assert "expected memory first" in refusal(disk, tiers=two_tiers(disk)[1:])
-    ours = model()
-    theirs = torch.optim.AdamW(ours.parameters())
-    assert "expected polder.offload.AdamW, Adam or Lion, found torch.optim.adamw.AdamW" in refusal(
-        disk, optimizer=theirs
-    )
+    theirs = torch.optim.AdamW(model().parameters())
+    assert refusal(disk, optimizer=theirs).startswith("optimizer: expected parameters of the model, or 32-bit masters ")
+    assert refusal(disk, optimizer=model()) == "optimizer: expected a torch.optim.Optimizer, found test_offload.Model"
     with pytest.raises(TierError, match="bytes do not fit on this disk"):
         _core.States([], [(1 << 46, disk)])
     with pytest.raises(ArgumentError, match="capacity"):

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -154,22 +156,60 @@ def test_a_tensor_that_does_not_fit_a_tier_lies_in_memory_and_one_warning_names_
     assert float(large.sum() + also.sum()) == 80 * 1024 + 2 * 90 * 1024
 
 
-def test_weights_that_a_scope_did_not_make_are_one_warning() -> None:
-    with ThreadPoolExecutor(1) as other, pytest.warns(PlacementWarning) as warned, offload.tier("node:0") as scope:
-        layer = torch.nn.Linear(256, 128, bias=False)
-        # As `from_pretrained` of transformers: on the meta device first, then in threads of its own.
-        loaded = torch.nn.Sequential(torch.nn.Linear(128, 256, device="meta"), torch.nn.Linear(256, 128, device="meta"))
-        for part in loaded:
-            part.weight = torch.nn.Parameter(other.submit(torch.ones, part.weight.shape).result())
-    assert len(warned) == 1 and scope.where() == [("node 0", layer.weight.nbytes)]
-    said = str(warned[0].message)
-    assert said.startswith(f"2 parameters of {2 * 4 * 128 * 256} bytes lie in memory, not in tier node:0: ")
-    assert "the first is weight of Linear of 131072 bytes; from_pretrained and torch.load bring their own" in said
-    # The control: what is made in the scope, or is on the meta device still.
-    with offload.tier("node:0"):
-        again = torch.nn.Linear(256, 128)
-        again.load_state_dict({"weight": torch.ones(128, 256), "bias": torch.ones(128)})
-        torch.nn.Linear(256, 256, device="meta")
+BEFORE = torch.nn.Linear(256, 256)
+
+
+class Loaded(torch.nn.Sequential):
+    """A model that loads as those of transformers do: on the meta device, then weight by weight, in another thread."""
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> Self:
+        with torch.device("meta"):
+            it = cls(torch.nn.Linear(128, 256), torch.nn.Linear(256, 128))
+        kept = torch.load(folder / "model.pt", mmap=True)
+        with ThreadPoolExecutor(1) as other:
+            for name, part in it.named_modules():
+                own = {key: kept[f"{name}.{key}"] for key, _ in part.named_parameters(recurse=False)}
+                other.submit(part.load_state_dict, own, strict=False, assign=True).result()
+        return it
+
+
+def test_what_a_model_loads_in_a_scope_lies_in_its_tier(tmp_path: Path, card: Path) -> None:
+    torch.manual_seed(0)
+    known = Loaded(torch.nn.Linear(128, 256), torch.nn.Linear(256, 128)).bfloat16()
+    torch.save(known.state_dict(), tmp_path / "model.pt")
+    bytes_of_weights = 2 * 2 * 128 * 256
+    for name, place in (("node:0", "node 0"), (str(card), str(card))):
+        with offload.tier(name) as scope:
+            it = Loaded.from_pretrained(tmp_path)
+        assert scope.where() == [(place, bytes_of_weights)]
+        assert all(map(torch.equal, it.parameters(), known.parameters()))
+        # What is loaded over weights that lie there stays there.
+        it.load_state_dict(known.state_dict())
+        assert scope.where() == [(place, bytes_of_weights)]
+    with offload.tier("node:0") as scope:
+        it = torch.nn.Linear(256, 256, device="meta")
+        it.load_state_dict(
+            {"weight": torch.from_numpy(np.ones((256, 256), np.float32)), "bias": torch.ones(256)}, assign=True
+        )
+        it.register_buffer("table", torch.from_numpy(np.ones((256, 256), np.float32)))
+    assert scope.where() == [("node 0", 2 * 4 * 256 * 256)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: None,
+        lambda: torch.nn.Linear(256, 256, device="meta"),
+        # Into weights that there were.
+        lambda: BEFORE.load_state_dict(BEFORE.state_dict()),
+    ],
+)
+def test_a_scope_that_ends_with_nothing_placed_is_one_warning(make: Any) -> None:
+    with pytest.warns(PlacementWarning) as warned, offload.tier("node:0"):
+        make()
+    assert [str(it.message).partition(":")[0] for it in warned] == ["tier node"]
+    assert "nothing was placed in this scope" in str(warned[0].message)
 
 
 def test_measured_memory_is_what_the_container_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Examples
 >>> import torch
 >>> import polder.offload
 >>> model = torch.nn.Linear(64, 64)
->>> optimizer = polder.offload.AdamW(model.parameters(), lr=1e-3)
+>>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 >>> placed = polder.offload.place(model, optimizer, tiers=[polder.offload.Tier("dram", "1 GiB", read=2e10, write=2e10)])
 >>> with placed.activations():
 ...     loss = model(torch.ones(8, 64)).square().mean()

@@ -25,15 +25,13 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from polder import offload
 from polder.errors import ArgumentError, PolderError
-from polder.offload.optimizer import Fused
-from polder.offload.placed import check_model
+from polder.offload.placed import is_master, states_for
 from polder.offload.saved import Kept, Live, is_placed, stretch
 from polder.offload.shards import local, storage_of
 from polder.offload.tiers import Tier, check_tiers, memory_limit, tiers_of
 
-_OBJECTS = ("weights", "gradients", "optimizer states", "activations")
+_OBJECTS = ("weights", "frozen weights", "gradients", "optimizer states", "activations")
 
 
 class _SteppedError(BaseException):
@@ -50,8 +48,6 @@ class Stepper:
         Its class, and how the script calls it and the model whose parameters it has.
     is_named : bool
         Whether the script's names for both were found.
-    ours : str
-        The optimizer of Polder that takes the same steps, and that is another one; "" if there is none.
     refused : str
         Why `place` would not take it; "" if it would.
     weights, states : int
@@ -64,7 +60,6 @@ class Stepper:
     name: str
     model: str
     is_named: bool
-    ours: str
     refused: str
     weights: int
     states: int
@@ -239,7 +234,7 @@ class Watch:
         stepper = Stepper(
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
             *names,
-            *_ours(optimizer, model, parameters),
+            _refused(optimizer, model),
             sum(self._of(it)[1] for it in weights),
             sum(nbytes for _, nbytes in self._states_of(optimizer)),
             has_stepped,
@@ -256,7 +251,7 @@ class Watch:
                 rows[device]["optimizer states"] += nbytes
         for number, it in weights.items():
             device, nbytes = self._of(it)
-            rows[device]["weights"] += nbytes
+            rows[device]["weights" if it.requires_grad else "frozen weights"] += nbytes
             # What came may be gone again.
             device, nbytes = self._of(it.grad) if it.grad is not None else self._gradients.get(number, ("cpu", 0))
             if nbytes:
@@ -312,26 +307,15 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [it for group in optimizer.param_groups for it in group["params"]]
 
 
-def _ours(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, parameters: list[torch.Tensor]
-) -> tuple[str, str]:
-    """The optimizer of Polder to put in the place of one, if there is another, and why `place` would not take it."""
-    of: Any = type(optimizer)
-    ours: Any = {torch.optim.Adam: offload.Adam, torch.optim.AdamW: offload.AdamW}.get(of)
-    if ours is None and not isinstance(optimizer, Fused):
-        return "", (
-            f"{of.__qualname__} takes other steps than polder.offload.AdamW, Adam and Lion, whose states alone can be "
-            "placed; one of these in its place would train otherwise"
-        )
-    refused = ""
+def _refused(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> str:
+    """Why `place` would not take an optimizer; "" if it would."""
+    # Without a name for it, the optimizer's parameters stand for the model.
+    over = torch.nn.ParameterList(_parameters(optimizer)) if model is None else model
     try:
-        if ours is not None:
-            ours([dict(group) for group in optimizer.param_groups])
-        if model is not None:
-            check_model(model, [it for it in parameters if it.requires_grad])
+        states_for(over, optimizer)
     except ArgumentError as error:
-        refused = str(error)
-    return "" if ours is None else ours.__name__, refused
+        return str(error)
+    return ""
 
 
 def _frames() -> list[FrameType]:
@@ -356,10 +340,14 @@ def _names(
     wanted = {id(it) for it in parameters}
     known = [pair for variables in _variables() for pair in variables.items()]
     ours = next((name for name, it in known if it is optimizer), None)
-    for name, it in known:
-        if isinstance(it, torch.nn.Module) and wanted <= {id(parameter) for parameter in it.parameters()}:
-            return it, (ours or "optimizer", name, ours is not None)
-    return None, (ours or "optimizer", "model", False)
+    modules = [(name, it) for name, it in known if isinstance(it, torch.nn.Module)]
+    over = [pair for pair in modules if wanted <= {id(parameter) for parameter in pair[1].parameters()}]
+    over = over or [pair for pair in modules if all(is_master(pair[1], parameter) for parameter in parameters)]
+    if not over:
+        return None, (ours or "optimizer", "model", False)
+    # Of a module and one around it, as adapters make, the script calls the outer one.
+    name, model = max(over, key=lambda pair: len(list(pair[1].modules())))
+    return model, (ours or "optimizer", name, ours is not None)
 
 
 def _trainer() -> str:
@@ -403,14 +391,13 @@ def lines(found: Found, tiers: str) -> list[str]:
     if first.refused or not tiers:
         return []
     pasted = ["import polder.offload"]
+    model, optimizer = first.model, first.name
     if name := found.trainer:
-        given = f'{name}.model, {name}.args, "optimal", {tiers}, activations={activations}'
-        return [*pasted, f"{name}.optimizer_cls_and_kwargs = polder.offload.trainer({given})"]
-    if first.ours:
-        pasted.append(f"{first.name} = polder.offload.{first.ours}({first.name}.param_groups)")
-    given = f'{first.model}, {first.name}, "optimal", {tiers}, activations={activations}'
+        model, optimizer = f"{name}.model", f"{name}.optimizer"
+        pasted.append(f"{name}.create_optimizer()")
+    given = f'{model}, {optimizer}, "optimal", {tiers}, activations={activations}'
     pasted.append(f"placed = polder.offload.place({given})")
-    return [*pasted, *([f"placed.cover({first.model})"] if activations else [])]
+    return [*pasted, *([f"placed.cover({model})"] if activations else [])]
 
 
 def _answer(found: Found, tiers: str) -> list[str]:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierFullError
+from polder.offload.frozen import Frozen, frozen_of
 from polder.offload.fsdp import Sharded, groups_of
 from polder.offload.gpu import Mover, OnGpu
 from polder.offload.named import Named, check_named
@@ -35,6 +36,7 @@ from polder.offload.shards import (
     storages,
     ungraphed,
 )
+from polder.offload.states import HALVES, states_of
 from polder.offload.tiers import PAGE, Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -42,13 +44,14 @@ POLICIES = ("dram", "interleave", "paper", "optimal")
 #: What fractions that add up to 1 may leave over.
 _ROUNDING = 1e-9
 _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
+_FROZEN = "frozen weights"
 #: What torch computes with where it lies.
 _IN_MEMORY = (_WEIGHTS, _GRADIENTS)
 #: How often a phase reads and writes each object.
 _Moves = dict[str, dict[str, tuple[float, float]]]
 _MOVES: _Moves = {
-    "FWD": {_ACTIVATIONS: (0, 1)},
-    "BWD": {_ACTIVATIONS: (1, 0)},
+    "FWD": {_ACTIVATIONS: (0, 1), _FROZEN: (1, 0)},
+    "BWD": {_ACTIVATIONS: (1, 0), _FROZEN: (1, 0)},
     "STEP": {_WEIGHTS: (1, 1), _GRADIENTS: (1, 0), _STATES: (1, 1)},
 }
 #: FSDP2 gathers weights in both passes, and what it has reduced is copied to the gradients.
@@ -118,6 +121,7 @@ class Placed:
         moves: _Moves,
         keep: Keep | None,
         named: Mapping[str, torch.Tensor],
+        frozen: Sequence[torch.nn.Parameter],
         is_timed: bool,
     ) -> None:
         self.tiers = list(tiers)
@@ -158,6 +162,7 @@ class Placed:
         }
         self._kept = keep(shares) if keep is not None else None
         self._named = Named(named, shares)
+        self._frozen = Frozen(model, frozen, dict(zip(tiers, self.fractions.get(_FROZEN, ()), strict=False)))
         names = [tier.name for tier in self.tiers]
         steps = optimizer if self._kept is None or self._kept.steps is None else self._kept.steps
         moved = _moved(objects, self.fractions, moves)
@@ -207,7 +212,7 @@ class Placed:
             Once in a placement: more is saved at once than ``activations`` said. What does not fit stays where it is.
         """
         weights = storages(self._model)
-        saved, mover, kept, named = self._saved, self._mover, self._kept, self._named
+        saved, mover, kept, named, frozen = self._saved, self._mover, self._kept, self._named, self._frozen
 
         def copied(tensor: torch.Tensor) -> "_Packed | OnGpu | None":
             if tensor.is_cuda:
@@ -219,7 +224,7 @@ class Placed:
 
         def pack(tensor: torch.Tensor) -> object:
             if not is_placed(tensor, weights) or named.holds(tensor):
-                return _Unmoved(tensor)
+                return _Unmoved(tensor, frozen.saved(tensor))
             weight = None if kept is None else kept.gathered(tensor)
             if weight is None:
                 packed = self._copies.of(tensor, copied)
@@ -259,7 +264,9 @@ class Placed:
 
     def _ranges(self) -> dict[str, list[_core.Range]]:
         """The ranges of each object that has some, besides states and activations."""
-        return {**({} if self._kept is None else self._kept.ranges()), **self._named.ranges()}
+        frozen = self._frozen.ranges()
+        kept = {} if self._kept is None else self._kept.ranges()
+        return {**kept, **self._named.ranges(), **({_FROZEN: frozen} if frozen else {})}
 
     def summary(self) -> str:
         """A table of each phase and tier: measured beside predicted seconds, bytes and bandwidth.
@@ -299,7 +306,7 @@ class Placed:
             for place, nbytes in _where(ranges).items()
         ]
         if self._kept is None:
-            weights = [it for it in map(local, self._parameters) if not self._named.holds(it)]
+            weights = [local(it) for it in self._parameters if not self.holds(it) and not self._frozen.counts(it)]
             gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
             rows = [
                 Row(name, dram, sum(it.nbytes for it in tensors), "count")
@@ -307,6 +314,8 @@ class Placed:
             ] + rows
         else:
             rows.append(Row("gradients elsewhere", dram, self._kept.passing, "most at once"))
+        rows.append(Row(_FROZEN, dram, self._frozen.stays, "count"))
+        rows += [Row(_FROZEN, tier, nbytes, "size of the file") for tier, nbytes in self._frozen.on_disk.items()]
         for object_, places in ((_STATES, self._states.where()), (_ACTIVATIONS, self._saved.where())):
             for place, nbytes in places:
                 rows.append(Row(object_, names.get(place, dram), nbytes, f"kernel: {place}"))
@@ -318,13 +327,17 @@ class Placed:
         ]
         rows.append(Row(_ACTIVATIONS, dram, memory, "most at once"))
         rows += [Row(_ACTIVATIONS, tier.name, it, "most at once") for tier, it in zip(self._far, far, strict=True)]
-        rows.append(Row("staging", dram, staged + buffers, "count"))
+        rows.append(Row("staging", dram, staged + buffers + self._frozen.staged(), "count"))
         return [row for row in rows if row.bytes]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, of a sharded one what this process has of it, lies in a range of the placement."""
         shard = local(tensor)
-        return self._named.holds(shard) or (self._kept is not None and self._kept.holds(shard))
+        return (
+            self._named.holds(shard)
+            or self._frozen.holds(shard)
+            or (self._kept is not None and self._kept.holds(shard))
+        )
 
     def outside(self) -> list[torch.Tensor]:
         """Every array of numbers in this process's memory that lies outside the placement, one for each storage.
@@ -345,6 +358,7 @@ class Placed:
         """Moves the optimizer's states back into tensors, and gives the tiers' room back."""
         self.release()
         self._named.close()
+        self._frozen.close()
         # Otherwise all else has moved on to another placement.
         if self._optimizer.placed_by is self:
             self._optimizer.place(None)
@@ -375,17 +389,20 @@ def place(
     activations: int = 0,
     computation: tuple[float, float] = (0.0, 0.0),
     tensors: Mapping[str, torch.Tensor] | None = None,
+    masters: bool = False,
 ) -> Placed:
     """Places an optimizer's states and a forward pass's saved activations, and carries the placement out.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of 32-bit parameters; those that are frozen may have any type. Its weights and their gradients stay in the first
-        tier, where torch computes with them; those that FSDP2 has sharded are placed too, in tiers of memory.
-    optimizer : Adam or Lion
-        A `polder.offload.AdamW`, `Adam` or `Lion` over the model's parameters. States that it has move. Parameters that
-        are frozen when they are placed get no room for states.
+        Its trained weights and their gradients stay in the first tier, where torch computes with them; those that FSDP2
+        has sharded are placed too, in tiers of memory. Those that are not trained are the object ``frozen weights``,
+        which any tier takes.
+    optimizer : torch.optim.Optimizer
+        Any that can step over a part of its parameters, over the model's, or over 32-bit masters of 16-bit ones that
+        the program keeps. It stays the same optimizer with the same bits. States that it has move. Parameters that are
+        frozen when they are placed get no room for states.
     policy : str, Path or mapping
         ``dram``, ``interleave``, ``paper`` (the greedy order of Liaw and Chen's code), ``optimal`` (the least sum of
         the phases' seconds, by a linear program), or fractions, one for each tier:
@@ -402,6 +419,8 @@ def place(
         Other objects by their names: contiguous tensors on a CPU, parameters too. Each moves into a range over tiers of
         memory and stays the same tensor; views that were made before do not follow. Policies count that a forward and a
         backward pass read it once each, and that the optimizer reads and writes a parameter.
+    masters : bool
+        Whether 16-bit parameters are stepped as 32-bit masters, which are one more state of each.
 
     Returns
     -------
@@ -409,20 +428,19 @@ def place(
 
     Raises
     ------
+    ArgumentError
+        The optimizer cannot step over a part of its parameters, or has parameters of another model.
     PlacementError
         There is no such policy, fractions do not add up, or a tier is too small.
     TierError
         A tier cannot be used.
     """
-    if not isinstance(optimizer, Fused):
-        found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        raise ArgumentError(f"optimizer: expected polder.offload.AdamW, Adam or Lion, found {found}")
-    check_model(model, optimizer.with_states())
+    states = states_for(model, optimizer, masters)
     groups = [group for group in groups_of(model) if group.fsdp_params]
     return carry_out(
         model,
-        list(model.parameters()),
-        optimizer,
+        list({**dict.fromkeys(model.parameters()), **dict.fromkeys(states.parameters())}),
+        states,
         policy,
         tiers,
         platform,
@@ -431,26 +449,47 @@ def place(
         (lambda shares: Sharded(model, groups, shares)) if groups else None,
         is_sharded=bool(groups),
         named=tensors or {},
+        frozen=[] if groups else frozen_of(model),
     )
 
 
-def check_model(model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> None:
-    """Refuses a model whose trained parameters cannot have placed states.
+def states_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: bool = False) -> Any:
+    """What places an optimizer's states: Polder's own where one pass steps them, of 32-bit parameters alone.
 
     Raises
     ------
     ArgumentError
+        It steps what cannot be placed.
     """
     check_materialised(model)
+    given: Any = optimizer
+    if not isinstance(given, torch.optim.Optimizer):
+        found = f"{type(given).__module__}.{type(given).__qualname__}"
+        raise ArgumentError(f"optimizer: expected a torch.optim.Optimizer, found {found}")
+    is_fused = isinstance(optimizer, Fused) and all(it.dtype == torch.float32 for it in optimizer.with_states())
+    states: Any = optimizer if is_fused else states_of(optimizer, masters)
+    if masters and (isinstance(optimizer, Fused) or not any(it.dtype in HALVES for it in states.with_states())):
+        raise ArgumentError(
+            "masters=True: expected an optimizer of torch over 16-bit parameters; polder.offload's have masters anyway"
+        )
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter in trained:
-        if parameter not in owned:
-            raise ArgumentError("optimizer: expected parameters of the model, found others")
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+    for parameter in states.with_states():
+        if parameter not in owned and not is_master(model, parameter):
             raise ArgumentError(
-                f"parameter {owned[parameter]}: expected float32 on a CPU, found {parameter.dtype} on "
-                f"{parameter.device}; give the optimizer 32-bit parameters alone, or convert the model with .float()"
+                "optimizer: expected parameters of the model, or 32-bit masters of its 16-bit ones, found others"
             )
+        if parameter.device.type != "cpu" or not parameter.is_floating_point():
+            raise ArgumentError(
+                f"parameter {owned.get(parameter, 'outside the model')}: expected floating point on a CPU, found "
+                f"{parameter.dtype} on {parameter.device}"
+            )
+    return states
+
+
+def is_master(model: torch.nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a tensor outside a model may be the master of one of its 16-bit parameters, in 32 bits."""
+    shapes = {it.shape for it in model.parameters() if it.dtype in HALVES}
+    return parameter.dtype == torch.float32 and parameter.shape in shapes
 
 
 def carry_out(
@@ -465,6 +504,7 @@ def carry_out(
     keep: Keep | None,
     is_sharded: bool = False,
     named: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    frozen: Sequence[torch.nn.Parameter] = (),
 ) -> Placed:
     """What `place` does with an optimizer that fits: it steps ``parameters``, and ``model`` saves activations.
 
@@ -478,15 +518,21 @@ def carry_out(
     if not _is_pair(computation):
         found = repr(computation)
         raise ArgumentError(f"computation: expected the seconds of a forward and of a backward pass, found {found}")
-    check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS), model)
+    check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS, _FROZEN), model)
     own = [storage_of(it) for it in named.values()]
+    frozen = [it for it in frozen if storage_of(it) not in own]
+    others = {id(it) for it in frozen}
     objects = {
-        _WEIGHTS: sum(local(it).nbytes for it in parameters if is_sharded or storage_of(it) not in own),
+        _WEIGHTS: sum(
+            local(it).nbytes for it in parameters if is_sharded or (storage_of(it) not in own and id(it) not in others)
+        ),
         _GRADIENTS: sum(local(parameter).nbytes for parameter in parameters if parameter.requires_grad),
         _STATES: optimizer.nbytes(),
     }
     if activations > 0:
         objects[_ACTIVATIONS] = activations
+    if frozen:
+        objects[_FROZEN] = sum(it.nbytes for it in frozen)
     objects |= {name: it.nbytes for name, it in named.items()}
     moves = {phase: dict(of) for phase, of in (_SHARDED_MOVES if is_sharded else _MOVES).items()}
     stepped = [storage_of(it) for it in parameters if not is_sharded]
@@ -506,7 +552,7 @@ def carry_out(
     found = dict(zip(there, answer["fractions"], strict=True))
     answer["fractions"] = [found.get(name, [1.0] + [0.0] * (len(tiers) - 1)) for name in objects]
     check_tiers(tiers)
-    return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named, any(computation))
+    return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named, frozen, any(computation))
 
 
 class Weight:
@@ -544,14 +590,19 @@ class _Packed:
 
 
 class _Unmoved:
-    """A saved tensor that stays where it is. torch looks at no version of what a hook has packed, so this does."""
+    """A saved tensor that stays where it is. torch looks at no version of what a hook has packed, so this does.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = ungraphed(tensor)
+    ``need`` is called before it is used.
+    """
+
+    def __init__(self, tensor: torch.Tensor, need: Callable[[], None] | None = None) -> None:
+        self.tensor, self.need = ungraphed(tensor), need
         self.version = tensor._version
 
     def unpacked(self) -> torch.Tensor:
         check_version(self.tensor, self.version)
+        if self.need is not None:
+            self.need()
         return self.tensor
 
 
@@ -692,6 +743,7 @@ def _problem(
         _GRADIENTS: "master-gradient",
         _STATES: "momentum",
         _ACTIVATIONS: "activation",
+        _FROZEN: "parameter",
     }
     least_s = dict(zip(PHASES, (*computation, 0.0), strict=True))
     return {

@@ -1,5 +1,6 @@
 """A scope in which the tensors that are made lie in a tier."""
 
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -7,7 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
@@ -39,10 +43,11 @@ def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
 
     Every tensor of a CPU, of 64 KiB or more, that an operation of torch makes in this thread lies there: factories such
     as ``torch.empty``, ``zeros``, ``randn`` and ``tensor``, ``nn.Module`` constructors, results of arithmetic, copies,
-    gradients of a backward pass, states that an optimizer makes in its first step. It stays there after the scope, and
-    its bytes go back with it. Not reached: ``torch.from_numpy`` and ``torch.load``, which have memory of their own,
-    sparse, nested and quantized tensors, and subclasses. So ``from_pretrained`` of transformers brings weights of its
-    own: make the model from its configuration here, then call ``load_state_dict``. What lies there cannot be resized.
+    gradients of a backward pass, states that an optimizer makes in its first step. So does every parameter and buffer
+    that a module gets meanwhile, whatever made it: ``from_pretrained`` of transformers and ``load_state_dict`` with
+    ``assign=True`` load into the tier. It stays there after the scope, and its bytes go back with it. Not reached:
+    other tensors of ``torch.load``, which have memory of their own, sparse, nested and quantized tensors, and
+    subclasses. What lies there cannot be resized.
 
     Each operation takes some microseconds more, and each result is copied, so make tensors here and train outside.
 
@@ -61,8 +66,8 @@ def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
     Warns
     -----
     PlacementWarning
-        Once in a scope: a tensor did not fit, and lies in memory, as those after it that do not fit; or modules got
-        parameters in the scope that lie elsewhere, because no operation of torch made them here.
+        Once in a scope: a tensor did not fit, and lies in memory, as those after it that do not fit; or the scope ends
+        and nothing was placed in it.
 
     Examples
     --------
@@ -83,50 +88,45 @@ class InTier(TorchDispatchMode):
         self._tier = it
         self._made: weakref.WeakSet[_core.Range] = weakref.WeakSet()
         self._warned = False
-        # Parameters that modules got, in any thread, by their names.
-        self._got: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        # Whether a tensor was put into the tier since the scope began.
+        self._has_placed = False
+        self._lock = threading.RLock()
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         check_tiers([self._tier])
-        self._warned = False
-        self._got.clear()
-        self._hooks.append(register_module_parameter_registration_hook(self._note))
+        self._warned = self._has_placed = False
+        # Also what other threads give to modules, as those that load a checkpoint do.
+        for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook):
+            self._hooks.append(register(self._got))
         super().__enter__()
         return self
-
-    def _note(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
-        if isinstance(parameter, torch.Tensor):
-            self._got.append((f"{name} of {type(module).__name__}", weakref.ref(parameter)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType]
-        self._hooks.pop().remove()
-        if kind is None and not self._warned:
-            self._warn_of_others()
-
-    def _warn_of_others(self) -> None:
-        """Warns of parameters that this scope did not make."""
-        others: dict[int, tuple[str, int]] = {}
-        for name, of in self._got:
-            it = of()
-            # Of a model on the meta device nothing lies anywhere.
-            if it is None or it.device.type != "cpu" or not is_plain(it) or it.untyped_storage().nbytes() < _LEAST:
-                continue
-            if not any(0 <= it.data_ptr() - kept.address < kept.nbytes for kept in self._made):
-                others[storage_of(it)] = name, it.untyped_storage().nbytes()
-        if others:
-            name, nbytes = next(iter(others.values()))
+        while self._hooks:
+            self._hooks.pop().remove()
+        if kind is None and not (self._warned or self._has_placed):
             warnings.warn(
-                f"{len(others)} parameters of {sum(it for _, it in others.values())} bytes lie in memory, not in tier "
-                f"{self._tier.name}: no operation of torch in this thread made them in the scope, the first is {name} "
-                f"of {nbytes} bytes; from_pretrained and torch.load bring their own: make the model from its "
-                "configuration in the scope, then load_state_dict",
+                f"tier {self._tier.name}: nothing was placed in this scope: no operation of torch made a tensor of "
+                f"{_LEAST} bytes or more on a CPU in this thread, and no module got one; make or load the model inside",
                 PlacementWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
+
+    def _got(self, module: torch.nn.Module, name: str, it: Any) -> None:
+        """Moves a parameter or a buffer that a module gets, and that no operation in the scope has made."""
+        if not isinstance(it, torch.Tensor) or it.device.type != "cpu" or not is_plain(it) or it.nbytes < _LEAST:
+            return
+        with self._lock:
+            if any(0 <= it.data_ptr() - kept.address < kept.nbytes for kept in self._made):
+                return
+            # The bytes of the tensor alone: that of a checkpoint may be a view of the whole file.
+            like = torch.empty_like(it, device="meta")
+            if (kept := self._room(like.nbytes, it)) is not None:
+                it.data = ranges.tensor(kept, it.shape, it.dtype, like.stride()).copy_(it.detach())
 
     def where(self) -> list[tuple[str, int]]:
         """Bytes of the tensors that were made here and still live, by place, as the kernel says."""
@@ -162,8 +162,16 @@ class InTier(TorchDispatchMode):
     def _range(self, it: torch.Tensor, *, is_blank: bool) -> _core.Range | None:
         """Memory of the tier with the bytes of a tensor's storage."""
         storage = it.untyped_storage()
+        kept = self._room(storage.nbytes(), it)
+        if kept is not None and not is_blank:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            ranges.tensor(kept, (storage.nbytes(),), torch.uint8).copy_(whole)
+        return kept
+
+    def _room(self, nbytes: int, it: torch.Tensor) -> _core.Range | None:
+        """Memory of the tier for a tensor, if there is some."""
         try:
-            kept = ranges.memory(storage.nbytes(), self._tier)
+            kept = ranges.memory(nbytes, self._tier)
         except TierFullError as error:
             if not self._warned:
                 self._warned = True
@@ -171,11 +179,10 @@ class InTier(TorchDispatchMode):
                 warnings.warn(
                     f"{what}: not in tier {self._tier.name}, but in memory: {error}",
                     PlacementWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             return None
-        if not is_blank:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            ranges.tensor(kept, (storage.nbytes(),), torch.uint8).copy_(whole)
-        self._made.add(kept)
+        with self._lock:
+            self._made.add(kept)
+        self._has_placed = True
         return kept

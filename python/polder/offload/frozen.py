@@ -1,0 +1,228 @@
+"""Weights that are not trained, as the base below adapters: in tiers of memory, or read ahead from a disk."""
+
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from polder import _core
+from polder.errors import TierError, TierFullError
+from polder.offload.ranges import Memory, memory, taken
+from polder.offload.shards import is_plain, storage_of
+from polder.offload.tiers import PAGE, Tier
+
+#: Bytes that are read ahead, at most, beside the weight that is needed next.
+_AHEAD = 16 << 20
+#: Of madvise, since Linux 5.4.
+_MADV_PAGEOUT = 21
+
+
+def frozen_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Parameters that are not trained and can move: contiguous on a CPU, and no bytes of another's."""
+    spans: list[tuple[int, int, int]] = []
+    for it in (*model.parameters(), *model.buffers()):
+        if is_plain(it) and it.device.type == "cpu" and it.nbytes:
+            # Of one with gaps everything to the end of its storage.
+            nbytes = it.nbytes if it.is_contiguous() else it.untyped_storage().nbytes()
+            spans.append((it.data_ptr(), it.data_ptr() + nbytes, id(it)))
+    spans.sort()
+    shared: set[int] = set()
+    end, last = 0, 0
+    for begin, until, it in spans:
+        if begin < end:
+            shared |= {it, last}
+        if until > end:
+            end, last = until, it
+    return [
+        it
+        for it in model.parameters()
+        if not it.requires_grad
+        and is_plain(it)
+        and it.device.type == "cpu"
+        and it.is_contiguous()
+        and it.nbytes
+        and id(it) not in shared
+    ]
+
+
+class Frozen:
+    """Keeps weights in their tiers: whole ones, the first tier's where they are.
+
+    What a disk has lies in a mapped file without a name, so that a write to it stays. It is read before the module that
+    has it computes, and its memory is given back after that. In the backward pass that happens in the opposite order,
+    where saved weights are unpacked.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], shares: Mapping[Tier, float]
+    ) -> None:
+        self._moved: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._near: list[Memory] = []
+        self._disks: list[_Disk] = []
+        self._of: dict[int, tuple[_Disk, int]] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._stay: dict[int, torch.nn.Parameter] = {}
+        #: Bytes of each disk.
+        self.on_disk: dict[str, int] = {}
+        tiers = list(shares)
+        for tier, chosen in zip(tiers, _dealt(tensors, list(shares.values())), strict=True):
+            if tier is tiers[0] or not chosen:
+                self._stay |= {id(it): it for it in chosen}
+            elif tier.folder is None:
+                kept = Memory(memory(sum(taken(it.nbytes) for it in chosen), tier))
+                self._near.append(kept)
+                for it in chosen:
+                    self._move(it, kept.tensor(it).copy_(it.detach()))
+            else:
+                disk = _Disk(Path(tier.folder), chosen, self._move)
+                self._disks.append(disk)
+                self.on_disk[tier.name] = disk.nbytes
+                self._of |= {storage_of(it): (disk, number) for number, it in enumerate(chosen)}
+        for module in model.modules() if self._disks else ():
+            own = [self._of[key] for it in module.parameters(recurse=False) if (key := storage_of(it)) in self._of]
+            # Of a table only the rows that are looked up are read.
+            if own and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+                self._watch(module, own)
+
+    def _move(self, it: torch.nn.Parameter, to: torch.Tensor) -> None:
+        before, it.data = it.detach(), to
+        self._moved.append((it, to))
+        _page_out(before)
+
+    def _watch(self, module: torch.nn.Module, own: list[tuple["_Disk", int]]) -> None:
+        def before(*_: object) -> None:
+            for disk, number in own:
+                disk.need(number, 1)
+
+        def after(*_: object) -> None:
+            for disk, number in own:
+                disk.drop(number)
+
+        self._hooks.append(module.register_forward_pre_hook(before))
+        self._hooks.append(module.register_forward_hook(after, always_call=True))
+
+    def saved(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """What to call before a saved weight is used in the backward pass, if a disk has it."""
+        if (found := self._of.get(storage_of(tensor))) is None:
+            return None
+        disk, number = found
+        return lambda: disk.need(number, -1)
+
+    @property
+    def stays(self) -> int:
+        """Bytes of weights that stay where they are."""
+        return sum(it.nbytes for it in self._stay.values())
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a weight is one of those that stay."""
+        return id(tensor) in self._stay
+
+    def staged(self) -> int:
+        """The most bytes of weights of disks that were in memory at once, as they were asked for."""
+        return sum(it.most for it in self._disks)
+
+    def ranges(self) -> list[_core.Range]:
+        """Ranges of memory that hold some."""
+        return [it.range for it in self._near]
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in one, or on a disk."""
+        return any(it.holds(tensor) for it in self._near) or storage_of(tensor) in self._of
+
+    def close(self) -> None:
+        """Moves all that lie in tiers into memory of torch."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        for it, to in self._moved:
+            if it.data_ptr() == to.data_ptr():
+                it.data = to.clone()
+        self._moved, self._near, self._disks, self._of = [], [], [], {}
+        self._stay, self.on_disk = {}, {}
+
+
+class _Disk:
+    """Weights in a mapped file, each of whole pages, in the order in which they are needed."""
+
+    def __init__(self, folder: Path, tensors: Sequence[torch.nn.Parameter], move: Any) -> None:
+        self._spans: list[tuple[int, int]] = []
+        at = 0
+        for it in tensors:
+            self._spans.append((at, (it.nbytes + PAGE - 1) // PAGE * PAGE))
+            at += self._spans[-1][1]
+        self.nbytes = at
+        self.most = 0
+        self._here: set[int] = set()
+        self._last = -1
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, at)
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            kind = TierFullError if error.errno == errno.ENOSPC else TierError
+            raise kind(f"{folder}: no room for {at} bytes of weights: {error.strerror}") from None
+        weakref.finalize(self, os.close, self._file)
+        self._map = mmap.mmap(self._file, at)
+        done = 0
+        for it, (begin, nbytes) in zip(tensors, self._spans, strict=True):
+            flat = torch.frombuffer(self._map, dtype=it.dtype, count=it.numel(), offset=begin)
+            move(it, flat.view(it.shape).copy_(it.detach()))
+            if begin + nbytes - done >= _AHEAD or begin + nbytes == at:
+                os.fdatasync(self._file)
+                self._forget(done, begin + nbytes - done)
+                done = begin + nbytes
+
+    def _forget(self, begin: int, nbytes: int) -> None:
+        """Gives the memory of a part back. What was written there goes to the disk."""
+        self._map.madvise(mmap.MADV_DONTNEED, begin, nbytes)
+        os.posix_fadvise(self._file, begin, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def need(self, number: int, step: int) -> None:
+        """Reads a weight, and those that are needed after it."""
+        if step < 0 and self._last not in (-1, number):
+            self.drop(self._last)
+        self._last = number if step < 0 else -1
+        ahead = 0
+        while 0 <= number < len(self._spans):
+            begin, nbytes = self._spans[number]
+            if number not in self._here:
+                self._map.madvise(mmap.MADV_WILLNEED, begin, nbytes)
+                self._here.add(number)
+            number += step
+            ahead += self._spans[number][1] if 0 <= number < len(self._spans) else 0
+            if ahead > _AHEAD:
+                break
+        self.most = max(self.most, sum(self._spans[it][1] for it in self._here))
+
+    def drop(self, number: int) -> None:
+        """Gives the memory of a weight back that was used."""
+        self._here.discard(number)
+        self._forget(*self._spans[number])
+
+
+def _page_out(tensor: torch.Tensor) -> None:
+    """Asks the kernel to give back the memory of a weight that has moved: other weights may keep the file mapped."""
+    begin = (tensor.data_ptr() + PAGE - 1) // PAGE * PAGE
+    nbytes = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE - begin
+    if nbytes > 0:
+        # A hint, which changes no byte.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _MADV_PAGEOUT)
+
+
+def _dealt(tensors: Sequence[torch.nn.Parameter], fractions: Sequence[float]) -> list[list[torch.nn.Parameter]]:
+    """The tensors of each tier, in their order: the largest goes first, to the tier that lacks most."""
+    whole = sum(it.nbytes for it in tensors)
+    lacks = [whole * it for it in fractions]
+    tier_of: dict[int, int] = {}
+    for it in sorted(tensors, key=lambda it: -it.nbytes):
+        tier = max(range(len(lacks)), key=lambda number: lacks[number])
+        tier_of[id(it)] = tier
+        lacks[tier] -= it.nbytes
+    return [[it for it in tensors if tier_of[id(it)] == number] for number in range(len(lacks))]
