@@ -51,6 +51,7 @@ else
 fi
 step "cost of the agent" env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace --test agent_cost -- --ignored --nocapture
 step "schedules" limited polder-dev verify -n "${POLDER_SCHEDULES:-5000}"
+step "schedules on hdm-db" limited polder-dev verify --coherence hdm-db -n 1000
 # By the optimised command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each
 # schedule, and would take most of the time: `make verify` runs as many of those as of the others.
 step "mutants" limited polder-dev verify --mutants -n 30000 --harmless 3000

@@ -37,9 +37,9 @@ class Pool(_core.Pool):
         there has to have this size. A device is never formatted here: ``polder pool format`` does that.
     host : int, optional
         This machine's id in the pool; 0 for a file of this machine's own, required for a device.
-    coherence : {"auto", "coherent", "software"}, optional
-        Whether the hardware or Polder keeps the caches of several hosts equal. ``"auto"`` is as the pool was formatted,
-        else software for dax memory.
+    coherence : {"auto", "coherent", "software", "hdm-db"}, optional
+        Whether one kernel's hardware, Polder or the device keeps the caches of several hosts equal. ``"auto"`` is as
+        the pool was formatted, else software for dax memory.
     job : int, optional
         The job that objects are booked to.
     quota : int or str, optional

@@ -186,7 +186,7 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
         ({"size": -1}, f"size is -1; {byte_sizes}"),
         ({"size": "abc"}, f"size is 'abc'; {byte_sizes}"),
         ({"quota": "much"}, f"quota is 'much'; {byte_sizes}"),
-        ({"coherence": "x"}, 'coherence is "x"; expected auto, coherent or software'),
+        ({"coherence": "x"}, 'coherence is "x"; expected auto, coherent, software or hdm-db'),
     ]:
         with pytest.raises(polder.ArgumentError) as caught:
             polder.Pool(scratch / "new", run=scratch, **{"size": "64MiB", **wrong})
@@ -209,7 +209,7 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
     assert pool.create("/pair", shape=np.array([2, 3])).shape == (2, 3)
 
 
-@pytest.mark.parametrize(("kept", "other"), [("software", "coherent"), ("coherent", "software")])
+@pytest.mark.parametrize(("kept", "other"), [("software", "coherent"), ("coherent", "software"), ("hdm-db", "software")])
 def test_every_attach_follows_what_a_pool_was_formatted_with_and_another_coherence_is_refused(
     scratch: Path, kept: str, other: str
 ) -> None:
@@ -221,7 +221,7 @@ def test_every_attach_follows_what_a_pool_was_formatted_with_and_another_coheren
     refused = f"pool was formatted with --coherence {kept}, and {other} is set here;"
     with pytest.raises(polder.SettingsError, match=refused):
         polder.Pool(path, run=scratch, coherence=other)
-    with pytest.raises(polder.ArgumentError, match='coherence is "x"; expected auto, coherent or software'):
+    with pytest.raises(polder.ArgumentError, match='coherence is "x"; expected auto, coherent, software or hdm-db'):
         polder._core.format(scratch / "none", "64MiB", coherence="x")
     assert not (scratch / "none").exists()
 

@@ -621,8 +621,8 @@ mod tests {
 
     #[test]
     fn every_attach_follows_the_coherence_of_the_pool_and_another_is_refused_by_both_names() {
-        use CoherenceChoice::{Auto, Coherent, Software};
-        for (kept, other) in [(Software, Coherent), (Coherent, Software)] {
+        use CoherenceChoice::{Auto, Coherent, HdmDb, Software};
+        for (kept, other) in [(Software, Coherent), (Coherent, HdmDb), (HdmDb, Software)] {
             let scratch = Scratch::new(&format!("kept-{kept}"));
             let asked = |choice| Settings { coherence: choice, ..scratch.settings(0) };
             let made = Session::open_or_create(&asked(Some(kept)), 64 << 20).unwrap();
@@ -638,7 +638,7 @@ mod tests {
         }
         let scratch = Scratch::new("kept-by-none");
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
-        for choice in [Software, Coherent] {
+        for choice in [Software, Coherent, HdmDb] {
             let settings = Settings { coherence: Some(choice), ..scratch.settings(0) };
             assert_eq!(Some(Session::open(&settings).unwrap().pool().memory().coherence()), choice.chosen());
         }

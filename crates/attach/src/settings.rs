@@ -21,10 +21,12 @@ pub enum CoherenceChoice {
     /// As the pool was formatted for, or else by the kind of the region: software for dax, fs-dax and famfs, the hardware for everything else.
     #[default]
     Auto,
-    /// The hardware does it.
+    /// The hardware of one kernel does it.
     Coherent,
     /// The program does it, with line instructions.
     Software,
+    /// The device does it, by back-invalidation. Nothing tells from software whether a device does: the operator has to know.
+    HdmDb,
 }
 
 impl CoherenceChoice {
@@ -35,6 +37,7 @@ impl CoherenceChoice {
             Self::Auto => None,
             Self::Coherent => Some(Coherence::Coherent),
             Self::Software => Some(Coherence::Software),
+            Self::HdmDb => Some(Coherence::HdmDb),
         }
     }
 }
@@ -47,7 +50,8 @@ impl FromStr for CoherenceChoice {
             "auto" => Ok(Self::Auto),
             "coherent" => Ok(Self::Coherent),
             "software" => Ok(Self::Software),
-            _ => Err("expected auto, coherent or software".to_owned()),
+            "hdm-db" => Ok(Self::HdmDb),
+            _ => Err("expected auto, coherent, software or hdm-db".to_owned()),
         }
     }
 }
@@ -58,6 +62,7 @@ impl fmt::Display for CoherenceChoice {
             Self::Auto => "auto",
             Self::Coherent => "coherent",
             Self::Software => "software",
+            Self::HdmDb => "hdm-db",
         })
     }
 }
@@ -431,7 +436,10 @@ mod tests {
     #[test]
     fn a_value_that_does_not_parse_names_its_variable() {
         let error = environment(&[("POLDER_COHERENCE", "hopeful")]).unwrap_err();
-        assert_eq!(error.to_string(), "POLDER_COHERENCE=hopeful: expected auto, coherent or software");
+        assert_eq!(
+            error.to_string(),
+            "POLDER_COHERENCE=hopeful: expected auto, coherent, software or hdm-db"
+        );
         let error = environment(&[("POLDER_TIMEOUT", "-1")]).unwrap_err();
         assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
         let error = environment(&[("POLDER_HOST", "70000")]).unwrap_err();

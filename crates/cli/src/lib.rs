@@ -54,8 +54,8 @@ pub struct PoolOptions {
     /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
     #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub pool: Option<std::path::PathBuf>,
-    /// How caches are kept coherent: by Polder (software), as every device needs that two hosts share; by the one kernel that runs all hosts
-    /// (coherent); or as the pool was formatted (auto).
+    /// How caches are kept coherent: by Polder (software), which is right on every device; by the device, with back-invalidation (hdm-db); by
+    /// the one kernel that runs all hosts (coherent); or as the pool was formatted (auto).
     #[arg(long, global = true, value_name = "MODE")]
     pub coherence: Option<CoherenceChoice>,
     /// This host's id in the pool.

@@ -196,6 +196,10 @@ fn a_pool_keeps_the_coherence_that_it_was_formatted_for() {
     let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
     assert_eq!(counters["coherence"], Value::Null);
     desk.say("pool stat --coherence coherent");
+    // What only the operator can know is kept as well.
+    desk.say("pool format --force --coherence hdm-db");
+    assert_eq!(desk.session(Some(0), 0).pool().memory().coherence(), polder_mem::Coherence::HdmDb);
+    assert!(desk.say("pool stat").contains("\ncoherence: hdm-db, for every process\n"));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Args};
 use indicatif::{ProgressBar, ProgressStyle};
+use polder_mem::Coherence;
 use polder_mem::model::{Explorer, Mutant, Report, Suite, replay};
 use polder_pool::verify::suites;
 use serde_json::json;
@@ -43,6 +44,9 @@ pub(crate) struct Arguments {
     /// Print a JSON object for each suite, canary or mutant.
     #[arg(long, conflicts_with = "replay")]
     json: bool,
+    /// Run every schedule on this kind of memory: coherent, software or hdm-db [default: as the seed draws].
+    #[arg(long, value_name = "MODE", conflicts_with_all = ["mutants", "canaries", "list"])]
+    coherence: Option<Coherence>,
     /// Threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
@@ -75,7 +79,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         true => (canaries().into_iter().map(|(canary, _)| canary).collect(), "canary"),
         false => (suites(), "suite"),
     };
-    let chosen = choose(all, kind, &arguments.suites)?;
+    let mut chosen = choose(all, kind, &arguments.suites)?;
+    if let Some(coherence) = arguments.coherence {
+        chosen = chosen.into_iter().map(|suite| suite.on(coherence)).collect();
+    }
     if arguments.list {
         for Suite { name, about, .. } in &chosen {
             match arguments.json {
@@ -173,9 +180,10 @@ fn explore(suite: &Suite, arguments: &Arguments) -> bool {
         return report.failed == 0;
     }
     println!("{report}");
+    let kind = arguments.coherence.map_or_else(String::new, |kind| format!(" --coherence {kind}"));
     for failure in &report.failures {
         println!(
-            "{failure}\nsee it again: polder-dev verify {} --replay --seed {}",
+            "{failure}\nsee it again: polder-dev verify {}{kind} --replay --seed {}",
             suite.name, failure.seed
         );
     }

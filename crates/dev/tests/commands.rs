@@ -46,6 +46,9 @@ fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() 
         (&explored["suite"], &explored["schedules"], &explored["failed"]),
         (&"barrier".into(), &50.into(), &0.into())
     );
+    for kind in ["coherent", "software", "hdm-db"] {
+        assert_eq!(json(&format!("verify barrier --coherence {kind} -n 50 --json"))["failed"], 0, "{kind}");
+    }
     assert!(json("verify --canaries ring-shared --json")["caught_at"].is_u64());
     assert_eq!(json("verify barrier --list --json")["name"], "barrier");
     let said = say("verify --canaries ring-shared");

@@ -9,11 +9,11 @@ use crate::mapped::Mapped;
 use crate::variants::AnyLines;
 use crate::{Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region};
 
-/// One process's access to a mapped region of either kind, with or without instruments around it. It does what [`crate::Coherent`] and
-/// [`crate::Software`] do, at a branch for each flush and fence.
+/// One process's access to a mapped region of any kind, with or without instruments around it. It does what [`crate::Coherent`] and
+/// [`crate::Software`] do, or what memory takes that its device keeps coherent, at a branch for each flush and fence.
 #[derive(Clone)]
 pub enum AnyMemory {
-    /// The hardware keeps it coherent, or the program does.
+    /// The hardware keeps it coherent, or the program, or the device.
     Mapped(Mapped<AnyLines>),
     /// Something is wrapped around it.
     #[cfg(feature = "instruments")]
@@ -21,7 +21,7 @@ pub enum AnyMemory {
 }
 
 impl AnyMemory {
-    /// Access to `region` alone, its caches kept in step by the program, which is right for either kind.
+    /// Access to `region` alone, its caches kept in step by the program, which is right for each kind.
     #[must_use]
     pub fn new(region: Region) -> Self {
         Self::Mapped(Mapped::new(region))
@@ -43,10 +43,7 @@ impl AnyMemory {
     pub fn wrapped(self, in_shadow: bool) -> Wrapped {
         match self {
             Self::Mapped(memory) if in_shadow => Wrapped::shadow(memory.kept_by()),
-            Self::Mapped(memory) if memory.coherence() == Coherence::Coherent => {
-                Wrapped::from(memory.kept_by() as crate::Coherent)
-            }
-            Self::Mapped(memory) => Wrapped::from(memory.kept_by() as crate::Software),
+            Self::Mapped(memory) => Wrapped::any(memory),
             #[cfg(feature = "instruments")]
             Self::Wrapped(memory) => memory,
         }

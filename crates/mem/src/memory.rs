@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Add;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::Offset;
@@ -35,10 +36,39 @@ impl Add<Duration> for Nanos {
 /// Who keeps the caches of two hosts in step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coherence {
-    /// The hardware: one kernel, or CXL 3 back-invalidate. Flushes cost nothing because none are made.
+    /// The hardware, of one kernel: caches live and die together. Flushes cost nothing because none are made.
     Coherent,
     /// The program, with the CPU's line instructions.
     Software,
+    /// The device, by back-invalidation (CXL 3): caches of all hosts agree, and a host that dies loses its dirty lines. Lines are written
+    /// back, and none is invalidated.
+    HdmDb,
+}
+
+impl Coherence {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Coherent, Self::Software, Self::HdmDb];
+
+    /// Whether a host that dies may lose what it stored and did not write back.
+    #[must_use]
+    pub const fn needs_write_back(self) -> bool {
+        matches!(self, Self::Software | Self::HdmDb)
+    }
+
+    /// Whether a cache may hold what another host has changed.
+    #[must_use]
+    pub const fn needs_invalidation(self) -> bool {
+        matches!(self, Self::Software)
+    }
+}
+
+impl FromStr for Coherence {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|kind| kind.to_string() == text);
+        found.ok_or_else(|| "expected coherent, software or hdm-db".to_owned())
+    }
 }
 
 impl fmt::Display for Coherence {
@@ -46,6 +76,7 @@ impl fmt::Display for Coherence {
         f.write_str(match self {
             Self::Coherent => "coherent",
             Self::Software => "software",
+            Self::HdmDb => "hdm-db",
         })
     }
 }

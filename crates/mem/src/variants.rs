@@ -21,7 +21,7 @@ pub struct FlushedLines {
     copier: Copier,
 }
 
-/// Lines of either kind.
+/// Lines of any kind.
 #[derive(Clone, Copy, Debug)]
 pub struct AnyLines {
     flushed: FlushedLines,
@@ -39,7 +39,7 @@ impl AnyLines {
     const fn hardware(self) -> Option<HardwareLines> {
         match self.coherence {
             Coherence::Coherent => Some(HardwareLines { copier: self.flushed.copier }),
-            Coherence::Software => None,
+            Coherence::Software | Coherence::HdmDb => None,
         }
     }
 }
@@ -264,7 +264,7 @@ impl sealed::Lines for AnyLines {
         self.coherence
     }
 
-    /// Right for either: nothing is taken from a cache.
+    /// Right for each kind: nothing is taken from a cache.
     fn new(cpu: Cpu) -> Self {
         Self { flushed: sealed::Lines::new(cpu), coherence: Coherence::Software }
     }
@@ -305,14 +305,14 @@ impl sealed::Lines for AnyLines {
         match self.coherence {
             Coherence::Coherent => None,
             // SAFETY: the caller's promise is the same.
-            Coherence::Software => unsafe { self.flushed.write_back(at, bytes) },
+            Coherence::Software | Coherence::HdmDb => unsafe { self.flushed.write_back(at, bytes) },
         }
     }
 
     #[inline(always)]
     unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64> {
         match self.coherence {
-            Coherence::Coherent => None,
+            Coherence::Coherent | Coherence::HdmDb => None,
             // SAFETY: the caller's promise is the same.
             Coherence::Software => unsafe { self.flushed.invalidate(at, bytes) },
         }
@@ -336,9 +336,9 @@ impl sealed::Lines for AnyLines {
 
     #[inline(always)]
     fn fence_invalidations(self) {
-        match self.hardware() {
-            Some(lines) => lines.fence_invalidations(),
-            None => self.flushed.fence_invalidations(),
+        match self.coherence {
+            Coherence::Coherent | Coherence::HdmDb => cpu::compiler_fence(),
+            Coherence::Software => self.flushed.fence_invalidations(),
         }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use polder_mem::litmus::{LITMUS_BYTES, Tally, run_host};
 use polder_mem::testing::Scratch;
 use polder_mem::{
-    Coherent, Heap, HeapShape, HostPlan, Memory, Offset, ProcessSlot, Region, Software, Wrapped,
+    AnyMemory, Coherence, Coherent, Heap, HeapShape, HostPlan, Memory, Offset, ProcessSlot, Region, Software,
+    Wrapped,
 };
 
 const ROUNDS: u64 = 100;
@@ -58,7 +59,7 @@ fn ordinary_memory_shows_only_what_is_allowed() {
 }
 
 #[test]
-fn coherent_and_software_coherent_regions_show_only_what_is_allowed() {
+fn regions_of_each_kind_show_only_what_is_allowed() {
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
     let attach = |region, host| Coherent::new(region).attach(&plan(&scratch, host)).expect("a slot");
@@ -66,6 +67,13 @@ fn coherent_and_software_coherent_regions_show_only_what_is_allowed() {
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
     let attach = |region, host| Software::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    allowed([attach(a, 0), attach(b, 1)]);
+    let scratch = Scratch::new();
+    let [a, b] = regions(&scratch);
+    let attach = |region, host| {
+        let memory = AnyMemory::new(region).with_coherence(Coherence::HdmDb);
+        memory.attach(&plan(&scratch, host)).expect("a slot")
+    };
     allowed([attach(a, 0), attach(b, 1)]);
 }
 

@@ -112,7 +112,7 @@ fn a_software_coherent_region_conforms_on_a_cpu_with_nothing_but_clflush_and_sse
 
 #[test]
 fn a_region_whose_kind_is_said_at_run_time_conforms_and_is_of_that_kind() {
-    for coherence in [Coherence::Coherent, Coherence::Software] {
+    for coherence in Coherence::ALL {
         let scratch = Scratch::new();
         let any = |region, plan: &_| AnyMemory::new(region).with_coherence(coherence).attach(plan);
         let all = processes(&scratch, any);

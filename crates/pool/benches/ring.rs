@@ -48,15 +48,15 @@ fn main() {
         let run = |host: u16| {
             let region = Region::open(&path).expect("the region that was just made");
             match coherence {
-                _ if is_any => {
-                    let memory = AnyMemory::new(region).with_coherence(coherence);
-                    side(&memory.attach(&plan(host)).expect("a free slot"), host)
-                }
-                Coherence::Software => {
+                Coherence::Software if !is_any => {
                     side(&Software::new(region).attach(&plan(host)).expect("a free slot"), host)
                 }
-                Coherence::Coherent => {
+                Coherence::Coherent if !is_any => {
                     side(&Coherent::new(region).attach(&plan(host)).expect("a free slot"), host)
+                }
+                _ => {
+                    let memory = AnyMemory::new(region).with_coherence(coherence);
+                    side(&memory.attach(&plan(host)).expect("a free slot"), host)
                 }
             }
         };

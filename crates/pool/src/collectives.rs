@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::{Coherence, Memory, Nanos, Offset};
+use polder_mem::{Memory, Nanos, Offset};
 use polder_platform::sized;
 use polder_schedule::{Collective, Cut, Plan, Variant};
 
@@ -330,7 +330,7 @@ impl<M: Memory> Group<M> {
     /// Begins to time an operation, where the kind of stores is ours to choose: not for short messages, and not where all
     /// readers need them in memory.
     fn timed(&mut self, call: &Call, in_pool: bool) -> Timed {
-        let all_far = self.memory().coherence() == Coherence::Software && !self.has_neighbours();
+        let all_far = self.memory().coherence().needs_write_back() && !self.has_neighbours();
         if call.bytes < self.options().stream_bytes || all_far || self.size() == 1 {
             return Timed { stores: Stores::Ordinary, begun: None };
         }

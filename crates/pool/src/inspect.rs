@@ -26,7 +26,7 @@ pub struct PoolStat {
     pub bytes: u64,
     /// Bytes of metadata in front of the chunks.
     pub metadata_bytes: u64,
-    /// How all processes keep it coherent: `coherent`, `software`, or nothing where that is left to each.
+    /// How all processes keep it coherent: `coherent`, `software`, `hdm-db`, or nothing where that is left to each.
     pub coherence: Option<&'static str>,
     /// Bytes in chunks that no host holds.
     pub unclaimed_bytes: u64,
@@ -171,6 +171,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             coherence: superblock.coherence.map(|coherence| match coherence {
                 Coherence::Coherent => "coherent",
                 Coherence::Software => "software",
+                Coherence::HdmDb => "hdm-db",
             }),
             unclaimed_bytes: 0,
             epoch: 0,

@@ -17,7 +17,7 @@
 //!
 //! The note is the creator's word on what the object holds. Programs that know nothing of it pass over it.
 
-use polder_mem::{Coherence, LINE, Memory, Offset};
+use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PoolError;
@@ -264,7 +264,7 @@ pub(crate) fn fill<M: Memory>(
     };
     for done in (0..bytes).step_by(ZEROS.len()) {
         let piece = &ZEROS[..(bytes - done).min(ZEROS.len() as u64) as usize];
-        if memory.coherence() == Coherence::Coherent && bytes <= SMALL {
+        if !memory.coherence().needs_write_back() && bytes <= SMALL {
             memory.copy_in(at + done, piece)?;
         } else {
             memory.copy_in_nt(at + done, piece)?;

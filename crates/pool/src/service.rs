@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::{Bell, Coherence, Fault, LINE, Memory, Nanos, Offset};
+use polder_mem::{Bell, Fault, LINE, Memory, Nanos, Offset};
 use polder_schedule::Exchange;
 
 use crate::group::{Interrupt, Mark, Pulse, RankPlace};
@@ -241,7 +241,7 @@ impl<M: Memory> Parts<M> {
 
     /// Whether bytes for these readers have to go past the caches.
     fn streams(&self, mut readers: impl Iterator<Item = usize>) -> bool {
-        self.memory.coherence() == Coherence::Software && readers.any(|reader| self.is_far(reader))
+        self.memory.coherence().needs_write_back() && readers.any(|reader| self.is_far(reader))
     }
 
     fn wake(&self, number: usize) {

@@ -152,12 +152,13 @@ impl Pool {
         Ok(self.session()?.pool().member().host)
     }
 
-    /// "coherent" or "software".
+    /// "coherent", "software" or "hdm-db".
     #[getter]
     fn coherence(&self) -> PyResult<&'static str> {
         Ok(match self.session()?.pool().memory().coherence() {
             Coherence::Coherent => "coherent",
             Coherence::Software => "software",
+            Coherence::HdmDb => "hdm-db",
         })
     }
 

@@ -2,12 +2,14 @@
 //!
 //! Each is data, so that the same program is walked through every state of the model and run between two real hosts ([`run_host`]).
 
+mod deaths;
 pub(crate) mod onhost;
 
 use std::fmt;
 
 use crate::{Coherence, Offset};
 
+pub use deaths::{DEATHS, DeathLitmus};
 pub use onhost::{Family, LITMUS_BYTES, LitmusError, Tally, Verdict, run_host};
 
 /// A word of a test: which line, and which word of it.
@@ -51,7 +53,7 @@ pub enum Step {
     Sfence,
     /// `mfence`.
     Mfence,
-    /// `mfence` where software keeps coherence, nothing where hardware does.
+    /// `mfence` where software keeps coherence, nothing elsewhere.
     FenceInvalidations,
 }
 
@@ -94,7 +96,7 @@ pub struct Litmus {
     pub sealed: bool,
     /// What may be seen where software keeps coherence; an outcome that was thrown away is empty.
     pub allowed: &'static [&'static [u64]],
-    /// What may be seen on coherent memory.
+    /// What may be seen where caches agree, by whoever's work: on coherent memory and on hdm-db.
     pub coherent: &'static [&'static [u64]],
     /// The outcome that a protocol fears.
     pub feared: &'static [u64],
@@ -148,7 +150,7 @@ impl Litmus {
     /// What may be seen.
     #[must_use]
     pub fn allowed(&self, coherence: Coherence) -> &'static [&'static [u64]] {
-        if coherence == Coherence::Coherent { self.coherent } else { self.allowed }
+        if coherence.needs_invalidation() { self.allowed } else { self.coherent }
     }
 
     /// Whether this test may show what a protocol fears, because it lacks a flush or a fence.

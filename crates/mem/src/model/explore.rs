@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::mutants::SiteKind;
 use super::state::Mutation;
+use crate::Coherence;
 
 /// A schedule that went wrong, and how to see it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,6 +276,8 @@ pub(super) struct Session {
     pub(super) tracing: bool,
     pub(super) recording: bool,
     pub(super) mutation: Option<Mutation>,
+    /// The kind of memory of every world, whatever its shape says.
+    coherence: Option<Coherence>,
     pub(super) sites: Sites,
 }
 
@@ -289,10 +292,28 @@ pub(super) struct Orders {
     pub(super) tracing: bool,
     pub(super) recording: bool,
     pub(super) mutation: Option<Mutation>,
+    pub(super) coherence: Option<Coherence>,
 }
 
 pub(super) fn session() -> Orders {
-    SESSION.with_borrow(|s| Orders { tracing: s.tracing, recording: s.recording, mutation: s.mutation })
+    SESSION.with_borrow(|s| Orders {
+        tracing: s.tracing,
+        recording: s.recording,
+        mutation: s.mutation,
+        coherence: s.coherence,
+    })
+}
+
+/// Runs `work` with all worlds on this kind of memory.
+pub(super) fn on<R>(coherence: Coherence, work: impl FnOnce() -> R) -> R {
+    struct Back(Option<Coherence>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            SESSION.with_borrow_mut(|session| session.coherence = self.0);
+        }
+    }
+    let _back = Back(SESSION.with_borrow_mut(|session| session.coherence.replace(coherence)));
+    work()
 }
 
 pub(super) fn with_session<R>(change: impl FnOnce(&mut Session) -> R) -> R {

@@ -3,6 +3,7 @@
 //! Nothing here chooses: whoever drives the machine (a random schedule, or the exhaustive walk of the litmus tests)
 //! picks which eligible step happens next.
 
+use crate::Coherence;
 use crate::random::Random;
 
 /// Words in a line.
@@ -115,10 +116,31 @@ impl Host {
     }
 }
 
+/// What is open of memory that its device keeps coherent ([`Coherence::HdmDb`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackInvalidation {
+    /// A dirty line goes to another host's cache without a write-back, as CXL0 allows, and is lost with whoever holds it last. Else the
+    /// device has it written back first.
+    pub keeps_dirty: bool,
+    /// A line that was dirty in the cache of a dead host fails. Else memory has what it had.
+    pub poisons: bool,
+}
+
+impl BackInvalidation {
+    /// Every such machine.
+    pub const ALL: [Self; 4] = [
+        Self { keeps_dirty: false, poisons: false },
+        Self { keeps_dirty: false, poisons: true },
+        Self { keeps_dirty: true, poisons: false },
+        Self { keeps_dirty: true, poisons: true },
+    ];
+}
+
 /// Memory, caches, buffers, and what is on its way between them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Machine {
-    coherent: bool,
+    coherence: Coherence,
+    device: BackInvalidation,
     used_hosts: usize,
     used_lines: usize,
     memory: Vec<u64>,
@@ -133,13 +155,42 @@ pub(super) struct Machine {
     /// The lines that anything ever touched: all that a reset has to clear.
     touched: Vec<u32>,
     is_touched: Vec<bool>,
+    /// The lines that a dead host has left to fail.
+    poisoned: Vec<u32>,
     /// Counts the changes that another thread could see.
     pub(super) changes: u64,
 }
 
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            coherence: Coherence::Software,
+            device: BackInvalidation::default(),
+            used_hosts: 0,
+            used_lines: 0,
+            memory: Vec::new(),
+            hosts: Vec::new(),
+            threads: Vec::new(),
+            live: 0,
+            buffered: 0,
+            queued: 0,
+            touched: Vec::new(),
+            is_touched: Vec::new(),
+            poisoned: Vec::new(),
+            changes: 0,
+        }
+    }
+}
+
 impl Machine {
     /// Makes this a fresh machine of zeros. Whatever was allocated is kept, so that suites may draw their sizes.
-    pub(super) fn reset(&mut self, hosts: usize, lines: usize, coherent: bool) {
+    pub(super) fn reset(
+        &mut self,
+        hosts: usize,
+        lines: usize,
+        coherence: Coherence,
+        device: BackInvalidation,
+    ) {
         self.clear();
         if self.is_touched.len() < lines {
             self.memory.resize(lines * WORDS, 0);
@@ -152,7 +203,7 @@ impl Machine {
             host.grow(lines);
         }
         (self.used_hosts, self.used_lines) = (hosts, lines);
-        self.coherent = coherent;
+        (self.coherence, self.device) = (coherence, device);
         self.live = 0xff;
     }
 
@@ -163,6 +214,7 @@ impl Machine {
             self.is_touched[line as usize] = false;
         }
         self.touched.clear();
+        self.poisoned.clear();
         for host in 0..self.hosts.len() {
             self.forget_caches(host);
         }
@@ -187,6 +239,7 @@ impl Machine {
         for words in self.memory.chunks_exact(WORDS) {
             live(words, into);
         }
+        into.extend(self.poisoned.iter().map(|line| *line as u8));
         for host in &self.hosts {
             for (state, words) in host.state.iter().zip(host.words.chunks_exact(WORDS)) {
                 into.push(*state);
@@ -217,8 +270,27 @@ impl Machine {
         self.used_lines * WORDS
     }
 
-    pub(super) fn coherent(&self) -> bool {
-        self.coherent
+    pub(super) fn coherence(&self) -> Coherence {
+        self.coherence
+    }
+
+    /// Whether hosts have caches that lose something: on coherent memory stores go to memory itself.
+    pub(super) fn has_caches(&self) -> bool {
+        self.coherence != Coherence::Coherent
+    }
+
+    pub(super) fn poison_lost_lines(&mut self) {
+        self.device.poisons = true;
+    }
+
+    /// Whether a dead host has left any line to fail.
+    pub(super) fn has_poison(&self) -> bool {
+        !self.poisoned.is_empty()
+    }
+
+    /// Whether a dead host has left the line of `word` to fail.
+    pub(super) fn is_poisoned(&self, word: u32) -> bool {
+        self.poisoned.contains(&(word / WORDS as u32))
     }
 
     /// Adds a thread on `host` and returns its number.
@@ -281,12 +353,12 @@ impl Machine {
                 }
             }
         }
-        let below = if self.coherent {
-            self.memory[word as usize]
-        } else {
+        let below = if self.has_caches() {
             let host = buffer.host;
             self.fill(host, word / WORDS as u32);
             self.hosts[host].words[word as usize]
+        } else {
+            self.memory[word as usize]
         };
         merge(below, have, value)
     }
@@ -361,7 +433,7 @@ impl Machine {
             }
         }
         match entry.kind {
-            Kind::Store | Kind::StoreNt if self.coherent => self.write_memory(entry.word, entry),
+            Kind::Store | Kind::StoreNt if !self.has_caches() => self.write_memory(entry.word, entry),
             Kind::Store => self.write_cache(host, entry),
             Kind::StoreNt => self.write_past_cache(thread, host, entry),
             Kind::WriteBack => self.write_back(thread, host, entry.line()),
@@ -382,6 +454,7 @@ impl Machine {
 
     fn write_cache(&mut self, host: usize, entry: Entry) {
         self.fill(host, entry.line());
+        self.take_from_others(host, entry.line());
         let host = &mut self.hosts[host];
         let word = &mut host.words[entry.word as usize];
         let new = merge(*word, entry.bytes, entry.value);
@@ -393,6 +466,10 @@ impl Machine {
     fn write_past_cache(&mut self, thread: usize, host: usize, entry: Entry) {
         let line = entry.line();
         self.evict(host, line);
+        if let Some(other) = self.other_holder(host, line) {
+            self.save(other, line);
+        }
+        self.take_from_others(host, line);
         let mut words = [0; WORDS];
         words[entry.word as usize % WORDS] = entry.value;
         let waiters = 1 << thread;
@@ -403,6 +480,9 @@ impl Machine {
 
     /// `clwb`: the line's writes that are on their way already count too.
     fn write_back(&mut self, thread: usize, host: usize, line: u32) {
+        // Where dirty lines go from host to host, the instruction reaches each cache of the coherence domain.
+        let other = self.other_holder(host, line).filter(|_| self.device.keeps_dirty);
+        let host = other.unwrap_or(host);
         self.clean(host, line);
         for write in self.hosts[host].queue.iter_mut().filter(|write| write.line == line) {
             if write.waiters & (1 << thread) == 0 {
@@ -429,13 +509,65 @@ impl Machine {
         &self.hosts[host].resident
     }
 
+    // What the device does, where it keeps caches coherent. At most one host has what memory lacks of a line, and all copies agree.
+
+    /// Another host than `host` that has what memory lacks of `line`, in its cache or on the way.
+    fn other_holder(&self, host: usize, line: u32) -> Option<usize> {
+        if self.coherence != Coherence::HdmDb {
+            return None;
+        }
+        (0..self.used_hosts).find(|other| *other != host && self.is_unsaved(*other, line))
+    }
+
+    fn is_unsaved(&self, host: usize, line: u32) -> bool {
+        self.is_dirty(host, line) || self.hosts[host].queue.iter().any(|write| write.line == line)
+    }
+
+    /// Memory gets what `host` has of `line`.
+    fn save(&mut self, host: usize, line: u32) {
+        self.clean(host, line);
+        self.deliver_all_of(host, line);
+    }
+
+    fn deliver_all_of(&mut self, host: usize, line: u32) {
+        while let Some(index) = self.hosts[host].queue.iter().rposition(|write| write.line == line) {
+            self.deliver_line(host, index);
+        }
+    }
+
+    /// Back-invalidates the copies of other hosts before `host`, which has read `line`, changes it.
+    fn take_from_others(&mut self, host: usize, line: u32) {
+        if self.coherence != Coherence::HdmDb {
+            return;
+        }
+        for other in (0..self.used_hosts).filter(|other| *other != host) {
+            self.deliver_all_of(other, line);
+            self.drop_line(other, line);
+        }
+    }
+
+    /// What a host that has no copy of `line` reads.
+    fn read_shared(&mut self, host: usize, line: u32) -> [u64; WORDS] {
+        let Some(other) = self.other_holder(host, line) else { return self.read_line(host, line) };
+        if !self.device.keeps_dirty {
+            self.save(other, line);
+        }
+        if !self.holds(other, line) {
+            return self.read_line(other, line);
+        }
+        let at = line as usize * WORDS;
+        let mut words = [0; WORDS];
+        words.copy_from_slice(&self.hosts[other].words[at..at + WORDS]);
+        words
+    }
+
     /// Brings `line` into `host`'s cache: memory, and over it the host's own writes that are on their way.
     pub(super) fn fill(&mut self, host: usize, line: u32) {
         if self.hosts[host].state[line as usize] != ABSENT {
             return;
         }
         self.touch(line);
-        let mut words = self.read_line(host, line);
+        let mut words = self.read_shared(host, line);
         let host = &mut self.hosts[host];
         if let Some(early) = host.early.take_if(|early| early.line == line) {
             for (index, word) in words.iter_mut().enumerate() {
@@ -467,7 +599,7 @@ impl Machine {
 
     /// Reads only the words `taken` of an absent line now; the fill that follows takes the others.
     pub(super) fn begin_fill(&mut self, host: usize, line: u32, taken: u8) {
-        if !self.coherent && !self.holds(host, line) {
+        if self.coherence == Coherence::Software && !self.holds(host, line) {
             let words = self.read_line(host, line);
             self.hosts[host].early = Some(Early { line, taken, words });
         }
@@ -604,9 +736,10 @@ impl Machine {
 
     /// Makes visible the first write on its way that a fence of `thread` waits for, and says which line it was.
     pub(super) fn deliver_awaited(&mut self, thread: usize) -> Option<u32> {
-        let host = self.threads[thread].host;
         let awaited = |write: &Write| write.waiters & (1 << thread) != 0;
-        let index = self.hosts[host].queue.iter().position(awaited)?;
+        let first = |host: usize| Some((host, self.hosts[host].queue.iter().position(awaited)?));
+        let own = self.threads[thread].host;
+        let (host, index) = first(own).or_else(|| (0..self.used_hosts).find_map(first))?;
         let line = self.hosts[host].queue[index].line;
         self.deliver_line(host, index);
         Some(line)
@@ -614,6 +747,9 @@ impl Machine {
 
     /// Loses what `host` had in buffers, caches and on the way.
     pub(super) fn lose(&mut self, host: usize) {
+        if self.coherence == Coherence::HdmDb {
+            self.lose_shared(host);
+        }
         for (number, thread) in self.threads.iter_mut().enumerate().filter(|(_, t)| t.host == host) {
             thread.entries.clear();
             thread.outstanding = 0;
@@ -621,6 +757,29 @@ impl Machine {
         }
         self.forget_caches(host);
         self.queued &= !(1 << host);
+    }
+
+    /// Memory lacks what `host` has of these lines: no copy is left of it, and no fence waits for it.
+    fn lose_shared(&mut self, host: usize) {
+        let mut lost: Vec<u32> = self.hosts[host].queue.iter().map(|write| write.line).collect();
+        lost.extend(self.hosts[host].resident.iter().filter(|line| self.is_dirty(host, **line)));
+        lost.sort_unstable();
+        lost.dedup();
+        for line in lost {
+            for other in (0..self.used_hosts).filter(|other| *other != host) {
+                self.drop_line(other, line);
+            }
+            if self.device.poisons && !self.poisoned.contains(&line) {
+                self.poisoned.push(line);
+            }
+        }
+        let waiters: Vec<u64> = self.hosts[host].queue.drain(..).map(|write| write.waiters).collect();
+        waiters.into_iter().for_each(|waiters| self.release(waiters));
+        let dead = self.threads.iter().enumerate().filter(|(_, thread)| thread.host == host);
+        let dead = dead.fold(0, |dead, (number, _)| dead | 1 << number);
+        for write in self.hosts.iter_mut().flat_map(|host| &mut host.queue) {
+            write.waiters &= !dead;
+        }
     }
 
     fn forget_caches(&mut self, host: usize) {

@@ -120,7 +120,12 @@ impl ModelMemory {
         }
         let lines = self.lines(at, bytes);
         let mut state = self.turn(false);
-        if state.mode != Mode::Running || state.machine.coherent() {
+        let coherence = state.shape.coherence;
+        let is_made = match kind {
+            Kind::WriteBack => coherence.needs_write_back(),
+            _ => coherence.needs_invalidation(),
+        };
+        if state.mode != Mode::Running || !is_made {
             return;
         }
         let (what, site_kind) = match kind {
@@ -160,8 +165,8 @@ impl ModelMemory {
         if state.mode != Mode::Running {
             return;
         }
-        let (me, coherent) = (state.current, state.machine.coherent());
-        if coherent && kind == SiteKind::FenceInvalidations {
+        let me = state.current;
+        if kind == SiteKind::FenceInvalidations && !state.shape.coherence.needs_invalidation() {
             return;
         }
         state.record(me, kind.name(), None, 0, Some(site));

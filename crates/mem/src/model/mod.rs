@@ -69,10 +69,11 @@ mod world;
 
 pub use canaries::{Canary, canaries};
 pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
+pub use machine::BackInvalidation;
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};
 pub use state::{Crash, Kernels, Shape};
 pub use suite::Suite;
-pub use table::{Row, table};
-pub use walk::{Walked, walk};
+pub use table::{DeathRow, Row, death_table, table};
+pub use walk::{Walked, walk, walk_deaths};
 pub use world::{ThreadId, World};

@@ -5,7 +5,7 @@ use std::panic::Location;
 use self::adversary::Rates;
 use self::scheduler::LEAP_NS;
 use super::explore;
-use super::machine::{Machine, WORDS};
+use super::machine::{BackInvalidation, Machine, WORDS};
 use super::mutants::{Change, SiteKind};
 use super::trace::Trace;
 use crate::Coherence;
@@ -38,7 +38,8 @@ pub struct Shape {
     pub bells: u32,
     /// Which processes can wake each other.
     pub kernels: Kernels,
-    /// Software: each host has caches of its own. Coherent: only the store buffers are left.
+    /// Software: each host has caches of its own. Coherent: only the store buffers are left. Hdm-db: caches of hosts agree, and die alone;
+    /// the seed draws whether dirty lines go from host to host.
     pub coherence: Coherence,
 }
 
@@ -104,6 +105,8 @@ pub(super) struct Thread {
     after: Option<(usize, bool)>,
     pub(super) crashed: bool,
     ended: bool,
+    /// It had ended before its host died: what it said last may be lost, and no kernel calls it alive.
+    is_gone: bool,
     /// A word on a failing line that was stored into: the next load says so.
     fault: Option<u32>,
 }
@@ -169,7 +172,9 @@ impl Default for Random {
 
 impl State {
     /// Makes this a fresh world, reusing what it had allocated.
-    pub(super) fn reset(&mut self, seed: u64, shape: Shape) {
+    pub(super) fn reset(&mut self, seed: u64, mut shape: Shape) {
+        let session = explore::session();
+        shape.coherence = session.coherence.unwrap_or(shape.coherence);
         assert!(shape.hosts >= 1 && shape.hosts <= 64, "a world has 1 to 64 hosts, not {}", shape.hosts);
         assert!(
             shape.bytes > 0 && shape.bytes.is_multiple_of(64),
@@ -177,8 +182,12 @@ impl State {
             shape.bytes
         );
         let hosts = usize::from(shape.hosts);
-        self.machine.reset(hosts, (shape.bytes / 64) as usize, shape.coherence == Coherence::Coherent);
         self.random = Random::new(seed);
+        let mut device = BackInvalidation::default();
+        if shape.coherence == Coherence::HdmDb {
+            device.keeps_dirty = self.random.below(2) == 0;
+        }
+        self.machine.reset(hosts, (shape.bytes / 64) as usize, shape.coherence, device);
         self.rates = Rates::draw(&mut self.random);
         self.skew = self.random.next();
         self.mode = Mode::Alone;
@@ -197,7 +206,6 @@ impl State {
         self.failure = None;
         (self.recent, self.uses) = ([0; RECENT], 0);
         self.poison.clear();
-        let session = explore::session();
         self.trace = session.tracing.then(Trace::default);
         self.mutation = session.mutation;
         self.sites = session.recording.then(Vec::new);
@@ -224,6 +232,7 @@ impl State {
             after,
             crashed: false,
             ended: false,
+            is_gone: false,
             fault: None,
         });
         if after.is_none() {

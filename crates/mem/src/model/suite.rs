@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::explore::{Explorer, Outcome, Report};
+use super::explore::{self, Explorer, Outcome, Report};
 use super::mutants::{Harmless, Mutant, judge};
+use crate::Coherence;
 
 /// One protocol, as a function of a seed, with the mutants of it that do no harm.
 #[derive(Clone)]
@@ -26,6 +27,13 @@ impl Suite {
         run: impl Fn(u64) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Self { name, about, run: Arc::new(run), files: &[""], harmless: &[] }
+    }
+
+    /// Runs on this kind of memory alone, whatever kind its schedules draw.
+    #[must_use]
+    pub fn on(self, coherence: Coherence) -> Self {
+        let run = self.run;
+        Self { run: Arc::new(move |seed| explore::on(coherence, || run(seed))), ..self }
     }
 
     /// Takes mutants from files whose paths end so only, for a suite that stands on protocols which other suites judge.

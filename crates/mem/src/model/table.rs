@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::walk::{Walked, walk};
+use super::machine::BackInvalidation;
+use super::walk::{Walked, walk, walk_deaths};
 use crate::Coherence;
-use crate::litmus::Litmus;
+use crate::litmus::{DeathLitmus, Litmus};
 
 /// What the walk through every state found of one test.
 #[derive(Clone, Debug)]
@@ -63,6 +64,76 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
+/// What the walk through every state found of one test whose host may die.
+#[derive(Clone, Debug)]
+pub struct DeathRow {
+    test: &'static DeathLitmus,
+    software: Walked,
+    coherent: Walked,
+    /// On each machine of [`BackInvalidation::ALL`].
+    hdm_db: Vec<(BackInvalidation, Walked)>,
+}
+
+impl DeathRow {
+    /// Walks `test` on each kind of memory.
+    #[must_use]
+    pub fn of(test: &'static DeathLitmus) -> Self {
+        let on = |coherence| walk_deaths(test, coherence, BackInvalidation::default());
+        let hdm_db =
+            BackInvalidation::ALL.map(|device| (device, walk_deaths(test, Coherence::HdmDb, device)));
+        Self {
+            test,
+            software: on(Coherence::Software),
+            coherent: on(Coherence::Coherent),
+            hdm_db: hdm_db.into(),
+        }
+    }
+
+    /// Whether exactly what is allowed was seen; where lines are poisoned, nothing else and not what a protocol fears.
+    #[must_use]
+    pub fn agrees(&self) -> bool {
+        let same = |walked: &Walked, coherence, keeps_dirty| {
+            walked.outcomes.iter().eq(self.test.allowed(coherence, keeps_dirty).iter())
+        };
+        let of_device = |(device, walked): &(BackInvalidation, Walked)| {
+            let allowed = self.test.allowed(Coherence::HdmDb, device.keeps_dirty);
+            match device.poisons {
+                true => walked.outcomes.iter().all(|seen| seen.is_empty() || allowed.contains(&&seen[..])),
+                false => same(walked, Coherence::HdmDb, device.keeps_dirty),
+            }
+        };
+        same(&self.software, Coherence::Software, false)
+            && same(&self.coherent, Coherence::Coherent, false)
+            && self.hdm_db.iter().all(of_device)
+    }
+}
+
+impl fmt::Display for DeathRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Litmus { name, feared, .. } = self.test.test;
+        let seen = |walked: &Walked| list(walked.outcomes.iter().map(|outcome| &outcome[..]), feared);
+        let states = self.hdm_db.iter().map(|(_, walked)| walked.states).sum::<usize>();
+        let mut cells = vec![name.to_string(), programs(&self.test.test), self.test.dies.to_string()];
+        cells.push(seen(&self.software));
+        cells.extend(self.hdm_db.iter().map(|(_, walked)| seen(walked)));
+        cells.extend([seen(&self.coherent), states.to_string()]);
+        write!(f, "| {} |", cells.join(" | "))
+    }
+}
+
+/// The table of docs/memory-model.md of the tests whose host may die.
+#[must_use]
+pub fn death_table(rows: &[DeathRow]) -> String {
+    let mut text = String::from(
+        "| test | threads | dies | software | hdm-db, written back | written back, poison | hdm-db, kept dirty | kept dirty, poison | coherent | states of hdm-db |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        text.push_str(&format!("{row}\n"));
+    }
+    text
+}
+
 fn programs(test: &Litmus) -> String {
     let threads = test.threads.iter().map(|thread| {
         let steps: Vec<String> = thread.steps.iter().map(ToString::to_string).collect();
@@ -89,13 +160,19 @@ mod tests {
     use std::fs;
     use std::sync::OnceLock;
 
+    use super::super::walk::walk_on;
     use super::*;
-    use crate::litmus::TESTS;
+    use crate::litmus::{DEATHS, TESTS};
 
     /// Walked once for all tests.
     fn rows() -> &'static [Row] {
         static ROWS: OnceLock<Vec<Row>> = OnceLock::new();
         ROWS.get_or_init(|| TESTS.iter().map(Row::of).collect())
+    }
+
+    fn death_rows() -> &'static [DeathRow] {
+        static ROWS: OnceLock<Vec<DeathRow>> = OnceLock::new();
+        ROWS.get_or_init(|| DEATHS.iter().map(DeathRow::of).collect())
     }
 
     #[test]
@@ -105,22 +182,50 @@ mod tests {
         }
     }
 
-    /// `POLDER_BLESS=1 cargo test -p polder-mem litmus` writes the table anew.
     #[test]
-    fn the_table_in_the_documentation_is_the_one_that_the_model_makes() {
+    fn every_litmus_test_with_a_death_shows_what_is_allowed_and_nothing_else() {
+        for row in death_rows() {
+            assert!(row.agrees(), "{row}");
+        }
+    }
+
+    #[test]
+    fn where_nobody_dies_and_lines_go_from_host_to_host_hdm_db_shows_what_coherent_memory_does() {
+        let device = BackInvalidation { keeps_dirty: true, poisons: false };
+        for test in TESTS {
+            for walked in [walk(test, Coherence::HdmDb), walk_on(test, Coherence::HdmDb, device)] {
+                assert!(
+                    walked.outcomes.iter().eq(test.coherent.iter()),
+                    "{}: {:?}",
+                    test.name,
+                    walked.outcomes
+                );
+            }
+        }
+    }
+
+    /// `POLDER_BLESS=1 cargo test -p polder-mem litmus` writes the tables anew.
+    #[test]
+    fn the_litmus_tables_in_the_documentation_are_the_ones_that_the_model_makes() {
         const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/memory-model.md");
-        let page = fs::read_to_string(PAGE).unwrap();
-        let (head, rest) =
-            page.split_once("<!-- litmus:begin -->\n").expect("the mark where the table begins");
-        let (old, tail) = rest.split_once("<!-- litmus:end -->").expect("the mark where the table ends");
-        let new = table(rows());
+        let old = fs::read_to_string(PAGE).unwrap();
+        let new = replaced(&old, "litmus", &table(rows()));
+        let new = replaced(&new, "deaths", &death_table(death_rows()));
         if std::env::var_os("POLDER_BLESS").is_some() {
-            fs::write(PAGE, format!("{head}<!-- litmus:begin -->\n{new}<!-- litmus:end -->{tail}")).unwrap();
+            fs::write(PAGE, new).unwrap();
         } else {
             assert!(
                 old == new,
-                "the litmus table is out of date; run POLDER_BLESS=1 cargo test -p polder-mem litmus"
+                "a litmus table is out of date; run POLDER_BLESS=1 cargo test -p polder-mem litmus"
             );
         }
+    }
+
+    /// `page` with other text between its marks of this name.
+    fn replaced(page: &str, name: &str, text: &str) -> String {
+        let (begin, end) = (format!("<!-- {name}:begin -->\n"), format!("<!-- {name}:end -->"));
+        let (head, rest) = page.split_once(&begin).expect("the mark where the table begins");
+        let (_, tail) = rest.split_once(&end).expect("the mark where the table ends");
+        format!("{head}{begin}{text}{end}{tail}")
     }
 }

@@ -556,7 +556,7 @@ fn sample(test: &'static Litmus, coherence: Coherence, schedules: u64) -> BTreeS
 #[test]
 fn random_schedules_see_what_the_exhaustive_walk_allows_all_of_it_and_nothing_else() {
     for test in TESTS.iter().filter(|test| !test.needs_clflush()) {
-        for coherence in [Coherence::Software, Coherence::Coherent] {
+        for coherence in Coherence::ALL {
             let allowed: BTreeSet<Vec<u64>> = test.allowed(coherence).iter().map(|o| o.to_vec()).collect();
             let mut seen = BTreeSet::new();
             for schedules in [300, 3000, 30_000] {
@@ -601,7 +601,7 @@ mod conformance_of_the_model {
     }
 
     fn everywhere(one: fn(&ModelMemory), other: Option<fn(&ModelMemory)>) {
-        for coherence in [Coherence::Software, Coherence::Coherent] {
+        for coherence in Coherence::ALL {
             for calm in [true, false] {
                 pass(1, coherence, calm, one, other);
                 pass(2, coherence, calm, one, other);
@@ -638,7 +638,7 @@ mod conformance_of_the_model {
 
     #[test]
     fn a_counter_of_two_processes_of_one_host() {
-        for coherence in [Coherence::Software, Coherence::Coherent] {
+        for coherence in Coherence::ALL {
             pass(1, coherence, false, |m| conformance::counter(m, 50), Some(|m| conformance::counter(m, 50)));
         }
     }

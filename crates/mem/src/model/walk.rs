@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::machine::{Entry, Kind, Machine, WORDS};
+use super::machine::{BackInvalidation, Entry, Kind, Machine, WORDS};
 use crate::Coherence;
-use crate::litmus::{Litmus, Step};
+use crate::litmus::{DeathLitmus, Litmus, Step};
 
 /// Lines of a litmus machine.
 const LINES: usize = 3;
@@ -25,22 +25,43 @@ struct Node {
     at: Vec<usize>,
     /// What each load saw, thread by thread.
     seen: Vec<Vec<u64>>,
+    /// Whether a load met poison, which ends its thread.
+    failed: bool,
+    dead: bool,
 }
 
 struct Walk<'a> {
     litmus: &'a Litmus,
+    /// The host that may die.
+    dies: Option<u16>,
     tears: bool,
     known: HashSet<Box<[u8]>>,
     todo: Vec<Node>,
     outcomes: BTreeSet<Vec<u64>>,
 }
 
-/// Walks every state of `litmus` on software-coherent or coherent memory.
+/// Walks every state of `litmus` on memory of this kind.
 #[must_use]
 pub fn walk(litmus: &Litmus, coherence: Coherence) -> Walked {
+    walk_on(litmus, coherence, BackInvalidation::default())
+}
+
+/// The same, on a given device; it counts on hdm-db alone.
+pub(super) fn walk_on(litmus: &Litmus, coherence: Coherence, device: BackInvalidation) -> Walked {
+    walk_all(litmus, coherence, device, None)
+}
+
+/// Walks every state of `litmus` on memory of this kind, and lets its host die in each. `device` counts on hdm-db alone. An outcome is
+/// empty if a load met poison.
+#[must_use]
+pub fn walk_deaths(litmus: &DeathLitmus, coherence: Coherence, device: BackInvalidation) -> Walked {
+    walk_all(&litmus.test, coherence, device, Some(litmus.dies))
+}
+
+fn walk_all(litmus: &Litmus, coherence: Coherence, device: BackInvalidation, dies: Option<u16>) -> Walked {
     let hosts = litmus.threads.iter().map(|thread| usize::from(thread.host) + 1).max().unwrap_or(1);
     let mut machine = Machine::default();
-    machine.reset(hosts, LINES, coherence == Coherence::Coherent);
+    machine.reset(hosts, LINES, coherence, device);
     let live = litmus.places().fold(0, |live, place| live | 1 << place.word);
     machine.use_words(live);
     for thread in litmus.threads {
@@ -49,12 +70,14 @@ pub fn walk(litmus: &Litmus, coherence: Coherence) -> Walked {
     let threads = litmus.threads.len();
     let mut walk = Walk {
         litmus,
-        tears: live.count_ones() > 1,
+        dies,
+        tears: live.count_ones() > 1 && coherence == Coherence::Software,
         known: HashSet::new(),
         todo: Vec::new(),
         outcomes: BTreeSet::new(),
     };
-    walk.meet(Node { machine, at: vec![0; threads], seen: vec![Vec::new(); threads] });
+    let (at, seen) = (vec![0; threads], vec![Vec::new(); threads]);
+    walk.meet(Node { machine, at, seen, failed: false, dead: false });
     while let Some(node) = walk.todo.pop() {
         walk.expand(&node);
     }
@@ -72,6 +95,7 @@ impl Walk<'_> {
             }
         }
         let mut key = Vec::with_capacity(64);
+        key.push(u8::from(node.dead) << 1 | u8::from(node.failed));
         for (at, seen) in node.at.iter().zip(&node.seen) {
             key.push(*at as u8);
             key.extend(seen.iter().map(|value| *value as u8));
@@ -92,8 +116,11 @@ impl Walk<'_> {
         self.step_threads(node);
         self.empty_buffers(node);
         self.deliver(node);
-        if !node.machine.coherent() {
+        if node.machine.has_caches() {
             self.stir_caches(node);
+        }
+        if let (Some(host), false) = (self.dies, node.dead) {
+            self.next(node, |next| next.die(self.litmus, host));
         }
     }
 
@@ -106,6 +133,12 @@ impl Walk<'_> {
     fn step_threads(&mut self, node: &Node) {
         for thread in 0..node.at.len() {
             match self.litmus.threads[thread].steps.get(node.at[thread]) {
+                Some(Step::Load(place)) if node.machine.is_poisoned(place.index()) => {
+                    self.next(node, |next| {
+                        next.failed = true;
+                        next.at[thread] = self.litmus.threads[thread].steps.len();
+                    })
+                }
                 Some(Step::Load(place)) => self.next(node, |next| {
                     let value = next.machine.load(thread, place.index());
                     next.seen[thread].push(value);
@@ -194,11 +227,12 @@ impl Walk<'_> {
 impl Node {
     /// Makes `step` if all it does is to enter the buffer of `thread`.
     fn enter(&mut self, thread: usize, step: Step) -> bool {
-        let coherent = self.machine.coherent();
+        let coherence = self.machine.coherence();
         let entry = match step {
             Step::Load(_) | Step::Mfence => return false,
-            Step::FenceInvalidations => return coherent,
-            Step::WriteBack(_) | Step::Invalidate(_) | Step::Flush(_) if coherent => return true,
+            Step::FenceInvalidations => return !coherence.needs_invalidation(),
+            Step::Invalidate(_) if !coherence.needs_invalidation() => return true,
+            Step::WriteBack(_) | Step::Flush(_) if !coherence.needs_write_back() => return true,
             Step::Sfence if self.machine.is_drained(thread) => return true,
             Step::Store(place, value) => Entry::store(place.index(), 0xff, value),
             Step::StoreNt(place, value) => Entry::store_nt(place.index(), value),
@@ -211,7 +245,19 @@ impl Node {
         true
     }
 
+    /// `host` dies.
+    fn die(&mut self, litmus: &Litmus, host: u16) {
+        self.dead = true;
+        self.machine.lose(host.into());
+        for (thread, program) in litmus.threads.iter().enumerate().filter(|(_, thread)| thread.host == host) {
+            self.at[thread] = program.steps.len();
+        }
+    }
+
     fn outcome(&self, litmus: &Litmus) -> Vec<u64> {
+        if self.failed {
+            return Vec::new();
+        }
         let last = litmus.last.iter().map(|place| self.machine.peek(place.index()));
         litmus.judge(self.seen.iter().flatten().copied().chain(last).collect())
     }

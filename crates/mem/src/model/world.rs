@@ -177,6 +177,12 @@ impl World {
         state.poison(word, operation);
     }
 
+    /// Lets lines fail that are dirty in the caches of a host when it dies, on memory that its device keeps coherent. Memory has what it
+    /// had otherwise.
+    pub fn poison_lost_lines(&mut self) {
+        self.core.state.borrow_mut().machine.poison_lost_lines();
+    }
+
     /// Adds a look at the end: it runs alone, as a process of `host`, after every thread has ended and everything that
     /// survived has reached memory.
     pub fn check(&mut self, host: u16, check: impl FnOnce(ModelMemory) + 'static) {

@@ -12,6 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::host::{HostError, HostPlan};
+use crate::mapped::Mapped;
+use crate::variants::AnyLines;
 use crate::{
     Bell, Coherence, Coherent, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
     Software,
@@ -36,6 +38,7 @@ pub struct Wrapped {
 enum Inner {
     Coherent(Coherent),
     Software(Software),
+    HdmDb(Mapped<AnyLines>),
     Shadow(Shadow),
 }
 
@@ -45,6 +48,7 @@ macro_rules! inner {
         match &$self.inner {
             Inner::Coherent($memory) => $body,
             Inner::Software($memory) => $body,
+            Inner::HdmDb($memory) => $body,
             Inner::Shadow($memory) => $body,
         }
     };
@@ -63,6 +67,15 @@ impl From<Software> for Wrapped {
 }
 
 impl Wrapped {
+    /// Memory that is told at run time what keeps it coherent.
+    pub(crate) fn any(memory: Mapped<AnyLines>) -> Self {
+        match memory.coherence() {
+            Coherence::Coherent => Self::from(memory.kept_by() as Coherent),
+            Coherence::Software => Self::from(memory.kept_by() as Software),
+            Coherence::HdmDb => Self::around(Inner::HdmDb(memory)),
+        }
+    }
+
     fn around(inner: Inner) -> Self {
         Self { inner, cost: None, operations: Arc::new(Operations::default()) }
     }
@@ -118,6 +131,7 @@ impl Wrapped {
         self.inner = match self.inner {
             Inner::Coherent(memory) => Inner::Coherent(memory.attach(plan)?),
             Inner::Software(memory) => Inner::Software(memory.attach(plan)?),
+            Inner::HdmDb(memory) => Inner::HdmDb(memory.attach(plan)?),
             Inner::Shadow(memory) => Inner::Shadow(memory.attach(plan)?),
         };
         Ok(self)
@@ -129,6 +143,7 @@ impl Wrapped {
         match &self.inner {
             Inner::Coherent(memory) => memory.region(),
             Inner::Software(memory) => memory.region(),
+            Inner::HdmDb(memory) => memory.region(),
             Inner::Shadow(memory) => memory.region(),
         }
     }
@@ -146,6 +161,7 @@ impl Wrapped {
             match &self.inner {
                 Inner::Coherent(memory) => cost.spend(memory.host_if_attached(), bytes),
                 Inner::Software(memory) => cost.spend(memory.host_if_attached(), bytes),
+                Inner::HdmDb(memory) => cost.spend(memory.host_if_attached(), bytes),
                 Inner::Shadow(memory) => cost.spend(memory.host_if_attached(), bytes),
             }
         }
@@ -159,10 +175,10 @@ impl Wrapped {
         }
     }
 
-    /// Charges for flushing the lines of `[at, at + bytes)`, which costs nothing on a coherent region.
+    /// Charges for flushing the lines of `[at, at + bytes)`, if they are flushed.
     #[inline]
-    fn charge_flush(&self, at: Offset, bytes: u64) {
-        if self.cost.is_some() && self.coherence() == Coherence::Software && bytes > 0 {
+    fn charge_flush(&self, at: Offset, bytes: u64, is_flushed: bool) {
+        if self.cost.is_some() && is_flushed && bytes > 0 {
             let end = (at.0 + bytes).next_multiple_of(LINE);
             self.charge(end - at.line().0);
         }
@@ -227,14 +243,14 @@ impl Memory for Wrapped {
     #[track_caller]
     fn write_back(&self, at: Offset, bytes: u64) {
         self.operations.next();
-        self.charge_flush(at, bytes);
+        self.charge_flush(at, bytes, self.coherence().needs_write_back());
         inner!(self, memory => memory.write_back(at, bytes));
     }
 
     #[track_caller]
     fn invalidate(&self, at: Offset, bytes: u64) {
         self.operations.next();
-        self.charge_flush(at, bytes);
+        self.charge_flush(at, bytes, self.coherence().needs_invalidation());
         inner!(self, memory => memory.invalidate(at, bytes));
     }
 
@@ -324,6 +340,7 @@ impl fmt::Debug for Wrapped {
         let (name, inner): (_, &dyn fmt::Debug) = match &self.inner {
             Inner::Coherent(memory) => ("Wrapped", memory),
             Inner::Software(memory) => ("Wrapped", memory),
+            Inner::HdmDb(memory) => ("Wrapped", memory),
             Inner::Shadow(memory) => ("Shadow", memory),
         };
         write!(f, "{name}({inner:?}, {:?}, {:?})", self.cost, self.operations)

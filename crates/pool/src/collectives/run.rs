@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
-use polder_mem::{Coherence, Fault, Memory, Offset};
+use polder_mem::{Fault, Memory, Offset};
 use polder_schedule::{Act, Block, Chunk, Cut, Plan, Read, Step};
 
 use super::data::{Data, Scratch, fill, length, pieces, place, range, write};
@@ -98,7 +98,7 @@ impl<M: Memory> Run<'_, M> {
     /// Whether a block is written past the caches: it has to be for readers of other hosts that share no cache with us,
     /// and may be for others.
     fn streams(&self, far: bool) -> bool {
-        let flushes = self.group.memory().coherence() == Coherence::Software;
+        let flushes = self.group.memory().coherence().needs_write_back();
         far && flushes || self.stores == Stores::Streaming
     }
 

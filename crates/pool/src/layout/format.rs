@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
 //! | 8 | 4 | version, 3 |
-//! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software |
+//! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software, 3 hdm-db |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
 //! | 40 | 16 | spare, 0 |
@@ -239,6 +239,7 @@ impl Superblock {
             None => 0,
             Some(Coherence::Coherent) => 1,
             Some(Coherence::Software) => 2,
+            Some(Coherence::HdmDb) => 3,
         };
         let second = u64::from(VERSION) | coherence << VERSION_BITS;
         [MAGIC, second, self.uuid.low(), self.uuid.high(), self.bytes, 0, 0]
@@ -267,6 +268,7 @@ impl Superblock {
             coherence: match identity[1] >> VERSION_BITS {
                 1 => Some(Coherence::Coherent),
                 2 => Some(Coherence::Software),
+                3 => Some(Coherence::HdmDb),
                 _ => None,
             },
             uuid: Uuid(u128::from(identity[2]) | u128::from(identity[3]) << 64),
@@ -936,7 +938,7 @@ mod tests {
 
     #[test]
     fn the_superblock_comes_back_from_its_words() {
-        for coherence in [None, Some(Coherence::Coherent), Some(Coherence::Software)] {
+        for coherence in [None].into_iter().chain(Coherence::ALL.map(Some)) {
             let superblock =
                 Superblock { uuid: Uuid(7 << 70 | 5), bytes: 32 << 10, geometry: TINY, coherence };
             let layout = superblock.layout().unwrap();
@@ -947,8 +949,8 @@ mod tests {
     #[test]
     fn the_coherence_of_a_pool_stands_in_byte_12_and_one_that_is_none_is_damage() {
         let heap = heap(32 << 10);
-        for (value, coherence) in [(0, None), (1, Some(Coherence::Coherent)), (2, Some(Coherence::Software))]
-        {
+        let kinds = [None, Some(Coherence::Coherent), Some(Coherence::Software), Some(Coherence::HdmDb)];
+        for (value, coherence) in (0..).zip(kinds) {
             format_as(&heap, &TINY, Uuid(9), Overwrite::Force, coherence).unwrap();
             let mut four = [0; 4];
             heap.copy_out(Offset(12), &mut four).unwrap();

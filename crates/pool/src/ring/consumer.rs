@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset};
+use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{Form, Header, Sight, unpack};
 use super::link::{self, Fate, RingFailure, Wait};
@@ -112,7 +112,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Those of [`Consumer::peek`].
     #[inline(always)]
     pub(crate) fn is_still(&mut self) -> Result<bool, PoolError> {
-        if self.memory.coherence() != Coherence::Coherent || self.intake.ahead.is_some() || self.is_broken() {
+        if self.memory.coherence().needs_invalidation() || self.intake.ahead.is_some() || self.is_broken() {
             return Ok(false);
         }
         // What a load says of an earlier store it says once.
@@ -555,7 +555,7 @@ impl In {
             self.copy_out(memory, *part, into)?;
         }
         self.turn.pass_slot(self.shape, &self.place);
-        if memory.coherence() == Coherence::Software {
+        if memory.coherence().needs_invalidation() {
             // Ahead of the next look, which so need not wait for it: an answer may be pushed meanwhile.
             // HARMLESS(invalidate -> write_back -> drop): a look that finds no whole header is made again, afresh.
             memory.invalidate(self.turn.header, LINE);

@@ -14,6 +14,7 @@ mod join;
 mod kv;
 mod local;
 mod membership;
+mod publish;
 mod ring;
 mod service;
 mod session;
@@ -28,6 +29,7 @@ use polder_mem::model::Suite;
 pub fn suites() -> Vec<Suite> {
     let mut suites = local::suites();
     suites.extend(membership::suites());
+    suites.extend(publish::suites());
     suites.extend(ring::suites());
     suites.extend(barrier::suites());
     suites.extend(deaths::suites());
@@ -50,6 +52,7 @@ pub fn suites() -> Vec<Suite> {
 #[must_use]
 pub fn canaries() -> Vec<Suite> {
     let mut canaries = membership::canaries();
+    canaries.extend(publish::canaries());
     canaries.extend(ring::canaries());
     canaries.extend(barrier::canaries());
     canaries.extend(deaths::canaries());

@@ -1,5 +1,6 @@
 //! Rings in the incoherent model: each form of message through one, two and three slots, crashes of either end at any
-//! operation, a producer that starts again, and an inbox over two hosts with two senders each.
+//! operation, a producer that starts again, and an inbox over two hosts with two senders each. Then the same on memory that its device
+//! keeps coherent, between two kernels: no bell rings at the other host, and what outlives a process there makes its death known.
 //!
 //! The oracle is a queue: a message enters it when its push begins, and must leave it, whole and in order, when a
 //! message is popped. Whatever a finished push has published is popped before its producer is called dead.
@@ -10,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_mem::{Bell, Coherence, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use super::group::harmless;
 use crate::ring::{Consumer, INLINE, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead};
@@ -31,7 +32,10 @@ pub(super) fn suites() -> Vec<Suite> {
         Suite::new("ring-crashes", "either end dies, stops or starts again at any operation", crashes),
         Suite::new("inbox", "two hosts with two senders each, of which one may die", inboxes),
     ];
-    suites.into_iter().map(|suite| suite.harmless(HARMLESS)).collect()
+    let mut suites: Vec<Suite> = suites.into_iter().map(|suite| suite.harmless(HARMLESS)).collect();
+    let about = "on hdm-db, either end or its host dies, or the end stops or starts again, at any operation";
+    suites.push(Suite::new("ring-hdm-db", about, hdm_db));
+    suites
 }
 
 const AHEAD: &str = "// HARMLESS(invalidate -> write_back -> drop)";
@@ -57,6 +61,23 @@ fn crashes(seed: u64) -> Outcome {
     }
 }
 
+/// The same, where the device keeps caches coherent.
+fn hdm_db(seed: u64) -> Outcome {
+    let (killed, down, paused) = (Crash::Process, Crash::Host, Crash::Pause);
+    let ring = Case { coherence: Coherence::HdmDb, ..EVERY_FORM };
+    match seed % 10 {
+        0 => ring.run(seed),
+        1 | 2 => ring.crash(End::Producer, down).run(seed),
+        3 => ring.crash(End::Producer, down).then(After::Restart).run(seed),
+        4 => ring.crash(End::Consumer, down).run(seed),
+        5 => ring.crash(End::Producer, killed).then(After::Restart).run(seed),
+        6 => ring.crash(End::Producer, killed).run(seed),
+        7 => ring.crash(End::Consumer, killed).run(seed),
+        8 => ring.crash(End::Producer, paused).run(seed),
+        _ => ring.crash(End::Consumer, paused).run(seed),
+    }
+}
+
 fn inboxes(seed: u64) -> Outcome {
     inbox(seed, [None, None, Some(Crash::Process), Some(Crash::Host)][seed as usize % 4])
 }
@@ -79,6 +100,8 @@ struct Case {
     lengths: &'static [usize],
     crash: Option<(End, Crash)>,
     after: After,
+    /// On hdm-db each host has its own kernel; else they share one.
+    coherence: Coherence,
 }
 
 /// What another process of the producer's host does after the crash.
@@ -98,6 +121,7 @@ const INLINE_RING: Case = Case {
     lengths: &[0, 1, 8, 15, INLINE],
     crash: None,
     after: After::Nothing,
+    coherence: Coherence::Software,
 };
 const CELL_RING: Case = Case { cells: &[1, 2, 3], lengths: &[17, 40, 63, 64, 100, 128], ..INLINE_RING };
 const STREAM_RING: Case =
@@ -143,6 +167,8 @@ struct Log {
     popped: u64,
     /// The newest slot of the dead producer, which was written back.
     newest: Option<u64>,
+    /// The end that died under another kernel, as its host's next process or boot makes known.
+    dead: Option<End>,
     /// The consumer has gone, as the restarted producer is told by whoever started it.
     over: bool,
 }
@@ -163,6 +189,8 @@ impl Case {
         let slots = cells + mix(seed, 5) as u32 % (self.more_slots + 1);
         let patient = mix(seed, 3).is_multiple_of(2);
         let (deadline, nap) = match self.crash {
+            // Bells of another kernel do not ring here.
+            None if self.kernels() == Kernels::OnePerHost => (HOUR, MOMENT / 2),
             // Who sleeps this long is woken by the other end, or a wake-up was lost.
             None => (HOUR, if patient { HOUR } else { MOMENT / 2 }),
             Some((_, Crash::Pause)) if patient => (HOUR, Duration::from_secs(1)),
@@ -185,10 +213,15 @@ impl Case {
     fn run(self, seed: u64) -> Outcome {
         let draw = self.draw(seed);
         let bytes = LINES.0 + draw.ring.producer_bytes();
-        let shape = Shape { bytes, local_words: 1, bells: 4, kernels: Kernels::Shared, ..Shape::default() };
+        let kernels = self.kernels();
+        let shape =
+            Shape { bytes, local_words: 1, bells: 4, kernels, coherence: self.coherence, ..Shape::default() };
         let mut world = World::new(seed, shape);
+        if self.poisons().is_some() && mix(seed, 6).is_multiple_of(4) {
+            world.poison_lost_lines();
+        }
         let (log, later) = (Shared::default(), Shared::default());
-        let (to, from, known) = (log.clone(), log.clone(), log);
+        let (to, from, told, known) = (log.clone(), log.clone(), log.clone(), log);
         let producer = world.spawn(0, 0, move |memory| self.produce(&memory, draw, 1, &to));
         let after = later.clone();
         let consumer = world.spawn(1, 0, move |memory| {
@@ -212,6 +245,11 @@ impl Case {
         }
         if let Some((end, crash)) = self.crash {
             let victim = if end == End::Producer { producer } else { consumer };
+            if kernels == Kernels::OnePerHost && crash != Crash::Pause {
+                let told = told.clone();
+                let host = if end == End::Producer { 0 } else { 1 };
+                world.spawn_after_crash(victim, host, 3, move |_| told.borrow_mut().dead = Some(end));
+            }
             match self.after {
                 // Where headers are stored, mostly.
                 After::WriteBack => world.crash_within(victim, crash, 100),
@@ -219,6 +257,22 @@ impl Case {
             }
         }
         world.run()
+    }
+
+    fn kernels(&self) -> Kernels {
+        if self.coherence == Coherence::HdmDb { Kernels::OnePerHost } else { Kernels::Shared }
+    }
+
+    /// The end whose host may leave lines that fail. A producer that starts again would meet the same lines.
+    fn poisons(&self) -> Option<End> {
+        match self.crash {
+            Some((end, Crash::Host))
+                if self.coherence == Coherence::HdmDb && self.after == After::Nothing =>
+            {
+                Some(end)
+            }
+            _ => None,
+        }
     }
 
     /// Whether an end may give up because the other is late.
@@ -238,7 +292,7 @@ impl Case {
         let mut link = link(memory, draw, Bell(0), Bell(1), Peer::new(1, 0));
         let (told, peer, alive) = (log.clone(), link.peer, link.alive);
         link.alive = Box::new(move || {
-            let over = told.borrow().over;
+            let over = told.borrow().is_over();
             if over { Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }) } else { alive() }
         });
         let place = RingPlace { lines: LINES, credits: CREDITS, generation };
@@ -252,9 +306,11 @@ impl Case {
                 Err(PoolError::PeerDead { peer: Peer { host: 1, .. }, epoch: 1, sequence, .. }) => {
                     assert_eq!(sequence, producer.sequence());
                     let dead = memory.liveness(1, ProcessSlot(0)) == Liveness::Dead;
-                    assert!(dead || log.borrow().over, "called dead");
+                    let log = log.borrow();
+                    assert!(dead || log.is_over(), "called dead");
                     return;
                 }
+                Err(PoolError::Memory(_)) if self.poisons() == Some(End::Consumer) => return,
                 Err(error) if self.may_be_late(draw) && is_late(&error) => return,
                 Err(error) => panic!("{error}"),
             }
@@ -269,6 +325,17 @@ impl Case {
             link.alive = Box::new(move || {
                 let known = told.borrow().newest.is_some();
                 if known { alive() } else { Ok(()) }
+            });
+        }
+        if self.kernels() == Kernels::OnePerHost && generation == 1 {
+            let (told, alive) = (log.clone(), link.alive);
+            link.alive = Box::new(move || {
+                let dead = told.borrow().dead == Some(End::Producer);
+                if dead {
+                    Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 })
+                } else {
+                    alive()
+                }
             });
         }
         let place = RingPlace { lines: LINES, credits: CREDITS, generation };
@@ -295,6 +362,11 @@ impl Case {
                     );
                     return Fate::Died;
                 }
+                Err(PoolError::Memory(_)) if self.poisons() == Some(End::Producer) => {
+                    let log = log.borrow();
+                    assert!(log.popped >= log.pushed, "{} pushed, {} popped", log.pushed, log.popped);
+                    return Fate::Died;
+                }
                 Err(error) if self.may_be_late(draw) && is_late(&error) => return Fate::Late,
                 Err(error) => panic!("{error}"),
             }
@@ -317,6 +389,11 @@ enum Fate {
 }
 
 impl Log {
+    /// Whether a producer has nobody to push to, as it is told.
+    fn is_over(&self) -> bool {
+        self.over || self.dead == Some(End::Consumer)
+    }
+
     fn pop(&mut self, tag: u64, bytes: &[u8]) {
         let (expected, message) = self.begun.pop_front().expect("a message that was never pushed");
         assert_eq!((tag, bytes), (expected, &message[..]), "message {}", self.popped);

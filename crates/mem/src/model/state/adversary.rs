@@ -2,6 +2,7 @@
 
 use super::super::machine::{Entry, Kind};
 use super::{RECENT, State};
+use crate::Coherence;
 use crate::random::Random;
 
 /// How wild the adversary is; chances out of 65,536.
@@ -123,7 +124,7 @@ impl State {
             self.commit_some();
         } else if draw < self.rates.deliver {
             self.deliver_some();
-        } else if self.machine.coherent() {
+        } else if !self.machine.has_caches() {
         } else if draw < self.rates.evict {
             self.evict_some(true);
         } else if draw < self.rates.prefetch {
@@ -154,7 +155,7 @@ impl State {
             let line = (entry.kind != Kind::Sfence).then(|| entry.line());
             trace.adversary(self.machine.host_of(thread), commit_name(&entry), line);
         }
-        if !self.machine.coherent() {
+        if self.machine.has_caches() {
             self.follow(thread, entry);
         }
     }
@@ -225,7 +226,7 @@ impl State {
         if self.machine.holds(host, line) {
             return;
         }
-        if self.random.chance(self.rates.torn_fill) {
+        if self.random.chance(self.rates.torn_fill) && self.shape.coherence == Coherence::Software {
             let taken = self.random.next() as u8;
             self.trace_adversary(host, "begins to fill", line);
             self.machine.begin_fill(host, line, taken);

@@ -30,6 +30,9 @@ impl State {
             }
         }
         if kind == Crash::Host {
+            for it in self.threads.iter_mut().filter(|it| it.host == host && it.after.is_none()) {
+                it.is_gone = true;
+            }
             self.machine.lose(usize::from(host));
             let words = self.shape.local_words as usize;
             self.local[usize::from(host) * words..][..words].fill(0);
@@ -63,7 +66,7 @@ impl State {
         }
         let started = |thread: &&Thread| (thread.host, thread.slot) == asked && thread.after.is_none();
         let known = || self.threads.iter().filter(started);
-        match (known().next(), known().any(|thread| !thread.crashed)) {
+        match (known().next(), known().any(|thread| !thread.crashed && !thread.is_gone)) {
             (None, _) => Liveness::Unknown,
             (_, true) => Liveness::Alive,
             (_, false) => Liveness::Dead,
@@ -81,14 +84,19 @@ impl State {
         self.poison.push((Self::line_of(word), from));
     }
 
+    fn may_fail(&self) -> bool {
+        !self.poison.is_empty() || self.machine.has_poison()
+    }
+
     fn fails(&self, word: u32) -> bool {
-        self.poison.iter().any(|(line, from)| *line == Self::line_of(word) && *from <= self.operations)
+        let fails = |(line, from): &(u32, u64)| *line == Self::line_of(word) && *from <= self.operations;
+        self.machine.is_poisoned(word) || self.poison.iter().any(fails)
     }
 
     /// The word whose failure a load of `word` reports: its own, or that of an earlier store.
     #[inline]
     pub(in crate::model) fn load_fault(&mut self, word: u32) -> Option<u32> {
-        if self.poison.is_empty() || self.mode != Mode::Running {
+        if self.mode != Mode::Running || !self.may_fail() {
             return None;
         }
         let earlier = self.threads[self.current].fault.take();
@@ -98,7 +106,7 @@ impl State {
     /// Whether a store of `word` meets a failing line.
     #[inline]
     pub(in crate::model) fn store_fault(&mut self, word: u32) -> bool {
-        if self.poison.is_empty() || self.mode != Mode::Running {
+        if self.mode != Mode::Running || !self.may_fail() {
             return false;
         }
         let fails = self.fails(word);

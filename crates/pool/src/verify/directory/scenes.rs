@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use polder_mem::model::{Crash, ModelMemory, Outcome};
@@ -86,12 +87,49 @@ fn toss(dice: &mut Dice) -> (u16, u16) {
 /// About the memory operation of a call that creates, or destroys, at which it writes back what makes it so, as they count
 /// when nothing is in its way.
 fn announces_at(is_own: bool, destroys: bool, dice: &mut Dice) -> u64 {
+    static CREATES: LazyLock<u64> = LazyLock::new(|| takes_effect_at(true, false));
+    static DESTROYS: LazyLock<u64> = LazyLock::new(|| takes_effect_at(true, true));
+    static BURIES: LazyLock<u64> = LazyLock::new(|| takes_effect_at(false, true));
     let written_back = match (destroys, is_own) {
-        (false, _) => 168,
-        (true, true) => 52,
-        (true, false) => 62,
+        (false, _) => *CREATES,
+        (true, true) => *DESTROYS,
+        (true, false) => *BURIES,
     };
     written_back - 4 + dice.roll(8)
+}
+
+/// The first operation of such a call at which a death of its process comes too late to undo it.
+fn takes_effect_at(is_own: bool, destroys: bool) -> u64 {
+    let (mut before, mut after) = (0, 1 << 12);
+    while after - before > 1 {
+        let at = u64::midpoint(before, after);
+        if is_so_after(at, is_own, destroys) { after = at } else { before = at }
+    }
+    after
+}
+
+/// Whether the call has created, or destroyed, if its process dies at its memory operation `at`.
+fn is_so_after(at: u64, is_own: bool, destroys: bool) -> bool {
+    let mut stage = Stage::new(0, 2, 2);
+    stage.world.calm();
+    if destroys {
+        stage.setup(if is_own { 0 } else { 1 }, SPARE, |process| {
+            let object = create(process).expect("room");
+            process.directory().close(&object);
+        });
+    }
+    let caller = play(&mut stage, 0, 0, move |process| match destroys {
+        true => process.directory().destroy(&name()).expect("nobody else destroys it"),
+        false => drop(create(&process).expect("room")),
+    });
+    stage.world.crash_at(caller, Crash::Process, at);
+    let (seen, layout) = (Rc::new(Cell::new(None)), Rc::clone(&stage.layout));
+    let found = Rc::clone(&seen);
+    stage.world.spawn_after(caller, 1, 0, move |memory| {
+        found.set(is_there(&Process::enter(memory, &layout, 1)));
+    });
+    stage.world.run().expect("nobody judges it");
+    seen.get() == Some(!destroys)
 }
 
 /// How far the scene has come, as its players tell each other.
