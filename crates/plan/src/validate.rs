@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
-use polder_platform::Fitted;
+use polder_platform::{DataError, Fitted};
 use polder_sim::fabrics::{self, Measure, Role};
 use polder_sim::{Compared, Judged, Margin, Pooled, StepClass, validate};
 use serde::Serialize;
@@ -48,10 +48,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let [pooled, blind] = [false, true].map(|blind| Pooled::of(of(blind)));
     let known = of(false).map(|table| table.accelerator.as_str()).next().unwrap_or_default();
     let is_published = |it: &Margin| it.blind.published + it.fitted.published > 0;
-    let [classes, unknown] = [known, ""].map(|accelerator| {
-        let margins = StepClass::ALL.map(|class| Margin::judged(&tables, accelerator, class));
-        margins.into_iter().filter(is_published).collect::<Vec<_>>()
-    });
+    let margins = |accelerator| -> Result<Vec<_>, DataError> {
+        let margins = StepClass::ALL.into_iter().map(|class| Margin::of(accelerator, class));
+        Ok(margins.collect::<Result<Vec<_>, _>>()?.into_iter().filter(is_published).collect())
+    };
+    let [classes, unknown] = [margins(known)?, margins("")?];
     let fabrics = fabrics::validate()?;
     if arguments.json.json {
         let fabrics_pooled = fabrics::PooledFabrics::of(&fabrics);

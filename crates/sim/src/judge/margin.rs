@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use polder_platform::DataError;
 use serde::Serialize;
 
-use crate::judge::published::{Judged, Pooled, residuals, validate};
+use crate::judge::published::{Judged, Pooled, borrowed, residuals, validate};
 use crate::judge::range::StepClass;
 
 /// How far predictions of a kind of step are from published steps that they were made without.
@@ -38,17 +38,15 @@ impl Margin {
     /// # Errors
     /// When a table is damaged.
     pub fn of(accelerator: &str, class: StepClass) -> Result<Self, DataError> {
-        Ok(Self::judged(judged()?, accelerator, class))
-    }
-
-    /// The same by these tables, as they are judged.
-    #[must_use]
-    pub fn judged(all: &[Judged], accelerator: &str, class: StepClass) -> Self {
+        static ALL: OnceLock<Vec<Judged>> = OnceLock::new();
+        static BORROWED: OnceLock<Vec<Judged>> = OnceLock::new();
+        let all = once(&ALL, validate)?;
         let is_fitted = all.iter().any(|table| !table.blind && table.accelerator == accelerator);
-        let raw = residuals(all, |row| Some(if is_fitted { row.predicted_s } else { row.borrowed_s }));
+        let predicted = if is_fitted { all } else { once(&BORROWED, || borrowed(all))? };
+        let raw = residuals(predicted, |row| Some(row.predicted_s));
         let anchored = residuals(all, |row| row.judged.then_some(row.anchored_s));
         let pooled = |blind| Pooled::of_class(all.iter().filter(|table| table.blind == blind), Some(class));
-        Self {
+        Ok(Self {
             accelerator: is_fitted.then(|| accelerator.to_owned()),
             step_class: class,
             range: raw.range(class),
@@ -57,7 +55,7 @@ impl Margin {
             fitted: pooled(false),
             asked: accelerator.to_owned(),
             comparison: anchored.comparison(class),
-        }
+        })
     }
 
     /// What so many of a prediction come to: from the least to the most.
@@ -84,14 +82,16 @@ impl Margin {
     }
 }
 
-/// All tables, judged once.
-fn judged() -> Result<&'static [Judged], DataError> {
-    static ALL: OnceLock<Vec<Judged>> = OnceLock::new();
-    match ALL.get() {
-        Some(all) => Ok(all),
+/// What a cell has, which is made where it has nothing.
+fn once(
+    cell: &'static OnceLock<Vec<Judged>>,
+    make: impl FnOnce() -> Result<Vec<Judged>, DataError>,
+) -> Result<&'static [Judged], DataError> {
+    match cell.get() {
+        Some(tables) => Ok(tables),
         None => {
-            let all = validate()?;
-            Ok(ALL.get_or_init(|| all))
+            let tables = make()?;
+            Ok(cell.get_or_init(|| tables))
         }
     }
 }

@@ -149,8 +149,6 @@ pub struct Compared {
     pub predicted_s: f64,
     /// From how many to how many seconds it takes, by a range that is set without its publication.
     pub range_s: [f64; 2],
-    /// What is predicted with constants that are fitted to other accelerators alone.
-    pub borrowed_s: f64,
     /// What is predicted with the table's software scalar, from its first row.
     pub anchored_s: f64,
     /// What a constant rate an accelerator gives, with such a scalar.
@@ -171,7 +169,6 @@ impl Compared {
             published_s: row.seconds(),
             predicted_s: step.total_s,
             range_s: [step.total_s; 2],
-            borrowed_s: step.total_s,
             anchored_s: step.total_s * scalar,
             constant_s: row.plain_operations() / f64::from(row.layout.accelerators()) / rate,
             judged,
@@ -357,21 +354,27 @@ pub fn validate() -> Result<Vec<Judged>, DataError> {
             row.range_s = ranges[row.step_class as usize].map(|times| times * row.predicted_s);
         }
     }
-    borrow(&all, &mut judged);
     Ok(judged)
 }
 
-/// Predicts the rows of each accelerator as those of one of which nothing is known.
-fn borrow(all: &[(String, Table, Platform)], judged: &mut [Judged]) {
+/// The same tables with what is predicted of an accelerator by constants that are fitted to others alone.
+pub(crate) fn borrowed(judged: &[Judged]) -> Result<Vec<Judged>, DataError> {
+    let all = tables()?;
     let mut constants = BTreeMap::new();
-    for ((_, table, platform), judged) in all.iter().zip(judged) {
+    let mut borrowed = judged.to_vec();
+    for ((_, table, platform), judged) in all.iter().zip(&mut borrowed) {
         let own = chip(platform);
-        let fitted = constants.entry(own).or_insert_with(|| fitted_to(all, |_, _, its| its != own));
-        let steps = predicted(&table.row, platform, fitted);
-        for (row, step) in judged.rows.iter_mut().zip(steps) {
-            row.borrowed_s = step.total_s;
+        let is_fitted = || all.iter().any(|(_, table, platform)| !table.blind && chip(platform) == own);
+        let fitted = constants.entry(own).or_insert_with(|| match is_fitted() {
+            true => fitted_to(&all, |_, _, its| its != own),
+            // Its file has those of another already.
+            false => Job::new(platform).rack().accelerator.fitted,
+        });
+        for (row, step) in judged.rows.iter_mut().zip(predicted(&table.row, platform, fitted)) {
+            row.predicted_s = step.total_s;
         }
     }
+    Ok(borrowed)
 }
 
 /// The range of each class, set without one publication.
