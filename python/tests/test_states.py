@@ -252,6 +252,15 @@ class Counted(optim.SGD):
         return super().step(closure)
 
 
+class Clipped(optim.SGD):
+    """Clips the norm of all gradients in its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Clips, and steps."""
+        torch.nn.utils.clip_grad_norm_([it for group in self.param_groups for it in group["params"]], 1.0)
+        return super().step(closure)
+
+
 def test_what_cannot_step_in_turns_is_one_clear_error(disk: Path) -> None:  # noqa: F811
     model, tiers = net(), two_tiers(disk)
     far = {"optimizer states": [0, 1]}
@@ -261,9 +270,18 @@ def test_what_cannot_step_in_turns_is_one_clear_error(disk: Path) -> None:  # no
     counted.param_groups[0]["k"] = 0
     with pytest.raises(ArgumentError, match=r"each step changes 'k', so that its parameters cannot step in"):
         offload.place(model, counted, far, tiers=tiers)
+    clipped = Clipped(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ArgumentError, match=r"Clipped: a step of two parameters at once is another than that of each"):
+        offload.place(model, clipped, far, tiers=tiers)
     # In memory they all step at once.
-    offload.place(model, counted, "dram", tiers=tiers)
-    train(model, counted, range(3))
+    for optimizer in (counted, clipped):
+        reference = net()
+        model.load_state_dict(reference.state_dict())
+        theirs = type(optimizer)(reference.parameters(), lr=0.1, momentum=0.9)
+        offload.place(model, optimizer, "dram", tiers=tiers)
+        train(model, optimizer, range(3))
+        train(reference, theirs, range(3))
+        assert_same(model, reference)
     assert counted.param_groups[0]["k"] == 3
     with pytest.raises(ArgumentError, match="masters=True: expected an optimizer of torch over 16-bit parameters"):
         offload.place(model, optim.SGD(model.parameters()), tiers=tiers, masters=True)

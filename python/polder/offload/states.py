@@ -133,8 +133,8 @@ class OptimizerStates:
         self._folder: Path | None = None
         self._entries: dict[torch.Tensor, _Entry] = {}
         self._wanted: dict[torch.Tensor, dict[str, Any]] = {}
-        # A number or a setting that each step changes, so that all parameters have to step at once.
-        self._changed = ""
+        # Why all parameters have to step at once.
+        self._together = ""
         self._broken = ""
         self._warned = False
         # Of 16-bit parameters the version that their masters belong to.
@@ -158,7 +158,7 @@ class OptimizerStates:
                 "in turns; leave them out and call torch.nn.utils.clip_grad_norm_ before the step"
             )
         self.masters = masters
-        self._wanted, self._changed = {}, ""
+        self._wanted, self._together = {}, ""
         alike: dict[tuple[Any, ...], dict[str, Any]] = {}
         for number, group in enumerate(self.optimizer.param_groups):
             parameters: list[torch.Tensor] = group["params"]
@@ -172,8 +172,11 @@ class OptimizerStates:
                 return alike[key]
 
             if stepped:
-                # Also where all have states: a step may change settings of the group.
-                probed(min(stepped, key=lambda it: local(it).numel()))
+                # Also where all have states: a step may need all parameters at once.
+                least = min(stepped, key=lambda it: local(it).numel())
+                probed(least)
+                if not self._together and not self._steps_apart(group, least):
+                    self._together = "a step of two parameters at once is another than that of each alone"
             for parameter in stepped:
                 known: Mapping[str, Any] = self.optimizer.state.get(parameter) or {}
                 is_known = known and (_MASTER in known or not self._is_mastered(parameter))
@@ -189,11 +192,7 @@ class OptimizerStates:
         zeros = torch.zeros_like(shard, dtype=torch.float32 if is_mastered else shard.dtype)
         stand_in = torch.nn.Parameter(zeros)
         stand_in.grad = torch.zeros_like(zeros)
-        settings: dict[str, Any] = copy.deepcopy({key: it for key, it in group.items() if key != "params"})
-        other = self._like_it([{**settings, "params": [stand_in]}])
-        state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
-        own = {key: _copied(it) for key, it in _attributes(other).items() if key != "param_groups"}
-        other.__dict__.update(own, state=state)
+        other = self._trial(group, [stand_in])
         kind: Any = type(self.optimizer)
 
         def noted() -> dict[str, Any]:
@@ -206,21 +205,52 @@ class OptimizerStates:
                 before = noted()
                 _raw_step(kind)(other)
                 first = noted()
-                likes = _likes(state.get(stand_in, {}))
+                likes = _likes(other.state.get(stand_in, {}))
                 if odd := _differing(before, first):
                     # What the first step alone sets is no obstacle.
                     _raw_step(kind)(other)
                     odd = _differing(first, noted())
                 # As the step that follows one in turns finds it.
-                other.param_groups = [{**settings, "params": []}]
+                other.param_groups[0]["params"] = []
                 _raw_step(kind)(other)
         except Exception as error:
             raise ArgumentError(
                 f"optimizer {kind.__module__}.{kind.__qualname__}: its states cannot be placed, because it takes no "
                 f"step over a parameter alone: {type(error).__name__}: {error}"
             ) from error
-        self._changed = self._changed or next(iter(odd), "")
+        if odd and not self._together:
+            self._together = f"each step changes {odd[0]!r}"
         return {**({_MASTER: zeros.to("meta")} if is_mastered else {}), **likes}
+
+    def _steps_apart(self, group: dict[str, Any], parameter: torch.Tensor) -> bool:
+        """Whether steps of two parameters at once are those of each alone, by a trial with numbers of a small shape."""
+        dtype = torch.float32 if self._is_mastered(parameter) else parameter.dtype
+        shape = [min(length, 64) for length in local(parameter).shape]
+        draw = torch.Generator().manual_seed(0)
+        numbers = [torch.randn(shape, generator=draw).to(dtype) for _ in range(2)]
+
+        def stepped(turns: list[list[int]]) -> list[torch.nn.Parameter]:
+            parameters = [torch.nn.Parameter(it.clone()) for it in numbers]
+            other = self._trial(group, parameters)
+            with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+                for factor in (1e3, 1.0):
+                    for it, number in zip(parameters, numbers, strict=True):
+                        it.grad = number * factor
+                    for turn in turns:
+                        other.param_groups[0]["params"] = [parameters[it] for it in turn]
+                        _raw_step(type(self.optimizer))(other)
+            return parameters
+
+        pairs = zip(stepped([[0, 1]]), stepped([[0], [1]]), strict=True)
+        return all(torch.allclose(one, it, rtol=0, atol=0, equal_nan=True) for one, it in pairs)
+
+    def _trial(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
+        """A copy of the optimizer that steps other parameters, with the settings of a group, and shares no state."""
+        settings: dict[str, Any] = copy.deepcopy({key: it for key, it in group.items() if key != "params"})
+        other = self._like_it([{**settings, "params": parameters}])
+        own = {key: _copied(it) for key, it in _attributes(other).items() if key != "param_groups"}
+        other.__dict__.update(own, state=defaultdict(dict))
+        return other
 
     def _like_it(self, groups: list[dict[str, Any]]) -> Any:
         """The optimizer with other groups and no hooks, for a step of a part of it."""
@@ -249,11 +279,11 @@ class OptimizerStates:
 
     def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> Room:
         """Room for states: words in memory with their places, and words in folders."""
-        if self._changed and any(count for count, _ in files):
+        if self._together and any(count for count, _ in files):
             kind = type(self.optimizer)
             raise ArgumentError(
-                f"optimizer {kind.__module__}.{kind.__qualname__}: each step changes {self._changed!r}, so "
-                "that its parameters cannot step in turns, as they do with states on a disk; place them in memory"
+                f"optimizer {kind.__module__}.{kind.__qualname__}: {self._together}, so that its parameters "
+                "cannot step in turns, as they do with states on a disk; place them in memory"
             )
         return Room(kept, files)
 
@@ -377,7 +407,7 @@ class OptimizerStates:
         for parameter in parameters:
             entry = self._entries.get(parameter)
             is_far = entry is not None and entry.begin + entry.nbytes > self._room.near
-            if not is_far and (entry is None or self._changed or self._is_settled(parameter, entry)):
+            if not is_far and (entry is None or self._together or self._is_settled(parameter, entry)):
                 at_once.append(parameter)
                 continue
             assert entry is not None
