@@ -209,7 +209,9 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
     assert pool.create("/pair", shape=np.array([2, 3])).shape == (2, 3)
 
 
-@pytest.mark.parametrize(("kept", "other"), [("software", "coherent"), ("coherent", "software"), ("hdm-db", "software")])
+@pytest.mark.parametrize(
+    ("kept", "other"), [("software", "coherent"), ("coherent", "software"), ("hdm-db", "software")]
+)
 def test_every_attach_follows_what_a_pool_was_formatted_with_and_another_coherence_is_refused(
     scratch: Path, kept: str, other: str
 ) -> None:
