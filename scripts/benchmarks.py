@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 POLDER_DEV = ROOT / ".cache/dev/polder-dev"
 BENCHES = ["lines", "ring", "collectives", "torch", "mpi", "plan", "pages", "sync", "snapshot", "weights", "objects"]
-BENCHES += ["figure 5", "figure 6", "figure 7", "figure 8"]
+BENCHES += ["ranks", "figure 5", "figure 6", "figure 7", "figure 8"]
 MPICH = ".cache/mpich/bin/mpiexec"
 SIZES = "1B,64B,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB"
 # Beyond it a ratio is no measure of Polder: the peer waited for a core.

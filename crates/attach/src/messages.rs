@@ -444,7 +444,7 @@ impl<B: MessageBuffer + Send + 'static> Station<B> {
     /// # Errors
     /// Those of [`Endpoint::open`].
     pub fn open(session: &Arc<Session>) -> Result<Self, PoolError> {
-        let options = EndpointOptions { rings_bells: true, ..EndpointOptions::default() };
+        let options = EndpointOptions { rings_bells: true, ..session.endpoint_options() };
         let link = Endpoint::open(Arc::clone(session.pool()), options)?;
         let watch = link.watch();
         let engine = Engine {

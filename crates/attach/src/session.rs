@@ -11,13 +11,14 @@ use bytesize::ByteSize;
 use polder_mem::{AnyMemory, Coherence, HostError, HostPlan, Memory, Region, RegionError, RegionKind, forks};
 
 use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
+use polder_pool::endpoint::EndpointOptions;
 use polder_pool::local::LocalLayout;
 use polder_pool::membership::live_process;
 use polder_pool::{
     Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
 
-use crate::settings::{CoherenceChoice, Settings, Wrap};
+use crate::settings::{ByteCount, CoherenceChoice, Settings, Wrap};
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -201,6 +202,7 @@ pub struct Session {
     // The thread ends first: it holds the pool as well.
     _beat: Heartbeat,
     pool: Arc<AnyPool>,
+    memory_per_rank: Option<ByteCount>,
 }
 
 /// The session of a library in somebody's process: attached when it is first asked for, with the settings of the environment
@@ -305,7 +307,15 @@ impl Session {
         let beat = Heartbeat::start(Arc::clone(&pool));
         let coherence = pool.memory().coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
-        Ok(Self { _beat: beat, pool })
+        Ok(Self { _beat: beat, pool, memory_per_rank: settings.memory_per_rank })
+    }
+
+    /// How an endpoint of this process sends, as the settings say.
+    #[must_use]
+    pub fn endpoint_options(&self) -> EndpointOptions {
+        let usual = EndpointOptions::default();
+        let memory_bytes = self.memory_per_rank.map_or(usual.memory_bytes, |ByteCount(bytes)| bytes);
+        EndpointOptions { memory_bytes, ..usual }
     }
 
     /// Attaches the pool that `settings` name, which is made first, with `bytes`, when there is no such file.

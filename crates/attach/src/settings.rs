@@ -210,6 +210,9 @@ pub struct Settings {
     /// What the job may hold on this host (`POLDER_QUOTA`).
     #[serde(default, deserialize_with = "parsed")]
     pub quota: Option<ByteCount>,
+    /// What a rank takes of the pool at most for rings of pairs (`POLDER_MEMORY_PER_RANK`).
+    #[serde(default, deserialize_with = "parsed")]
+    pub memory_per_rank: Option<ByteCount>,
     /// How long a call may wait for another process (`POLDER_TIMEOUT`).
     #[serde(default, deserialize_with = "parsed")]
     pub timeout: Option<TimeSpan>,
@@ -294,6 +297,7 @@ impl Settings {
             node: lookup("SLURM_NODEID").and_then(|node| node.parse().ok()),
             job: number(&lookup, "POLDER_JOB", "expected the number of a job")?,
             quota: variable(&lookup, "POLDER_QUOTA")?,
+            memory_per_rank: variable(&lookup, "POLDER_MEMORY_PER_RANK")?,
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
             wrap: variable(&lookup, "POLDER_WRAP")?,
             run: lookup("POLDER_RUN").map(PathBuf::from),
@@ -312,6 +316,7 @@ impl Settings {
             node: self.node.or(lower.node),
             job: self.job.or(lower.job),
             quota: self.quota.or(lower.quota),
+            memory_per_rank: self.memory_per_rank.or(lower.memory_per_rank),
             timeout: self.timeout.or(lower.timeout),
             wrap: self.wrap.or(lower.wrap),
             run: self.run.or(lower.run),
@@ -424,12 +429,18 @@ mod tests {
     #[test]
     fn an_argument_goes_before_the_environment_and_that_before_the_file() {
         let arguments = Settings { host: Some(1), ..Settings::default() };
-        let environment = environment(&[("POLDER_HOST", "2"), ("POLDER_QUOTA", "8GiB")]).unwrap();
+        let environment = environment(&[
+            ("POLDER_HOST", "2"),
+            ("POLDER_QUOTA", "8GiB"),
+            ("POLDER_MEMORY_PER_RANK", "4MiB"),
+        ])
+        .unwrap();
         let file: Settings = toml::from_str("host = 3\nquota = 4096\ntimeout = 0.5").unwrap();
         assert_eq!(file.quota, Some(ByteCount(4096)));
         let settings = arguments.or(environment).or(file);
         assert_eq!(settings.host, Some(1));
         assert_eq!(settings.quota, Some(ByteCount(8 << 30)));
+        assert_eq!(settings.memory_per_rank, Some(ByteCount(4 << 20)));
         assert_eq!(settings.timeout, Some(TimeSpan(Duration::from_millis(500))));
     }
 

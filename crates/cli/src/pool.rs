@@ -332,7 +332,21 @@ fn table(path: &Path, stat: &PoolStat, boot: u64, verbose: bool) -> String {
     for (job, held) in &stat.jobs {
         lines.push(format!("job {job}: {}", bytes(*held)));
     }
+    lines.extend(endpoints(stat));
     lines.join("\n") + "\n"
+}
+
+/// What the endpoints of ranks have together, and the one that has most.
+fn endpoints(stat: &PoolStat) -> Option<String> {
+    let all = stat.endpoints.values();
+    let (total, rings) = all.clone().fold((0, 0), |(sum, rings), end| (sum + end.bytes, rings + end.rings));
+    let most = all.map(|end| end.bytes).max()?;
+    Some(format!(
+        "{} endpoints: {} in all, {} at most for one; {rings} rings of pairs",
+        stat.endpoints.len(),
+        bytes(total),
+        bytes(most)
+    ))
 }
 
 /// Of a list so many are named.

@@ -11,6 +11,7 @@ mod offload;
 mod pages;
 mod peer;
 mod plan;
+mod ranks;
 mod snapshot;
 mod sync;
 mod torch;
@@ -22,6 +23,7 @@ use polder_measure::{Row, ring};
 use crate::Failure;
 pub(crate) use ab::{Enter, enter};
 pub(crate) use objects::{Second as ObjectsSecond, second as second_of_objects};
+pub(crate) use ranks::{Second as RanksSecond, second as second_of_ranks};
 
 /// Measures Polder and its peers in turn.
 #[derive(Args)]
@@ -55,6 +57,8 @@ enum Bench {
     Offload(offload::Arguments),
     /// A million objects, created and opened by four processes.
     Objects(objects::Arguments),
+    /// All-to-alls of many ranks on emulated hosts, and the memory that a rank and a pair take.
+    Ranks(ranks::Arguments),
     /// Layouts predicted in a second, and the error of predictions beside that of a constant rate.
     Plan(plan::Arguments),
     /// Flows of a permutation that share the links of a Clos, beside SimGrid.
@@ -82,6 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Bench::Fabric(arguments) => fabric::run(arguments)?,
         Bench::Pages(arguments) => pages::run(arguments)?,
         Bench::Objects(arguments) => objects::run(arguments)?,
+        Bench::Ranks(arguments) => ranks::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;
             return Ok(());

@@ -55,6 +55,7 @@ enum Command {
 enum Second {
     Ring(ring::Second),
     Objects(bench::ObjectsSecond),
+    Ranks(bench::RanksSecond),
     Enter(bench::Enter),
 }
 
@@ -87,6 +88,7 @@ fn run(Cli { log, command }: Cli) -> Result<ExitCode, Failure> {
         Command::HeldOut(arguments) => done(held_out::run(&arguments)),
         Command::Second(Second::Ring(second)) => done(ring::second(&second)),
         Command::Second(Second::Objects(second)) => done(bench::second_of_objects(&second)),
+        Command::Second(Second::Ranks(second)) => done(bench::second_of_ranks(&second)),
         Command::Second(Second::Enter(arguments)) => bench::enter(&arguments),
     }
 }

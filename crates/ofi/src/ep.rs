@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use polder_pool::endpoint::{Address, EndpointOptions};
+use polder_pool::endpoint::Address;
 
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = PoolEndpoint::open(Arc::clone(domain.session.pool()), EndpointOptions::default())
+        let link = PoolEndpoint::open(Arc::clone(domain.session.pool()), domain.session.endpoint_options())
             .map_err(|error| port::errno_of(&error))?;
         let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {

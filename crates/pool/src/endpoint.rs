@@ -1,10 +1,13 @@
 //! Endpoints: messages between any two processes of a job, matched by tag as MPI libraries and libfabric match them.
 //!
-//! Each pair of endpoints that talks has a ring in each direction, made when the first message is sent.
+//! Each pair of endpoints that talks has a small ring in each direction, taken when the first message is sent. It is a block of
+//! memory that the sender has for all its peers ([`EndpointOptions::small_ring`]). A pair that talks much, or sends a long message, gets
+//! a ring of its own as long as there is room ([`EndpointOptions::memory_bytes`]).
 //!
 //! - A short message is pushed at once (eager). It lies in the receiver's memory until a receive matches it.
 //! - A request announces a long message, or one whose sender waits until it is received. It is matched in the same order.
-//!   When the receiver grants it, the bytes go out in parts, straight into the buffer of the receive.
+//!   When the receiver grants it, the bytes go out in parts, straight into the buffer of the receive. A pair that has only small rings
+//!   sends the parts through the send buffers of the sender, which all its peers share, and through its ring when those are taken.
 //!
 //! So a message that no receive matches yet never blocks another. The memory for eager messages is bounded: each sender counts
 //! the bytes that its receiver has not yet taken, and uses requests beyond the window.
@@ -18,6 +21,7 @@ pub mod hostile;
 mod inlet;
 mod outlet;
 mod place;
+mod stock;
 mod watch;
 mod wire;
 
@@ -30,14 +34,13 @@ use slab::Slab;
 
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
-pub(crate) use self::place::{create_ring, find_ring};
-use self::place::{endpoint_bytes, endpoint_name, realm_of};
+use self::place::Blocks;
+pub(crate) use self::place::{create_ring, find_ring, receivers_of};
+use self::stock::Stock;
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;
-use self::wire::{Note, RECEIVES, offer_of, words_of};
+use self::wire::{Note, RECEIVES, buffer_of, offer_of, words_of};
 use crate::format::Geometry;
-use crate::object::Object;
-use crate::owned::{self, Kind};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
 
@@ -208,8 +211,18 @@ impl CompleteWhen {
 /// How an endpoint sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointOptions {
-    /// The ring to each peer.
+    /// The ring that a pair has for itself.
     pub ring: RingShape,
+    /// The ring with which a pair begins.
+    pub small_ring: RingShape,
+    /// Small rings that have room in the object of the endpoint itself; objects for more are made as they are needed.
+    pub first_blocks: u32,
+    /// Messages and parts on a small ring after which the pair asks for one of its own.
+    pub short_talk: u64,
+    /// Send buffers, each as long as a cell of `ring`, that all peers share which have no ring of their own.
+    pub send_buffers: u32,
+    /// Bytes of the pool that the endpoint takes at most for rings of pairs. Small rings are always made.
+    pub memory_bytes: u64,
     /// Messages up to so many bytes are eager.
     pub eager_bytes: u64,
     /// Bytes of eager messages that one peer has not taken yet, at most; each counts for 64 bytes more than it has.
@@ -228,10 +241,21 @@ pub struct EndpointOptions {
     pub rings_bells: bool,
 }
 
+impl EndpointOptions {
+    const fn blocks(&self) -> Blocks {
+        Blocks { small: self.small_ring, first: self.first_blocks }
+    }
+}
+
 impl Default for EndpointOptions {
     fn default() -> Self {
         Self {
             ring: RingShape::default(),
+            small_ring: RingShape::SMALL,
+            first_blocks: 8,
+            short_talk: 32,
+            send_buffers: 4,
+            memory_bytes: u64::MAX,
             eager_bytes: 64 << 10,
             window_bytes: 1 << 20,
             in_place_bytes: 16 << 20,
@@ -247,7 +271,7 @@ impl Default for EndpointOptions {
 /// [`EndpointOptions`], at most.
 #[must_use]
 pub fn chunks(geometry: &Geometry, endpoints: u64, rings: u64) -> u64 {
-    place::chunks(geometry, RingShape::default(), endpoints, rings)
+    place::chunks(geometry, &EndpointOptions::default(), endpoints, rings)
 }
 
 /// A receive that nothing has matched.
@@ -308,10 +332,11 @@ struct Receiving<B, C> {
 pub struct Endpoint<M: Memory, B, C> {
     pool: Arc<Pool<M>>,
     options: EndpointOptions,
-    address: Address,
-    own: Option<Object>,
+    stock: Stock,
     peers: Vec<PeerTraffic<M, B, C>>,
     known: BTreeMap<Address, u32>,
+    /// The peers for which something waits, in turn.
+    listed: VecDeque<u32>,
     inlets: Inlets<M>,
     posted: VecDeque<Posted<B, C>>,
     unexpected: VecDeque<Unexpected>,
@@ -332,18 +357,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; those of [`Pool::create`].
     pub fn open(pool: Arc<Pool<M>>, options: EndpointOptions) -> Result<Self, PoolError> {
-        let (own, port) = take_port(&pool)?;
-        let address =
-            Address { host: pool.member().host, port, generation: own.generation(), realm: realm_of(&pool) };
-        let inlets = Inlets::new(&pool, own.at(), address, &options);
+        let stock = Stock::open(&pool, &options)?;
+        let inlets = Inlets::new(&pool, stock.map(), stock.address, &options);
         let now = pool.memory().now();
         Ok(Self {
             pool,
             options,
-            address,
-            own: Some(own),
+            stock,
             peers: vec![],
             known: BTreeMap::new(),
+            listed: VecDeque::new(),
             inlets,
             posted: VecDeque::new(),
             unexpected: VecDeque::new(),
@@ -360,7 +383,13 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// What others connect to.
     #[must_use]
     pub const fn address(&self) -> Address {
-        self.address
+        self.stock.address
+    }
+
+    /// Bytes of the pool that it has: for itself, its small rings, its send buffers, and rings of pairs to which it sends.
+    #[must_use]
+    pub const fn pool_bytes(&self) -> u64 {
+        self.stock.bytes()
     }
 
     /// The number of the peer with this address, from 0 in the order in which they became known.
@@ -382,8 +411,8 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// The messages and parts of messages that it has taken in or brought out: while the number stands, polls are in vain.
     #[must_use]
-    pub fn moves(&self) -> u64 {
-        self.peers.iter().map(|peer| peer.pushed).sum::<u64>() + self.taken
+    pub const fn moves(&self) -> u64 {
+        self.stock.pushed + self.taken
     }
 
     /// How to wait for what comes to this endpoint.
@@ -400,7 +429,17 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Whether nothing waits for room in a ring. It needs no [`Endpoint::progress`] then, unless a peer awaits something of it.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.peers.iter().all(PeerTraffic::is_quiet)
+        self.listed.iter().all(|&peer| self.peers[peer as usize].is_quiet())
+    }
+
+    /// Puts a peer on the list if something waits for it.
+    #[inline]
+    fn list(&mut self, number: u32) {
+        let peer = &mut self.peers[number as usize];
+        if !peer.is_listed && !peer.is_quiet() {
+            peer.is_listed = true;
+            self.listed.push_back(number);
+        }
     }
 
     /// Asks whether the process of a peer lives and has not left; else every operation with it fails.
@@ -484,8 +523,11 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             return refuse("the message", format!("{bytes} bytes"), "send less than 1 TiB at once");
         }
         peer.queue.push_back(outgoing);
-        let moved = peer.advance(&self.pool, &self.options, self.address, &mut self.done);
-        let Err(error) = moved else { return Ok(()) };
+        let moved = peer.advance(&self.pool, &self.options, &mut self.stock, &mut self.done);
+        let Err(error) = moved else {
+            self.list(to);
+            return Ok(());
+        };
         // Nothing but this call's error can tell the caller of a copy that does not go out: it has no completion.
         let is_refused = peer.ends_with_copy() && !matches!(error, PoolError::PeerDead { .. });
         if is_refused {
@@ -507,7 +549,11 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         });
         let posted = Posted { filter, buffer, context };
         match found.map(|index| pick(&mut self.unexpected, index)) {
-            Some(message) => self.deliver(message, posted),
+            Some(message) => {
+                let from = message.arrival.from;
+                self.deliver(message, posted);
+                self.list(from);
+            }
             None => match filter.from.and_then(|from| self.peers.get(from as usize)?.broken.clone()) {
                 Some(error) => self.done.push_back(fail(posted.buffer, posted.context, &error)),
                 None => self.posted.push_back(posted),
@@ -574,7 +620,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         let is_quiet = calls < self.options.calls_a_look
             && !calls.is_multiple_of(CALLS_A_GLANCE)
             && self.met == self.peers.len()
-            && self.peers.iter().all(PeerTraffic::is_quiet);
+            && self.listed.is_empty();
         if is_quiet { self.inlets.is_still() } else { Ok(false) }
     }
 
@@ -594,13 +640,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Sends on what waited for room, and asks now and then who died.
     #[inline(always)]
     fn send_on(&mut self) -> Result<(), PoolError> {
-        for number in 0..self.peers.len() {
-            let peer = &mut self.peers[number];
+        for _ in 0..self.listed.len() {
+            let Some(number) = self.listed.pop_front() else { break };
+            let peer = &mut self.peers[number as usize];
+            peer.is_listed = false;
             if peer.is_quiet() {
                 continue;
             }
-            if let Err(error) = peer.advance(&self.pool, &self.options, self.address, &mut self.done) {
-                self.lose(number as u32, &error)?;
+            match peer.advance(&self.pool, &self.options, &mut self.stock, &mut self.done) {
+                Ok(()) => self.list(number),
+                Err(error) => self.lose(number, &error)?,
             }
         }
         self.calls += 1;
@@ -653,18 +702,20 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         {
             let Self { inlets, known, peers, .. } = self;
             let from = inlets.from(inlet, |sender| meet(known, peers, sender));
-            // As many messages as it has slots at most.
-            for _ in 0..self.options.ring.slots() {
+            // As many messages as a pair has slots at most.
+            for _ in 0..self.options.small_ring.slots() + self.options.ring.slots() {
                 match self.take(inlet, from) {
                     Ok(Taken::Nothing) => break,
                     Ok(Taken::Message) => {
                         self.taken += 1;
+                        self.list(from);
                         if self.done.len() > done {
                             break;
                         }
                     }
                     Ok(Taken::Over(over)) => {
                         self.taken += 1;
+                        self.list(from);
                         return Ok(Some(over));
                     }
                     Err(error) => {
@@ -704,21 +755,65 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(whole) });
             }
             Goal::Part(key) => {
-                let receiving = &mut self.receiving[key];
-                receiving.come += bytes;
-                if receiving.come == receiving.room {
-                    let Receiving { arrival, buffer, context, told, .. } = self.receiving.remove(key);
-                    let answer = told.map(|send| outlet::Control::Grant { send, receive: 0, room: 0 });
-                    self.peers[from as usize].control.extend(answer);
-                    return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
-                }
+                return Ok(self.come(from, key, bytes));
             }
             Goal::Words(note) => {
-                let taken = self.take_note(from, note, words_of(words));
+                if let Note::Piece { receive, offset } = note {
+                    return self.take_piece(inlet, from, (receive as usize, offset), words_of(words));
+                }
+                let taken = match note {
+                    Note::Moved => self.inlets.moved(inlet),
+                    note => self.take_note(from, note, words_of(words)),
+                };
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
             }
         }
         Ok(Taken::Message)
+    }
+
+    /// Counts a part of the message of a receive; that is over with the last.
+    fn come(&mut self, from: u32, key: usize, bytes: u64) -> Taken<B, C> {
+        let receiving = &mut self.receiving[key];
+        receiving.come += bytes;
+        if receiving.come < receiving.room {
+            return Taken::Message;
+        }
+        let Receiving { arrival, buffer, context, told, .. } = self.receiving.remove(key);
+        let answer = told.map(|send| outlet::Control::Grant { send, receive: 0, room: 0 });
+        self.peers[from as usize].control.extend(answer);
+        Taken::Over(Completion::Received { buffer, context, arrival })
+    }
+
+    /// Copies out a part of a message that lies in a send buffer.
+    // SYNC: sees what `Outlet::push_piece` copied there.
+    fn take_piece(
+        &mut self,
+        inlet: usize,
+        from: u32,
+        (key, offset): (usize, u64),
+        [place, said]: [u64; 2],
+    ) -> Result<Taken<B, C>, PoolError> {
+        let corrupt = PoolError::Corrupt { offset: self.inlets.place(inlet), what: "message piece" };
+        let (number, bytes) = buffer_of(said);
+        let at = Offset(place);
+        let Some(Receiving { arrival, room, come, buffer, .. }) = self.receiving.get_mut(key) else {
+            return Err(corrupt);
+        };
+        let is_next = arrival.from == from && *come == offset && bytes > 0 && bytes <= *room - *come;
+        if !is_next || !self.inlets.is_inside(&self.pool, inlet, at, bytes)? {
+            return Err(corrupt);
+        }
+        let memory = self.pool.memory();
+        memory.invalidate(at, bytes);
+        memory.fence_invalidations();
+        let into = &mut buffer.bytes_mut()[offset as usize..][..bytes as usize];
+        if let Err(fault) = memory.copy_out(at, into) {
+            return Err(self.miss(Some(Goal::Part(key)), fault.into()));
+        }
+        // Its sender gives the buffer to others once this host is evicted.
+        self.pool.check_membership()?;
+        self.peers[from as usize].control.push_back(outlet::Control::Taken(number));
+        Ok(self.come(from, key, bytes))
     }
 
     /// The message could not be copied, for the memory fails; and so does what it was for.
@@ -762,7 +857,11 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             }
             Note::Grant { send } => self.peers[from as usize].grant(send, first, second, &mut self.done),
             Note::Credit => self.peers[from as usize].credit(first),
-            Note::Eager(_) | Note::Part { .. } => Err("message part"),
+            Note::Taken { buffer } => {
+                self.stock.free_buffer(self.peers[from as usize].taken(buffer.into())?);
+                Ok(())
+            }
+            Note::Eager(_) | Note::Part { .. } | Note::Piece { .. } | Note::Moved => Err("message part"),
         }
     }
 
@@ -899,7 +998,10 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             return Ok(());
         }
         tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
-        peer.lose(&self.pool, error, &mut self.done);
+        peer.lose(&self.pool, &self.options, &mut self.stock, error, &mut self.done);
+        if let PoolError::PeerDead { .. } = error {
+            self.inlets.close_from(&self.pool, self.peers[number as usize].address);
+        }
         let posted = std::mem::take(&mut self.posted);
         for posted in posted {
             if posted.filter.from == Some(number) {
@@ -935,11 +1037,10 @@ fn meet<M: Memory, B: MessageBuffer, C>(
 impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
     fn drop(&mut self) {
         self.inlets.close_all(&self.pool);
+        // First what says that what was offered is there.
+        self.stock.close(&self.pool);
         for peer in &mut self.peers {
             peer.close(&self.pool);
-        }
-        if let Some(own) = self.own.take() {
-            self.pool.abandon(own);
         }
     }
 }
@@ -987,20 +1088,4 @@ fn pick<T>(from: &mut VecDeque<T>, index: usize) -> T {
 
 fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {
     Completion::Failed { buffer, context, error: error.clone() }
-}
-
-/// Makes the object of an endpoint at the first port that is free, or whose endpoint died.
-fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
-    let (member, geometry) = (pool.member(), pool.layout().geometry());
-    // Where one has died its rings have stayed, and often others with it.
-    let sweep = || pool.sweep_job(member.job).map(drop);
-    for port in 0..geometry.processes {
-        let name = endpoint_name(member.job, member.host, port);
-        let bytes = endpoint_bytes(geometry);
-        match owned::create_after(pool, &name, bytes, Kind::Endpoint, [0; 3], sweep) {
-            Err(PoolError::Exists { .. }) => {}
-            made => return made.map(|own| (own, port)),
-        }
-    }
-    Err(PoolError::NoSlot { host: member.host, slots: geometry.processes })
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::entry::{Entry, Record, State};
 use crate::format::{Layout, Superblock, read_superblock};
+use crate::jobs::Use;
 use crate::line::{self, Words};
 use crate::membership::{HostLine, HostState, Process, ProcessState};
 use crate::name::Name;
@@ -52,6 +53,18 @@ pub struct PoolStat {
     pub hosts: Vec<HostStat>,
     /// Bytes that each job holds in live objects.
     pub jobs: BTreeMap<u64, u64>,
+    /// What each endpoint has, by its name.
+    pub endpoints: BTreeMap<String, EndpointStat>,
+}
+
+/// What an endpoint has in a pool: its objects, and the rings on which it sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EndpointStat {
+    /// Bytes of its objects, and of the rings that pairs have for themselves on which it sends.
+    pub bytes: u64,
+    /// Those rings.
+    pub rings: u64,
 }
 
 /// What a host has in a pool.
@@ -185,6 +198,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             damaged: 0,
             hosts: vec![],
             jobs: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
         };
         let holders = vec![None; layout.chunks() as usize];
         Self {
@@ -421,6 +435,16 @@ impl<'a, M: Memory> Inspector<'a, M> {
         self.stat.object_bytes += record.bytes;
         self.stat.header_bytes += u64::from(record.header_lines) * LINE;
         *self.stat.jobs.entry(record.job).or_default() += record.bytes;
+        let (endpoint, rings) = match Use::of(&header.name, record.job) {
+            Some(Use::Endpoint) => (Some(header.name.clone()), 0),
+            Some(Use::Blocks((name, _))) => (Some(name), 0),
+            Some(Use::Ring([_, (name, _)])) => (Some(name), 1),
+            Some(Use::Segment(_) | Use::Memory(_)) | None => (None, 0),
+        };
+        if let Some(name) = endpoint {
+            let stat = self.stat.endpoints.entry(name).or_default();
+            (stat.bytes, stat.rings) = (stat.bytes + record.bytes, stat.rings + rings);
+        }
         self.objects.push(ObjectStat {
             name: header.name,
             bytes: record.bytes,

@@ -1,9 +1,9 @@
 //! Removes what a job leaves if its processes are killed. An object is removed once no process can still need it:
 //!
 //! - a ring: when both its ends are gone, because messages of a dead sender are still received;
-//! - an endpoint: when its process is gone and none of its rings is kept, because the rings are found through it;
+//! - an endpoint with its blocks: when its process is gone, none of its rings is kept, and all are gone to which it has a small ring;
 //! - the segments of a window: when all their processes are gone, because a rank that looks for a dead one must find its name;
-//! - private memory: when no ring from its host is kept, because receivers read there what a dead sender has offered;
+//! - private memory: when no endpoint from its host is kept whose process is gone, and no ring, because receivers read there what a dead sender has offered;
 //! - a group: when all its ranks are gone.
 //!
 //! Damaged objects stay. So do those of a process that may still go on.
@@ -13,20 +13,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use polder_mem::Memory;
 
-use crate::group;
 use crate::list::ListedObject;
 use crate::name::Name;
 use crate::object::Object;
 use crate::owned::{Identity, Kind};
 use crate::{Peer, Pool, PoolError};
+use crate::{endpoint, group};
 
 /// What an object is for, by its name.
 #[derive(Debug, PartialEq, Eq)]
-enum Use<'a> {
+pub(crate) enum Use<'a> {
     /// An endpoint.
     Endpoint,
     /// A ring, with the name and generation of the endpoints at both ends.
     Ring([(String, u64); 2]),
+    /// Blocks of the endpoint with this name and generation.
+    Blocks((String, u64)),
     /// A segment of the window with this name.
     Segment(&'a str),
     /// Private memory of a process of this host.
@@ -34,7 +36,7 @@ enum Use<'a> {
 }
 
 impl<'a> Use<'a> {
-    fn of(name: &'a str, job: u64) -> Option<Self> {
+    pub(crate) fn of(name: &'a str, job: u64) -> Option<Self> {
         let within = |what: &str| name.strip_prefix(what)?.strip_prefix(&job.to_string())?.strip_prefix('/');
         if within("/window/").is_some() {
             return name.rsplit_once('/').map(|(window, _)| Self::Segment(window));
@@ -42,13 +44,15 @@ impl<'a> Use<'a> {
         if let Some(owner) = within("/memory/") {
             return owner.split_once('.').map(|(host, _)| Self::Memory(host));
         }
-        let Some((receiver, sender)) = within("/endpoint/")?.split_once("/from/") else {
-            return Some(Self::Endpoint);
-        };
         let end = |words: &str| {
             let (place, generation) = words.rsplit_once('.')?;
             Some((format!("/endpoint/{job}/{place}"), generation.parse().ok()?))
         };
+        let within = within("/endpoint/")?;
+        if let Some((endpoint, _)) = within.split_once("/blocks/") {
+            return Some(Self::Blocks(end(endpoint)?));
+        }
+        let Some((receiver, sender)) = within.split_once("/from/") else { return Some(Self::Endpoint) };
         Some(Self::Ring([end(receiver)?, end(sender)?]))
     }
 
@@ -57,6 +61,7 @@ impl<'a> Use<'a> {
         match self {
             Self::Endpoint => Kind::Endpoint,
             Self::Ring(_) => Kind::Ring,
+            Self::Blocks(_) => Kind::Blocks,
             Self::Segment(_) => Kind::Segment,
             Self::Memory(_) => Kind::Private,
         }
@@ -138,6 +143,18 @@ impl<M: Memory> Pool<M> {
                     }
                     is_kept
                 }
+                Some(Use::Blocks(endpoint)) => {
+                    let is_kept = !is_over(&endpoint.0, endpoint.1)?;
+                    kept.extend(is_kept.then_some(endpoint));
+                    is_kept
+                }
+                Some(Use::Endpoint) if is_over(&listed.name, listed.generation)? => {
+                    let is_kept = self.is_heard(listed, &found, &mut is_over)?;
+                    if is_kept {
+                        heard.extend(listed.name.rsplit_once('.').map(|(host, _)| host.to_owned()));
+                    }
+                    is_kept
+                }
                 _ => !is_over(&listed.name, listed.generation)?,
             };
             kept.extend(is_kept.then(|| (listed.name.clone(), listed.generation)));
@@ -146,7 +163,10 @@ impl<M: Memory> Pool<M> {
             Some(Use::Segment(window)) => Some(window.to_owned()),
             _ => None,
         };
-        let is_kept = |listed: &ListedObject| kept.contains(&(listed.name.clone(), listed.generation));
+        let is_kept = |listed: &ListedObject| match Use::of(&listed.name, job) {
+            Some(Use::Blocks(endpoint)) => kept.contains(&endpoint),
+            _ => kept.contains(&(listed.name.clone(), listed.generation)),
+        };
         let windows: BTreeSet<_> = found.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
         let is_offered = |listed: &ListedObject| match Use::of(&listed.name, job) {
             Some(Use::Memory(host)) => heard.contains(&format!("/endpoint/{job}/{host}")),
@@ -157,6 +177,8 @@ impl<M: Memory> Pool<M> {
                 && !window(listed).is_some_and(|window| windows.contains(&window))
                 && !is_offered(listed)
         });
+        // An endpoint goes before what it has offered.
+        found.sort_by_key(memory);
         found.retain(|listed| self.remove(listed));
         let dead = |listed: &ListedObject| match known.get(&(listed.name.clone(), listed.generation)) {
             Some(Holder::Gone(peer)) if Use::of(&listed.name, job) == Some(Use::Endpoint) => Some(*peer),
@@ -230,6 +252,27 @@ impl<M: Memory> Pool<M> {
         Ok(holders)
     }
 
+    /// Whether an endpoint has a small ring to another of those that were found that is not over.
+    fn is_heard(
+        &self,
+        endpoint: &ListedObject,
+        found: &[ListedObject],
+        is_over: &mut impl FnMut(&str, u64) -> Result<bool, PoolError>,
+    ) -> Result<bool, PoolError> {
+        let receivers = match endpoint::receivers_of(self, &endpoint.name, endpoint.generation) {
+            Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => return Ok(false),
+            receivers => receivers?,
+        };
+        for (name, is_it) in receivers {
+            for other in found.iter().filter(|other| other.name == name && is_it(other.generation)) {
+                if !is_over(&other.name, other.generation)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Who holds the object of this name, generation and kind.
     fn holder(&self, name: &str, generation: u64, kind: Kind) -> Result<Holder, PoolError> {
         let of_object = |object: &Object| {
@@ -286,6 +329,8 @@ mod tests {
         assert_eq!(Use::of("/endpoint/7/1.0", 7), Some(Use::Endpoint));
         let ends = [("/endpoint/7/1.0".to_owned(), 5), ("/endpoint/7/0.3".to_owned(), 9)];
         assert_eq!(Use::of("/endpoint/7/1.0.5/from/0.3.9", 7), Some(Use::Ring(ends)));
+        let blocks = Use::Blocks(("/endpoint/7/1.0".to_owned(), 5));
+        assert_eq!(Use::of("/endpoint/7/1.0.5/blocks/2", 7), Some(blocks));
         assert_eq!(Use::of("/window/7/some/name/3", 7), Some(Use::Segment("/window/7/some/name")));
         assert_eq!(Use::of("/memory/7/1.99.3", 7), Some(Use::Memory("1")));
         for strange in [

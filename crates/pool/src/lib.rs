@@ -41,12 +41,12 @@ pub use ring::summary;
 
 use allocator::{chunks, extents};
 use directory::{entry, list, opens};
-use objects::{owned, private};
+use objects::{owned, private, shared};
 use wait::watch;
 
 pub use collectives::{Buffers, Operation};
 pub use error::{Peer, PoolError};
-pub use inspect::{HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
+pub use inspect::{EndpointStat, HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
 pub use jobs::SweepReport;
 pub use layout::contents::expect_vacant;
 pub use layout::format::VERSION as FORMAT_VERSION;

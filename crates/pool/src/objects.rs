@@ -2,6 +2,7 @@
 
 pub(crate) mod owned;
 pub(crate) mod private;
+pub(crate) mod shared;
 
 use std::time::Duration;
 

@@ -12,6 +12,7 @@ use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, any_beats};
+use crate::shared::SharedObjects;
 use crate::view::{Grant, IdSource, View, Views};
 
 /// How long the words of one line may reach memory one after another: far more than any link takes.
@@ -84,6 +85,8 @@ pub struct Pool<M: Memory> {
     attached: bool,
     /// What the groups of this process tell each other.
     pub(crate) deaths: Deaths,
+    /// Objects that several endpoints of this process hold open.
+    pub(crate) shared: SharedObjects,
     /// Tells the process from its children.
     forks: u32,
 }
@@ -129,6 +132,7 @@ impl<M: Memory> Pool<M> {
             evicted: OnceLock::new(),
             attached: false,
             deaths: Deaths::default(),
+            shared: SharedObjects::default(),
             forks: forks(),
             memory,
         };

@@ -64,6 +64,9 @@ pub struct RingShape {
 }
 
 impl RingShape {
+    /// The ring of a pair that exchanges short messages: six slots, and four cells of 256 bytes.
+    pub(crate) const SMALL: Self = Self { slots: 6, cells: 4, cell_bytes: 256 };
+
     /// A ring of `cells` cells of `cell_bytes`, a multiple of 64, and as many slots.
     ///
     /// # Errors

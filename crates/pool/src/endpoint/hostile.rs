@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, ProcessSlot};
+use polder_mem::{Heap, HeapShape, Offset, ProcessSlot};
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, news_base, news_word, ring_name};
+use super::place::{create_ring, news_base, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
@@ -31,6 +31,11 @@ fn options() -> EndpointOptions {
     let ring = RingShape::new(2, 64).expect("a shape in range");
     EndpointOptions {
         ring,
+        small_ring: ring,
+        first_blocks: 1,
+        short_talk: 2,
+        send_buffers: 1,
+        memory_bytes: u64::MAX,
         eager_bytes: 48,
         window_bytes: 256,
         in_place_bytes: 50,
@@ -55,25 +60,37 @@ pub fn drive(bytes: &[u8]) {
     };
     let pools = [attach(0, heap.clone()), attach(1, heap.process(1, ProcessSlot(0)))];
     let mut victim = Victim::open(Arc::clone(&pools[0]), options()).expect("a port is free");
-    let peer = Victim::open(Arc::clone(&pools[1]), options()).expect("a port is free");
+    let mut peer = Victim::open(Arc::clone(&pools[1]), options()).expect("a port is free");
     let number = victim.connect(peer.address());
     let name = ring_name(0, peer.address(), victim.address());
-    let (ring, place) = create_ring(&pools[1], &name, options().ring).expect("there is room");
-    let news = news_word(&GEOMETRY, victim.own.as_ref().expect("it is open").at(), 1, 0);
-    let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0, None));
+    let (ring, _) = create_ring(&pools[1], &name, options().ring).expect("there is room");
+    let map = victim.stock.map();
+    let (to, credits) = (victim.address(), map.credits(1, 0));
+    let place = peer.stock.take_block(&pools[1], &options(), to, credits).expect("there is room");
+    let producer =
+        Producer::new(pools[1].memory().clone(), options().small_ring, place, link(&pools[1], 0, None));
+    let news = map.news_word(1, 0);
+    let buffer = peer.stock.take_buffer(&pools[1], &options()).expect("there is room");
+    let (_, place) = buffer.expect("one is free");
     let base = news_base(peer.address().generation);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);
-    converse(&mut victim, number, &mut producer.with_summary(news, base), &mut script);
+    converse(&mut victim, number, &mut producer.with_summary(news, base), place, &mut script);
     pools[1].close(ring);
 }
 
-fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
+fn converse(
+    victim: &mut Victim,
+    peer: u32,
+    hostile: &mut Producer<Heap, Alive>,
+    buffer: Offset,
+    script: &mut Script<'_>,
+) {
     let (mut lent, mut context) = (0, 0);
     while !script.0.is_empty() {
         context += 1;
         match script.byte() % 8 {
-            0..3 => say(hostile, script),
+            0..3 => say(hostile, buffer, script),
             3 => {
                 let from = script.byte().is_multiple_of(2).then_some(peer);
                 let filter = Filter { from, kind: script.byte() % 2, tag: 0, ignore: script.near(u64::MAX) };
@@ -109,13 +126,15 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
 }
 
 /// Says something that is almost what an endpoint says.
-fn say(hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
-    let what = u64::from(script.byte() % 8);
+fn say(hostile: &mut Producer<Heap, Alive>, buffer: Offset, script: &mut Script<'_>) {
+    let what = u64::from(script.byte() % 12);
     let label = u64::from(script.byte() & 0x81) << 7 | u64::from(script.byte() % 4) << 16;
     let (number, part) = (script.near(0), u64::from(script.byte() % 4));
-    let tag = if what == 4 { number << OFFSET_BITS | script.near(part * 64) } else { number };
+    let label = if what < 8 { label } else { 0 };
+    let tag = if what == 4 || what == 8 { number << OFFSET_BITS | script.near(part * 64) } else { number };
     let words = match what {
         6 => bytes_of(script.near(ROOM as u64) << (64 - OFFSET_BITS) | number, script.near(BYTES / 2)),
+        8 => bytes_of(script.near(buffer.0), script.near(part) << 32 | script.near(64)),
         _ => bytes_of(script.near(0), script.near(ROOM as u64)),
     };
     let other = [3; 64];

@@ -1,14 +1,18 @@
 //! The rings on which messages come, and how an endpoint learns of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use polder_mem::{Bell, LINE, Memory, Offset};
 
-use super::place::{endpoint_name, find_ring, news_base, news_word, realm_of, ring_name, split_news_word};
+use super::place::{
+    HeldEndpoint, Map, block_of, find_ring, hold_block, hold_buffers, hold_endpoint, news_base, realm_of,
+    ring_name, small_generation, split_news_word,
+};
 use super::{Address, EndpointOptions};
 use crate::object::Object;
-use crate::owned::{Identity, Kind};
-use crate::ring::{Consumer, Envelope, RingLink};
+use crate::ring::{Consumer, Envelope, RingLink, RingPlace};
+use crate::shared::SharedObject;
+use crate::summary::SENDERS;
 use crate::wait::Patience;
 use crate::{Peer, Pool, PoolError};
 
@@ -21,32 +25,74 @@ const LOOKED_AT: usize = 2;
 /// Whoever pushes or pops here asks elsewhere whether its peer lives.
 pub(super) type Alive = fn() -> Result<(), PoolError>;
 
-/// One ring to this endpoint.
+/// What an endpoint holds open to hear one sender, until the conversation has ended.
+struct Hearing {
+    endpoint: HeldEndpoint,
+    /// With the sender's block, unless that lies in its endpoint.
+    blocks: Option<SharedObject>,
+    /// The sender's send buffers, once something lay there.
+    buffers: Option<SharedObject>,
+    /// The ring that the pair has for itself.
+    ring: Option<Object>,
+}
+
+/// One ring to this endpoint: a small one at first, and from some message on one that the pair has for itself.
 struct Inlet<M> {
     sender: Address,
     /// Its number among the peers, once it has one.
     from: Option<u32>,
-    /// Its object, until the conversation has ended.
-    object: Option<Object>,
+    hearing: Option<Hearing>,
     place: Offset,
     consumer: Consumer<M, Alive>,
-    /// The sender's word of the news, and what it last said.
-    word: Offset,
+    /// Slots of the small ring, once the sender speaks on the other.
+    passed: u64,
+    /// The sender goes on in a ring that is not open yet.
+    moves: bool,
+    /// What the sender's word of the news last said.
     promised: u64,
+    /// It is among those that may have something.
+    is_listed: bool,
     /// Its sender has left: another has its place.
     left: bool,
+    wakes: Option<Bell>,
+}
+
+impl<M: Memory> Inlet<M> {
+    /// Whether its sender says that it has published more than was taken.
+    fn promises(&self) -> bool {
+        self.promised >= self.passed.saturating_add(self.consumer.sequence())
+    }
+
+    /// Whether a look may find something.
+    fn may_speak(&self, all_are_looked_at: bool) -> bool {
+        self.hearing.is_some() && (all_are_looked_at || self.left || self.moves || self.promises())
+    }
+}
+
+/// A line of the news, with the words of up to eight senders.
+struct NewsLine {
+    at: Offset,
+    /// What its words said when they were last read.
+    seen: [u64; SENDERS as usize],
+    /// The ring of the sender that has the word now.
+    rings: [Option<usize>; SENDERS as usize],
 }
 
 /// All rings to this endpoint.
 pub(super) struct Inlets<M> {
     memory: M,
-    own: Offset,
+    own: Map,
     address: Address,
     rings: Vec<Inlet<M>>,
+    /// The ring of each sender that was ever heard.
+    heard: BTreeMap<Address, usize>,
+    /// The lines of the news that have the word of a sender that is heard, by where they lie.
+    news: BTreeMap<Offset, usize>,
+    lines: Vec<NewsLine>,
     /// From what on the sender counts that was heard last at each place.
     met: BTreeMap<(u16, u16), u64>,
-    /// The ring to look at next in this round, and how many are left.
-    turn: usize,
+    /// The rings that may have something, and how many of them are left in this round.
+    listed: VecDeque<usize>,
     left: usize,
     idle: u32,
     looks_a_search: u32,
@@ -55,14 +101,17 @@ pub(super) struct Inlets<M> {
 }
 
 impl<M: Memory> Inlets<M> {
-    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address, options: &EndpointOptions) -> Self {
+    pub(super) fn new(pool: &Pool<M>, own: Map, address: Address, options: &EndpointOptions) -> Self {
         Self {
             memory: pool.memory().clone(),
             own,
             address,
             rings: vec![],
+            heard: BTreeMap::new(),
+            news: BTreeMap::new(),
+            lines: vec![],
             met: BTreeMap::new(),
-            turn: 0,
+            listed: VecDeque::new(),
             left: 0,
             idle: LOOKS_A_SEARCH,
             looks_a_search: LOOKS_A_SEARCH,
@@ -87,21 +136,28 @@ impl<M: Memory> Inlets<M> {
             let looks = if has_new { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
             self.looks_a_search = looks.min(self.looks_at_most);
         }
-        if self.rings.len() > LOOKED_AT {
+        if self.looks_at_all() {
+            (0..self.rings.len()).for_each(|inlet| self.list(inlet));
+        } else {
             self.read_news()?;
         }
-        self.left = self.rings.len();
+        self.left = self.listed.len();
         Ok(())
+    }
+
+    /// Whether there are so few senders that it looks at each.
+    fn looks_at_all(&self) -> bool {
+        self.rings.len() <= LOOKED_AT
     }
 
     /// Whether a round would find nothing; if so, it counts as one. With many senders it says nothing.
     #[inline(always)]
     pub(super) fn is_still(&mut self) -> Result<bool, PoolError> {
-        if self.idle + 1 >= self.looks_a_search || self.rings.len() > LOOKED_AT {
+        if self.idle + 1 >= self.looks_a_search || !self.looks_at_all() {
             return Ok(false);
         }
-        for ring in self.rings.iter_mut().filter(|ring| ring.object.is_some()) {
-            if ring.left || !ring.consumer.is_still()? {
+        for ring in self.rings.iter_mut().filter(|ring| ring.hearing.is_some()) {
+            if ring.left || ring.moves || !ring.consumer.is_still()? {
                 return Ok(false);
             }
         }
@@ -109,15 +165,26 @@ impl<M: Memory> Inlets<M> {
         Ok(true)
     }
 
+    fn list(&mut self, inlet: usize) {
+        let ring = &mut self.rings[inlet];
+        if !std::mem::replace(&mut ring.is_listed, true) {
+            self.listed.push_back(inlet);
+        }
+    }
+
     /// The next ring of this round that may have something.
     pub(super) fn next(&mut self) -> Option<usize> {
-        while self.left > 0 {
+        let all_are_looked_at = self.looks_at_all();
+        while self.left > 0
+            && let Some(inlet) = self.listed.pop_front()
+        {
             self.left -= 1;
-            self.turn = if self.turn + 1 < self.rings.len() { self.turn + 1 } else { 0 };
-            let ring = &self.rings[self.turn];
-            let looks = self.rings.len() <= LOOKED_AT || ring.promised >= ring.consumer.sequence();
-            if ring.object.is_some() && looks {
-                return Some(self.turn);
+            let ring = &mut self.rings[inlet];
+            ring.is_listed = ring.may_speak(all_are_looked_at);
+            if ring.is_listed {
+                // It is looked at again in the next round, unless it promises nothing then.
+                self.listed.push_back(inlet);
+                return Some(inlet);
             }
         }
         None
@@ -134,6 +201,25 @@ impl<M: Memory> Inlets<M> {
         self.rings[inlet].place
     }
 
+    /// Whether a piece of a message may lie there: in the send buffers of the sender.
+    pub(super) fn is_inside(
+        &mut self,
+        pool: &Pool<M>,
+        inlet: usize,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<bool, PoolError> {
+        let Inlet { sender, hearing: Some(Hearing { buffers, .. }), .. } = &mut self.rings[inlet] else {
+            return Ok(false);
+        };
+        let buffers = match buffers {
+            Some(buffers) => buffers,
+            None => buffers.insert(hold_buffers(pool, *sender)?),
+        };
+        let (start, end) = (buffers.at(), buffers.at() + buffers.bytes());
+        Ok(at >= start && at.0.checked_add(bytes).is_some_and(|last| last <= end.0))
+    }
+
     /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
     #[inline(always)]
     pub(super) fn pop<'a>(
@@ -142,6 +228,9 @@ impl<M: Memory> Inlets<M> {
         inlet: usize,
         room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
     ) -> Result<Option<u64>, PoolError> {
+        if self.rings[inlet].moves && !self.follow(pool, inlet)? {
+            return Ok(None);
+        }
         let Inlet { consumer, left, .. } = &mut self.rings[inlet];
         let popped = consumer.try_pop_to(room)?;
         if popped.is_some() {
@@ -152,16 +241,72 @@ impl<M: Memory> Inlets<M> {
         Ok(popped)
     }
 
-    /// Whether the ring of this sender is there: neither it nor a sweep has destroyed it.
+    /// The sender has said the last on the small ring, and goes on in one that the pair has for itself.
+    pub(super) fn moved(&mut self, inlet: usize) -> Result<(), &'static str> {
+        let ring = &mut self.rings[inlet];
+        let is_first = ring.hearing.as_ref().is_some_and(|hearing| hearing.ring.is_none()) && !ring.moves;
+        ring.moves = true;
+        is_first.then_some(()).ok_or("message that a pair moves")
+    }
+
+    /// Opens the ring in which the sender goes on; whether it did, or there is none.
+    fn follow(&mut self, pool: &Pool<M>, inlet: usize) -> Result<bool, PoolError> {
+        let Inlet { sender, wakes, .. } = self.rings[inlet];
+        let object = match pool.open(&ring_name(pool.member().job, sender, self.address)) {
+            Ok(object) => object,
+            Err(PoolError::NotFound { .. }) => {
+                // Its sender has left, and said nothing there.
+                self.close(pool, inlet);
+                return Ok(false);
+            }
+            // It may be heard when less is open, or a lock is free.
+            Err(error @ (PoolError::TooManyOpen { .. } | PoolError::Timeout { .. })) => {
+                tracing::warn!(%error, ?sender, "cannot hear this endpoint");
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        let (shape, place) = match find_ring(pool, &object) {
+            Ok(found) => found,
+            Err(error) => {
+                pool.close(object);
+                return Err(error);
+            }
+        };
+        let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, sender.host, wakes));
+        let ring = &mut self.rings[inlet];
+        ring.passed = ring.consumer.sequence() - 1;
+        ring.consumer = consumer.with_longest(shape.cell_bytes());
+        ring.place = object.at();
+        ring.moves = false;
+        if let Some(hearing) = &mut ring.hearing {
+            hearing.ring = Some(object);
+        }
+        Ok(true)
+    }
+
+    /// Whether what this sender has offered is there: neither it nor a sweep has taken it away.
     pub(super) fn is_spoken_on(&self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
-        let ring = self.rings.iter().find(|ring| ring.sender == sender).and_then(|ring| ring.object.as_ref());
-        ring.map_or(Ok(false), |ring| pool.is_live(ring.name(), ring.owner(), ring.generation()))
+        let hearing = self.heard.get(&sender).and_then(|&inlet| self.rings[inlet].hearing.as_ref());
+        let Some(Hearing { endpoint, .. }) = hearing else { return Ok(false) };
+        let said = self.read_block(pool, endpoint)?;
+        let name = endpoint.object.name();
+        Ok(said.is_some() && pool.is_live(name, sender.host, sender.generation)?)
     }
 
     /// Lets go of a ring.
     pub(super) fn close(&mut self, pool: &Pool<M>, inlet: usize) {
-        if let Some(object) = self.rings[inlet].object.take() {
-            pool.close(object);
+        if let Some(Hearing { endpoint, blocks, buffers, ring }) = self.rings[inlet].hearing.take() {
+            ring.into_iter().for_each(|ring| pool.close(ring));
+            blocks.into_iter().chain(buffers).for_each(|object| pool.let_go(object));
+            pool.let_go(endpoint.object);
+        }
+    }
+
+    /// Lets go of the ring of a sender that is gone, of which all was taken.
+    pub(super) fn close_from(&mut self, pool: &Pool<M>, sender: Address) {
+        if let Some(&inlet) = self.heard.get(&sender) {
+            self.close(pool, inlet);
         }
     }
 
@@ -172,16 +317,31 @@ impl<M: Memory> Inlets<M> {
     /// Reads afresh how much each sender says that it has published, with one fence for all.
     // SYNC: sees what `Out::publish` of the producers stored in their words.
     fn read_news(&mut self) -> Result<(), PoolError> {
-        for ring in &self.rings {
+        for line in &self.lines {
             // HARMLESS(invalidate -> write_back -> drop), the news of a ring: the next search reads it afresh.
-            self.memory.invalidate(ring.word, 8);
+            self.memory.invalidate(line.at, LINE);
         }
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
         self.memory.fence_invalidations();
-        for ring in &mut self.rings {
-            let (count, base) = split_news_word(self.memory.load(ring.word)?);
-            // What the sender said last is not known once another speaks in its place.
-            ring.promised = if base == news_base(ring.sender.generation) { count } else { u64::MAX };
+        for line in &mut self.lines {
+            for (index, seen) in line.seen.iter_mut().enumerate() {
+                let word = self.memory.load(line.at.word(index as u64))?;
+                if std::mem::replace(seen, word) == word {
+                    continue;
+                }
+                let Some(inlet) = line.rings[index] else {
+                    // A sender that is new.
+                    self.idle = self.looks_a_search;
+                    continue;
+                };
+                let (count, base) = split_news_word(word);
+                let ring = &mut self.rings[inlet];
+                // What the sender said last is not known once another speaks in its place.
+                ring.promised = if base == news_base(ring.sender.generation) { count } else { u64::MAX };
+                if !std::mem::replace(&mut ring.is_listed, true) {
+                    self.listed.push_back(inlet);
+                }
+            }
         }
         Ok(())
     }
@@ -194,7 +354,7 @@ impl<M: Memory> Inlets<M> {
         let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
         let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
         let words: Vec<_> =
-            ports.map(|(host, port)| ((host, port), news_word(&geometry, self.own, host, port))).collect();
+            ports.map(|(host, port)| ((host, port), self.own.news_word(host, port))).collect();
         for (_, word) in words.iter().filter(|(_, word)| word.0.is_multiple_of(LINE)) {
             self.memory.invalidate(*word, LINE);
         }
@@ -206,7 +366,7 @@ impl<M: Memory> Inlets<M> {
             if count == 0 || self.met.get(&place) == Some(&base) {
                 continue;
             }
-            match self.open(pool, place, word) {
+            match self.open(pool, place, (word, base)) {
                 Ok(()) | Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => {
                     self.met.insert(place, base);
                 }
@@ -219,44 +379,87 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    fn open(&mut self, pool: &Pool<M>, (host, port): (u16, u16), word: Offset) -> Result<(), PoolError> {
-        let job = pool.member().job;
-        let endpoint = pool.open(&endpoint_name(job, host, port))?;
-        let sender = Address { host, port, generation: endpoint.generation(), realm: realm_of(pool) };
-        // One that cannot be read rings for nobody: its sender looks for room by itself.
-        let identity =
-            if self.rings_bells { Identity::read(pool, &endpoint, Kind::Endpoint).ok() } else { None };
-        let wakes = identity.map(|identity| pool.layout().bell(host, identity.process.slot));
-        pool.close(endpoint);
-        if self.rings.iter().any(|ring| ring.sender == sender) {
+    /// The block in which the small ring of a sender to this endpoint lies, if it has one.
+    // SYNC: sees what `Stock::say` of the sender stored.
+    fn read_block(&self, pool: &Pool<M>, endpoint: &HeldEndpoint) -> Result<Option<u64>, PoolError> {
+        let map = Map::new(pool.layout().geometry(), endpoint.object.at());
+        let word = map.block_word(self.address.host, self.address.port);
+        self.memory.invalidate(word, 8);
+        self.memory.fence_invalidations();
+        Ok(block_of(self.memory.load(word)?, self.address.generation))
+    }
+
+    fn open(
+        &mut self,
+        pool: &Pool<M>,
+        (host, port): (u16, u16),
+        (word, base): (Offset, u64),
+    ) -> Result<(), PoolError> {
+        let endpoint = hold_endpoint(pool, (host, port), |generation| news_base(generation) == base)?;
+        let generation = endpoint.object.generation();
+        let sender = Address { host, port, generation, realm: realm_of(pool) };
+        if self.heard.contains_key(&sender) {
             // The conversation has ended, whatever it says now.
+            pool.let_go(endpoint.object);
             return Ok(());
         }
-        let object = pool.open(&ring_name(job, sender, self.address))?;
-        let found = find_ring(pool, &object);
-        let (shape, place) = match found {
+        let found = self.read_block(pool, &endpoint).and_then(|block| {
+            let block = block.ok_or_else(|| PoolError::NotFound {
+                name: format!("a block of {} for this endpoint", endpoint.object.name()),
+            })?;
+            hold_block(pool, &endpoint, sender, block)
+        });
+        let (lines, blocks) = match found {
             Ok(found) => found,
             Err(error) => {
-                pool.close(object);
+                pool.let_go(endpoint.object);
                 return Err(error);
             }
         };
-        let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, host, wakes));
-        let consumer = consumer.with_longest(shape.cell_bytes());
-        let (place, object) = (object.at(), Some(object));
-        let is_there = |ring: &&mut Inlet<M>| (ring.sender.host, ring.sender.port) == (host, port);
-        self.rings.iter_mut().filter(is_there).for_each(|ring| ring.left = true);
+        // Before the new ring shows itself there.
+        let number = self.rings.len();
+        let before = self.put_in_line(word, number);
+        if let Some(before) = before {
+            self.rings[before].left = true;
+            self.rings[before].consumer.keep_credits();
+            self.list(before);
+        }
+        let wakes = self.rings_bells.then(|| pool.layout().bell(host, endpoint.process.slot));
+        let credits = self.own.credits(host, port);
+        let place = RingPlace { lines, credits, generation: small_generation(generation) };
+        let consumer =
+            Consumer::new(self.memory.clone(), endpoint.blocks.small, place, link(pool, host, wakes));
+        let consumer = consumer.with_longest(endpoint.blocks.small.cell_bytes());
         self.rings.push(Inlet {
             sender,
             from: None,
-            object,
-            place,
+            hearing: Some(Hearing { endpoint, blocks, buffers: None, ring: None }),
+            place: lines,
             consumer,
-            word,
+            passed: 0,
+            moves: false,
             promised: 0,
+            is_listed: false,
             left: false,
+            wakes,
         });
+        self.heard.insert(sender, number);
+        // What it has said before the news is read again counts.
+        self.list(number);
         Ok(())
+    }
+
+    /// Notes that the word of the news belongs to the sender of this ring; returns the ring of the one before.
+    fn put_in_line(&mut self, word: Offset, ring: usize) -> Option<usize> {
+        let at = word.line();
+        let next = self.lines.len();
+        let line = *self.news.entry(at).or_insert(next);
+        if line == next {
+            self.lines.push(NewsLine { at, seen: [0; SENDERS as usize], rings: [None; SENDERS as usize] });
+        }
+        let index = ((word.0 - at.0) / 8) as usize;
+        self.lines[line].seen[index] = 0;
+        self.lines[line].rings[index].replace(ring)
     }
 }
 

@@ -6,13 +6,15 @@ use polder_mem::{Bell, Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, endpoint_name, news_base, news_word, realm_of, ring_name};
-use super::wire::{Note, bytes_of, offered};
+use super::place::{
+    HeldEndpoint, Map, create_ring, endpoint_name, hold_endpoint, news_base, realm_of, ring_name,
+};
+use super::stock::Stock;
+use super::wire::{Note, bytes_of, offered, piece_of};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
-use crate::owned::{Identity, Kind};
-use crate::ring::Producer;
+use crate::ring::{Producer, RingShape};
 use crate::{Pool, PoolError};
 
 /// The bytes of a message.
@@ -47,6 +49,8 @@ pub(super) enum Control {
     Grant { send: u64, receive: u64, room: u64 },
     /// So many bytes of eager messages were taken.
     Credit(u64),
+    /// What lay in the send buffer of this number was taken.
+    Taken(u32),
 }
 
 /// A message that was requested: its bytes go out once it is granted.
@@ -59,12 +63,25 @@ struct Sending<B, C> {
     synchronous: bool,
 }
 
-/// The ring to a peer.
+/// The ring to a peer: a small one at first.
 pub(super) struct Outlet<M> {
-    /// The peer's endpoint, whose news says that the ring is there.
-    endpoint: Object,
+    /// The peer's endpoint, whose news says that something has come.
+    endpoint: HeldEndpoint,
+    small: Producer<M, Alive>,
+    small_shape: RingShape,
+    own: Option<OwnRing<M>>,
+    /// Slots of the small ring from which on it is asked whether there is room for a ring of its own.
+    asks_at: u64,
+    /// Whether it was asked.
+    has_asked: bool,
+}
+
+/// A ring that a pair has for itself.
+struct OwnRing<M> {
     ring: Object,
     producer: Producer<M, Alive>,
+    /// Whether the peer has been told: this was the last that the small ring says.
+    is_told: bool,
 }
 
 /// A peer, as one endpoint sees it.
@@ -82,9 +99,11 @@ pub(super) struct PeerTraffic<M, B, C> {
     untaken: u64,
     /// Bytes of its eager messages that we have taken and not said so.
     consumed: u64,
+    /// Send buffers that it is to read.
+    lent: Vec<u32>,
     pub(super) broken: Option<PoolError>,
-    /// Messages and parts that went out.
-    pub(super) pushed: u64,
+    /// Whether it is among those that something waits for.
+    pub(super) is_listed: bool,
 }
 
 impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
@@ -99,8 +118,9 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             granted: VecDeque::new(),
             untaken: 0,
             consumed: 0,
+            lent: Vec::new(),
             broken: None,
-            pushed: 0,
+            is_listed: false,
         }
     }
 
@@ -120,8 +140,13 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     /// Whether the peer would miss messages, of which the caller has been told or never will be, if this end left now.
     pub(super) fn is_owing(&mut self) -> bool {
         let is_copied = |(_, sending): (usize, &Sending<B, C>)| matches!(sending.load, Load::Copied(_));
-        let is_met = |outlet: &mut Outlet<M>| outlet.producer.is_met().unwrap_or(true);
-        !self.is_quiet() || self.sending.iter().any(is_copied) || !self.outlet.as_mut().is_none_or(is_met)
+        let is_met = |outlet: &mut Outlet<M>| outlet.is_met().unwrap_or(true);
+        // It may not hold the send buffers open yet.
+        let is_lent = !self.lent.is_empty();
+        !self.is_quiet()
+            || is_lent
+            || self.sending.iter().any(is_copied)
+            || !self.outlet.as_mut().is_none_or(is_met)
     }
 
     /// Whether the last message that waits is a copy.
@@ -134,22 +159,26 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         !self.sending.is_empty()
     }
 
-    /// Whether a message goes out as it is, unasked.
+    /// Whether a message goes out as it is, unasked, through a ring with cells of so many bytes.
     #[inline]
-    fn is_eager(&self, options: &EndpointOptions, bytes: &[u8]) -> bool {
+    fn is_eager(&self, options: &EndpointOptions, cell_bytes: u64, bytes: &[u8]) -> bool {
         let length = bytes.len() as u64;
-        length <= options.eager_bytes.min(options.ring.cell_bytes())
+        length <= options.eager_bytes.min(cell_bytes)
             && self.untaken + length + OVERHEAD <= options.window_bytes
     }
 
     /// Pushes a short message at once, if it can.
     #[inline]
     pub(super) fn inject(&mut self, options: &EndpointOptions, label: &Label, bytes: &[u8]) -> bool {
-        let can = self.queue.is_empty() && self.is_eager(options, bytes);
-        let (true, Some(Outlet { producer, .. })) = (can, &mut self.outlet) else { return false };
+        let Some(outlet) = &self.outlet else { return false };
+        let can = self.queue.is_empty() && self.is_eager(options, outlet.cell_bytes(options), bytes);
+        let (true, Some(outlet)) = (can, &mut self.outlet) else { return false };
+        if outlet.wants_own(bytes.len() as u64) {
+            return false;
+        }
         let (kind, tag) = Note::Eager(*label).encode();
         // What fails here fails again, and is told, when it is queued.
-        let pushed = producer.try_push(kind, tag, bytes).unwrap_or(false);
+        let pushed = outlet.producer().try_push(kind, tag, bytes).unwrap_or(false);
         if pushed {
             self.untaken += bytes.len() as u64 + OVERHEAD;
         }
@@ -161,22 +190,40 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
-        own: Address,
+        stock: &mut Stock,
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<(), PoolError> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
         if self.outlet.is_none() {
-            let (endpoint, process) = find(pool, self.address)?;
-            self.process = Some(process);
-            let wakes = options.rings_bells.then(|| pool.layout().bell(process.host, process.slot));
-            self.outlet = Some(Outlet::open(pool, options, own, (self.address, wakes), endpoint)?);
+            let endpoint = find(pool, self.address)?;
+            self.process = Some(endpoint.process);
+            self.outlet = Some(Outlet::open(pool, options, stock, self.address, endpoint)?);
         }
-        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {
-            self.pushed += 1;
+        loop {
+            let longest = self.longest();
+            let Some(outlet) = &mut self.outlet else { return Ok(()) };
+            if outlet.wants_own(longest) {
+                outlet.grow(pool, options, stock, self.address)?;
+            }
+            let can = outlet.tell_own(pool, stock.address)?;
+            let moved = can
+                && (self.answer()?
+                    || self.begin(options, done)?
+                    || self.stream(pool, options, stock, done)?);
+            if !moved {
+                return Ok(());
+            }
+            stock.pushed += 1;
         }
-        Ok(())
+    }
+
+    /// Bytes of the message that waits, or of one that is granted.
+    fn longest(&self) -> u64 {
+        let granted = self.granted.front().and_then(|number| self.sending.get(*number)?.granted);
+        let queued = self.queue.front().map_or(0, |outgoing| outgoing.load.bytes().len() as u64);
+        granted.map_or(0, |(_, room)| room).max(queued)
     }
 
     /// Pushes an answer.
@@ -187,9 +234,10 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         let (note, bytes) = match *control {
             Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(receive, room)),
             Control::Credit(taken) => (Note::Credit, bytes_of(taken, 0)),
+            Control::Taken(buffer) => (Note::Taken { buffer }, bytes_of(0, 0)),
         };
         let (kind, tag) = note.encode();
-        let pushed = outlet.producer.try_push(kind, tag, &bytes)?;
+        let pushed = outlet.producer().try_push(kind, tag, &bytes)?;
         if pushed {
             self.control.pop_front();
         }
@@ -203,9 +251,10 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<bool, PoolError> {
         let Some(Outgoing { label, load, place, until }) = self.queue.front() else { return Ok(false) };
-        let is_eager = until.may_be_eager() && self.is_eager(options, load.bytes());
+        let cell_bytes = self.outlet.as_ref().map_or(0, |outlet| outlet.cell_bytes(options));
+        let is_eager = until.may_be_eager() && self.is_eager(options, cell_bytes, load.bytes());
         let synchronous = until.is_synchronous();
-        let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
+        let Some(producer) = self.outlet.as_mut().map(Outlet::producer) else { return Ok(false) };
         let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
         let offer = place.and_then(|place| Some((offered(number, length)?, place)));
@@ -234,7 +283,9 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     /// Pushes a part of the granted send whose turn it is.
     fn stream(
         &mut self,
+        pool: &Pool<M>,
         options: &EndpointOptions,
+        stock: &mut Stock,
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<bool, PoolError> {
         let (Some(number), Some(outlet)) = (self.granted.front().copied(), &mut self.outlet) else {
@@ -245,12 +296,29 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             self.granted.pop_front();
             return Ok(true);
         };
-        let end = (*out + options.ring.cell_bytes()).min(*room);
-        let (kind, tag) = Note::Part { receive: *receive, offset: *out }.encode();
-        let pushed = outlet.producer.try_push(kind, tag, &load.bytes()[*out as usize..end as usize])?;
-        if pushed {
-            *out = end;
-            let (is_over, waits) = (end == *room, *synchronous);
+        let rest = &load.bytes()[*out as usize..*room as usize];
+        let cell_bytes = outlet.cell_bytes(options).min(rest.len() as u64);
+        let is_short = cell_bytes == rest.len() as u64;
+        if !outlet.producer().has_slot()? {
+            return Ok(false);
+        }
+        let buffer = if is_short || outlet.has_own() { None } else { stock.take_buffer(pool, options)? };
+        let pushed = match buffer {
+            Some((buffer, at)) => {
+                let piece = &rest[..rest.len().min(options.ring.cell_bytes() as usize)];
+                self.lent.push(buffer);
+                outlet.push_piece(pool, (*receive, *out), (buffer, at), piece)?
+            }
+            // So no pair waits for a peer of another that takes nothing of its send buffers.
+            None => {
+                let (kind, tag) = Note::Part { receive: *receive, offset: *out }.encode();
+                let pushed = outlet.producer().try_push(kind, tag, &rest[..cell_bytes as usize])?;
+                if pushed { cell_bytes } else { 0 }
+            }
+        };
+        if pushed > 0 {
+            *out += pushed;
+            let (is_over, waits) = (*out == *room, *synchronous);
             self.granted.rotate_left(1);
             if is_over {
                 self.granted.pop_back();
@@ -259,7 +327,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
                 finish(self.sending.remove(number).load, done);
             }
         }
-        Ok(pushed)
+        Ok(pushed > 0)
     }
 
     /// The peer takes `room` bytes of a send, or has all that it takes; the error says what of it no correct endpoint writes.
@@ -298,6 +366,12 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         Ok(())
     }
 
+    /// The peer has taken what lay in a send buffer, which is free again; the error says what of it no correct endpoint writes.
+    pub(super) fn taken(&mut self, buffer: u64) -> Result<u32, &'static str> {
+        let found = self.lent.iter().position(|&lent| u64::from(lent) == buffer);
+        found.map(|index| self.lent.swap_remove(index)).ok_or("message buffer")
+    }
+
     /// Fails when the peer has left, or its process is gone. Who cannot see that now looks again.
     pub(super) fn check(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         match self.expect_alive(pool) {
@@ -311,10 +385,10 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     fn expect_alive(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         let Address { host, port, generation, .. } = self.address;
         let Some(process) = self.process else {
-            let (endpoint, process) = find(pool, self.address)?;
-            pool.close(endpoint);
-            self.process = Some(process);
-            return pool.expect_alive(&process, "message", 0);
+            let endpoint = find(pool, self.address)?;
+            pool.let_go(endpoint.object);
+            self.process = Some(endpoint.process);
+            return pool.expect_alive(&endpoint.process, "message", 0);
         };
         match pool.is_live(&endpoint_name(pool.member().job, host, port), host, generation)? {
             true => pool.expect_alive(&process, "message", 0),
@@ -343,9 +417,27 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     }
 
     /// Ends every send to the peer.
-    pub(super) fn lose(&mut self, pool: &Pool<M>, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
+    pub(super) fn lose(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        stock: &mut Stock,
+        error: &PoolError,
+        done: &mut VecDeque<Completion<B, C>>,
+    ) {
         self.broken.get_or_insert_with(|| error.clone());
+        if let Some(outlet) = &self.outlet {
+            stock.withdraw(pool, self.address);
+            if outlet.own.is_some() {
+                stock.release_ring(options);
+            }
+        }
         self.close(pool);
+        // A peer that lives may still read what was lent to it.
+        let lent = std::mem::take(&mut self.lent);
+        if matches!(error, PoolError::PeerDead { .. }) {
+            lent.into_iter().for_each(|buffer| stock.free_buffer(buffer));
+        }
         // What is taken of a send is the last that its peer waits for, and no operation of ours is left to fail.
         let ends_a_send = |control: &Control| matches!(control, Control::Grant { room: 0, .. });
         if !matches!(error, PoolError::PeerDead { .. }) && self.control.iter().any(ends_a_send) {
@@ -362,59 +454,163 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
 impl<M: Memory, B, C> PeerTraffic<M, B, C> {
     /// Lets go of the ring.
     pub(super) fn close(&mut self, pool: &Pool<M>) {
-        if let Some(Outlet { endpoint, ring, .. }) = self.outlet.take() {
-            pool.abandon(ring);
-            pool.close(endpoint);
+        if let Some(Outlet { endpoint, own, .. }) = self.outlet.take() {
+            own.into_iter().for_each(|own| pool.abandon(own.ring));
+            pool.let_go(endpoint.object);
         }
     }
 }
 
 impl<M: Memory> Outlet<M> {
-    /// Makes the ring to the peer of `endpoint`, which learns of it from the first message.
+    /// Takes a small ring to the peer of `endpoint`, which learns of it from the first message.
     fn open(
         pool: &Pool<M>,
         options: &EndpointOptions,
-        own: Address,
-        (to, wakes): (Address, Option<Bell>),
-        endpoint: Object,
+        stock: &mut Stock,
+        to: Address,
+        endpoint: HeldEndpoint,
     ) -> Result<Self, PoolError> {
-        let name = ring_name(pool.member().job, own, to);
-        let (ring, place) = match create_ring(pool, &name, options.ring) {
-            Ok(made) => made,
+        let own = stock.address;
+        let map = Map::new(pool.layout().geometry(), endpoint.object.at());
+        let place = match stock.take_block(pool, options, to, map.credits(own.host, own.port)) {
+            Ok(place) => place,
             Err(error) => {
-                pool.close(endpoint);
+                pool.let_go(endpoint.object);
                 return Err(error);
             }
         };
-        let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
-        let base = news_base(own.generation);
-        let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host, wakes));
-        Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base) })
+        let link = link(pool, to.host, wakes(pool, options, &endpoint));
+        let small = Producer::new(pool.memory().clone(), options.small_ring, place, link).of_new_ring();
+        let small = small.with_summary(map.news_word(own.host, own.port), news_base(own.generation));
+        Ok(Self {
+            endpoint,
+            small,
+            small_shape: options.small_ring,
+            own: None,
+            asks_at: options.short_talk,
+            has_asked: false,
+        })
+    }
+
+    /// The end that speaks now.
+    #[inline]
+    fn producer(&mut self) -> &mut Producer<M, Alive> {
+        match &mut self.own {
+            Some(own) if own.is_told => &mut own.producer,
+            _ => &mut self.small,
+        }
+    }
+
+    #[inline]
+    fn has_own(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.is_told)
+    }
+
+    #[inline]
+    fn cell_bytes(&self, options: &EndpointOptions) -> u64 {
+        if self.has_own() { options.ring.cell_bytes() } else { self.small_shape.cell_bytes() }
+    }
+
+    /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is long.
+    #[inline]
+    fn wants_own(&self, bytes: u64) -> bool {
+        match &self.own {
+            Some(own) => !own.is_told,
+            None => {
+                self.small.published() >= self.asks_at
+                    || !self.has_asked && bytes > self.small_shape.cell_bytes()
+            }
+        }
+    }
+
+    /// Makes a ring of its own for the pair, if there is room; else it asks again when it has talked twice as much.
+    fn grow(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        stock: &mut Stock,
+        to: Address,
+    ) -> Result<(), PoolError> {
+        if self.own.is_some() {
+            return Ok(());
+        }
+        (self.has_asked, self.asks_at) = (true, 2 * self.small.published() + options.short_talk);
+        if !stock.reserve_ring(pool, options)? {
+            return Ok(());
+        }
+        let name = ring_name(pool.member().job, stock.address, to);
+        match create_ring(pool, &name, options.ring) {
+            Ok((ring, place)) => {
+                let link = link(pool, to.host, wakes(pool, options, &self.endpoint));
+                let producer = Producer::new(pool.memory().clone(), options.ring, place, link).of_new_ring();
+                self.own = Some(OwnRing { ring, producer, is_told: false });
+                Ok(())
+            }
+            Err(error @ (PoolError::Evicted { .. } | PoolError::Memory(_))) => Err(error),
+            // The small ring goes on.
+            Err(error) => {
+                stock.release_ring(options);
+                tracing::debug!(%error, peer = ?to, "no ring of its own");
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the peer of a ring of its own, if it does not know; whether nothing is left to tell.
+    fn tell_own(&mut self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
+        let Some(own) = self.own.as_mut().filter(|own| !own.is_told) else { return Ok(true) };
+        let (kind, tag) = Note::Moved.encode();
+        if !self.small.try_push(kind, tag, &bytes_of(0, 0))? {
+            return Ok(false);
+        }
+        let map = Map::new(pool.layout().geometry(), self.endpoint.object.at());
+        let (word, base) = (map.news_word(sender.host, sender.port), news_base(sender.generation));
+        own.producer.count_in(word, base + self.small.published());
+        own.is_told = true;
+        Ok(true)
+    }
+
+    /// Whether the peer has shown itself at the ring that speaks now, or has nothing to take there.
+    fn is_met(&mut self) -> Result<bool, PoolError> {
+        match &mut self.own {
+            Some(own) if own.producer.published() > 0 => own.producer.is_met(),
+            _ => self.small.is_met(),
+        }
+    }
+
+    /// Copies a piece of a message to a send buffer and says so; returns its bytes. The small ring has a slot for it.
+    fn push_piece(
+        &mut self,
+        pool: &Pool<M>,
+        (receive, offset): (u64, u64),
+        (buffer, at): (u32, Offset),
+        piece: &[u8],
+    ) -> Result<u64, PoolError> {
+        let (memory, bytes) = (pool.memory(), piece.len() as u64);
+        memory.copy_in_nt(at, piece)?;
+        // SYNC: pairs with `Endpoint::take_piece`, once the receiver has seen the header.
+        memory.sfence();
+        let (kind, tag) = Note::Piece { receive, offset }.encode();
+        let pushed = self.small.try_push(kind, tag, &bytes_of(at.0, piece_of(buffer, bytes)))?;
+        assert!(pushed, "a slot was free");
+        Ok(bytes)
     }
 }
 
-/// The endpoint with this address, held open, and its process.
-fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process), PoolError> {
+/// Where the peer sleeps, if it does.
+fn wakes<M: Memory>(pool: &Pool<M>, options: &EndpointOptions, endpoint: &HeldEndpoint) -> Option<Bell> {
+    let process = endpoint.process;
+    options.rings_bells.then(|| pool.layout().bell(process.host, process.slot))
+}
+
+/// The endpoint with this address, held open.
+fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<HeldEndpoint, PoolError> {
     if address.realm != realm_of(pool) {
         return Err(PoolError::OtherJob { job: pool.member().job });
     }
-    let opened = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
-        Err(PoolError::NotFound { .. }) => None,
-        opened => Some(opened?),
-    };
-    let endpoint = match opened {
-        Some(endpoint) if endpoint.generation() == address.generation => endpoint,
-        other => {
-            other.into_iter().for_each(|other| pool.close(other));
-            return Err(left(pool, address, 0)?);
-        }
-    };
-    match Identity::read(pool, &endpoint, Kind::Endpoint) {
-        Ok(identity) => Ok((endpoint, identity.process)),
-        Err(error) => {
-            pool.close(endpoint);
-            Err(error)
-        }
+    match hold_endpoint(pool, (address.host, address.port), |generation| generation == address.generation) {
+        Err(PoolError::NotFound { .. }) => Err(left(pool, address, 0)?),
+        held => held,
     }
 }
 

@@ -10,6 +10,9 @@
 //! | 5 credit | 0 | bytes of eager messages that were taken, and 0, 8 bytes each |
 //! | 6 offer | the label's | bits 0..24 number of the send, bits 24..64 bytes of the message; where in the pool they lie, 8 bytes each |
 //! | 7 synchronous request | the label's | as a request; when all that was granted is where it belongs, a grant of 0 bytes says so |
+//! | 8 piece | as of a part | where in the sender's send buffers it lies; bits 0..32 its bytes, bits 32..64 number of the send buffer, 8 bytes each |
+//! | 9 taken | number of the send buffer of a piece that was copied out | 16 zeros |
+//! | 10 moved | 0 | 16 zeros; the last on a small ring: the pair goes on in a ring of its own |
 //!
 //! If it is of an eager message, a request of either sort or an offer, the kind has more bits: bits 8..16 are the label's
 //! kind, bits 16..48 its data, and bit 7 is 1 if there is data.
@@ -35,6 +38,9 @@ const PART: u64 = 4;
 const CREDIT: u64 = 5;
 const OFFER: u64 = 6;
 const SYNCHRONOUS: u64 = 7;
+const PIECE: u64 = 8;
+const TAKEN: u64 = 9;
+const MOVED: u64 = 10;
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +59,12 @@ pub(super) enum Note {
     Part { receive: u64, offset: u64 },
     /// The receiver has taken eager messages.
     Credit,
+    /// As a part, and the bytes lie in a send buffer.
+    Piece { receive: u64, offset: u64 },
+    /// The receiver has copied out what lies in this send buffer.
+    Taken { buffer: u32 },
+    /// The sender goes on in a ring that the pair has for itself.
+    Moved,
 }
 
 impl Note {
@@ -67,6 +79,9 @@ impl Note {
             Self::Grant { send } => (GRANT, send),
             Self::Part { receive, offset } => (PART, receive << OFFSET_BITS | offset),
             Self::Credit => (CREDIT, 0),
+            Self::Piece { receive, offset } => (PIECE, receive << OFFSET_BITS | offset),
+            Self::Taken { buffer } => (TAKEN, buffer.into()),
+            Self::Moved => (MOVED, 0),
         }
     }
 
@@ -82,6 +97,11 @@ impl Note {
             GRANT if kind == GRANT => Some(Self::Grant { send: tag }),
             PART if kind == PART => Some(Self::Part { receive: tag >> OFFSET_BITS, offset: tag & LONGEST }),
             CREDIT if kind == CREDIT => Some(Self::Credit),
+            PIECE if kind == PIECE => {
+                Some(Self::Piece { receive: tag >> OFFSET_BITS, offset: tag & LONGEST })
+            }
+            TAKEN if kind == TAKEN => Some(Self::Taken { buffer: u32::try_from(tag).ok()? }),
+            MOVED if kind == MOVED => Some(Self::Moved),
             _ => None,
         }
     }
@@ -113,6 +133,16 @@ pub(super) const fn offer_of(word: u64) -> (u64, u64) {
     (word & (RECEIVES as u64 - 1), word >> (64 - OFFSET_BITS))
 }
 
+/// The number of a send buffer and the bytes of the piece in it.
+pub(super) const fn piece_of(buffer: u32, bytes: u64) -> u64 {
+    (buffer as u64) << 32 | bytes
+}
+
+/// The inverse of [`piece_of`].
+pub(super) const fn buffer_of(word: u64) -> (u32, u64) {
+    ((word >> 32) as u32, word & 0xffff_ffff)
+}
+
 /// Two words as the bytes of a message.
 pub(super) fn bytes_of(low: u64, high: u64) -> [u8; INLINE] {
     (u128::from(low) | u128::from(high) << 64).to_le_bytes()
@@ -140,6 +170,9 @@ mod tests {
             Note::Grant { send: 7 },
             Note::Part { receive: RECEIVES as u64 - 1, offset: LONGEST },
             Note::Credit,
+            Note::Piece { receive: RECEIVES as u64 - 1, offset: LONGEST },
+            Note::Taken { buffer: u32::MAX },
+            Note::Moved,
         ];
         for note in notes {
             let (kind, tag) = note.encode();
@@ -152,7 +185,7 @@ mod tests {
         let data_unsaid = EAGER | 1 << DATA_BITS;
         for kind in [
             0,
-            8,
+            11,
             GRANT | HAS_DATA,
             PART | 1 << 8,
             CREDIT | HAS_DATA,
@@ -163,6 +196,7 @@ mod tests {
             assert_eq!(Note::decode(&Envelope { kind, tag: 0, bytes: 0 }), None, "{kind}");
         }
         assert_eq!(words_of(bytes_of(1, u64::MAX)), [1, u64::MAX]);
+        assert_eq!(buffer_of(piece_of(u32::MAX, 7)), (u32::MAX, 7));
         assert_eq!(offered(9, LONGEST).map(offer_of), Some((9, LONGEST)));
         assert_eq!(offered(RECEIVES as u64, 1), None);
     }

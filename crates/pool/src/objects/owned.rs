@@ -6,7 +6,7 @@
 //! # Words of an identity
 //! | word | what |
 //! |---|---|
-//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel, 7 part of a service, 8 version of a store |
+//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel, 7 part of a service, 8 version of a store, 9 blocks of an endpoint |
 //! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
 //! | 2 | incarnation of the process |
 //! | 3 | incarnation of its host |
@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     Part = 7,
     /// A version of a store.
     Version = 8,
+    /// Blocks of an endpoint, for rings to its peers.
+    Blocks = 9,
 }
 
 /// What the first line of such an object says.

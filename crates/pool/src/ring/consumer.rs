@@ -57,6 +57,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             longest: LONGEST,
             invalidated: false,
             awaited: 0,
+            keeps_credits: false,
         };
         intake.show_credits(&memory, link.wakes);
         Self { memory, intake, link, fate: Fate::default(), partial: Vec::new(), summary: None }
@@ -215,6 +216,11 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self.intake.return_credits(&self.memory, self.link.wakes);
     }
 
+    /// Returns no more credits: the producer is gone, and the credit line is another ring's from now on.
+    pub(crate) fn keep_credits(&mut self) {
+        self.intake.keeps_credits = true;
+    }
+
     /// Bytes that have come of a streamed message.
     #[cfg(feature = "hostile")]
     pub(super) fn come(&self) -> Option<u64> {
@@ -342,6 +348,8 @@ struct In {
     invalidated: bool,
     /// So many of the next slots are likely to be waited for.
     awaited: u32,
+    /// Another ring has the credit line.
+    keeps_credits: bool,
 }
 
 impl In {
@@ -586,7 +594,7 @@ impl In {
 
     #[inline(never)]
     fn return_credits<M: Memory>(&mut self, memory: &M, wakes: Option<Bell>) {
-        if self.returned_slots < self.turn.slots {
+        if self.returned_slots < self.turn.slots && !self.keeps_credits {
             (self.returned_slots, self.returned_cells) = (self.turn.slots, self.turn.cells);
             self.show_credits(memory, wakes);
         }

@@ -51,8 +51,13 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// consumer.
     #[must_use]
     pub fn with_summary(mut self, word: Offset, base: u64) -> Self {
-        self.out.summary = Some((word, base));
+        self.count_in(word, base);
         self
+    }
+
+    /// As [`Producer::with_summary`], later.
+    pub(crate) fn count_in(&mut self, word: Offset, base: u64) {
+        self.out.summary = Some((word, base));
     }
 
     /// Begins before the consumer has shown itself: nobody used the ring before, and its bytes are zeros.
@@ -73,6 +78,22 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
             looked.map_err(|flaw| self.fate.end(self.out.error(&self.link, flaw), false))?;
         }
         Ok(self.out.met || self.out.turn.slots == 0)
+    }
+
+    /// Whether a message that takes no cell has room.
+    ///
+    /// # Errors
+    /// Those of [`Producer::try_push`].
+    pub(crate) fn has_slot(&mut self) -> Result<bool, PoolError> {
+        self.fate.check()?;
+        let room = self.out.has_slot(&self.memory);
+        room.map_err(|flaw| self.fate.end(self.out.error(&self.link, flaw), false))
+    }
+
+    /// Slots that it has published.
+    #[inline(always)]
+    pub(crate) fn published(&self) -> u64 {
+        self.out.turn.slots
     }
 
     /// Writes payload of `bytes` and more past the caches, and shorter by stores and write-backs.

@@ -27,13 +27,17 @@ use crate::{Member, Pool, PoolError, PrivateMemory};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "endpoints send each other eager and long messages, and one may die";
-    let files = &["endpoint.rs", "inlet.rs", "outlet.rs", "watch.rs"];
-    vec![Suite::new("endpoint", about, endpoint).mutates(files).harmless(HARMLESS)]
+    let files = &["endpoint.rs", "inlet.rs", "place.rs", "watch.rs"];
+    let small = "endpoints on small rings alone exchange words and parts in send buffers";
+    vec![
+        Suite::new("endpoint", about, endpoint).mutates(files).harmless(HARMLESS),
+        Suite::new("endpoint-small", small, endpoint_small).mutates(&["outlet.rs", "stock.rs"]),
+    ]
 }
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "endpoints sleep until they are woken, and no message wakes them";
-    vec![Suite::new("endpoint-without-bells", about, |seed| explore(seed, false))]
+    vec![Suite::new("endpoint-without-bells", about, |seed| explore(seed, false, false))]
 }
 
 const HARMLESS: &[Harmless] = &[
@@ -41,6 +45,10 @@ const HARMLESS: &[Harmless] = &[
     harmless("endpoint/inlet.rs", "the news of a ring", Change::Weaken),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Drop),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Weaken),
+    harmless("endpoint/place.rs", "the blocks of the dead", Change::Drop),
+    harmless("endpoint/place.rs", "the blocks of the dead", Change::Weaken),
+    harmless("endpoint/place.rs", "one look at what the dead said", Change::Drop),
+    harmless("endpoint/place.rs", "one look at what the dead said", Change::Weaken),
 ];
 
 pub(super) const HOSTS: u16 = 2;
@@ -94,17 +102,36 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         processes: PROCESSES,
         names: 29,
         levels: 3,
-        chunk_bytes: 1024,
-        opens: 12,
+        chunk_bytes: 2048,
+        opens: 32,
         keepers: 1,
     };
     pool_of(geometry, CHUNKS)
 });
 
-fn options(slots: u32, rings_bells: bool) -> EndpointOptions {
-    let ring = RingShape::new(2, CELL as u32).and_then(|shape| shape.with_slots(slots)).expect("a shape");
+/// When a pair gets a ring of its own, and how many send buffers there are for those that have none.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    memory_bytes: u64,
+    short_talk: u64,
+    send_buffers: u32,
+}
+
+impl Room {
+    const ENOUGH: Self = Self { memory_bytes: u64::MAX, short_talk: 2, send_buffers: 1 };
+}
+
+fn options(slots: u32, rings_bells: bool, room: Room) -> EndpointOptions {
+    let shape = |cells| {
+        RingShape::new(cells, CELL as u32).and_then(|shape| shape.with_slots(slots)).expect("a shape")
+    };
     EndpointOptions {
-        ring,
+        ring: shape(2),
+        small_ring: shape(1),
+        first_blocks: 1,
+        short_talk: room.short_talk,
+        send_buffers: room.send_buffers,
+        memory_bytes: room.memory_bytes,
         eager_bytes: EAGER as u64,
         window_bytes: 160,
         in_place_bytes: 50,
@@ -131,7 +158,7 @@ struct Message {
 
 impl Witness {
     fn options(&self) -> EndpointOptions {
-        options(self.slots, self.rings_bells && self.sleeps.is_some())
+        options(self.slots, self.rings_bells && self.sleeps.is_some(), self.room)
     }
 }
 
@@ -167,6 +194,7 @@ struct Witness {
     addresses: RefCell<Vec<Option<Address>>>,
     /// Slots of the rings.
     slots: u32,
+    room: Room,
     /// Who dies.
     victim: Option<usize>,
     /// Whether the first endpoint leaves when it is done, and another of its process writes to the second, which stays.
@@ -202,17 +230,21 @@ impl Sleep {
 }
 
 fn endpoint(seed: u64) -> Outcome {
-    explore(seed, true)
+    explore(seed, true, false)
 }
 
-fn explore(seed: u64, rings_bells: bool) -> Outcome {
+fn endpoint_small(seed: u64) -> Outcome {
+    explore(seed, true, true)
+}
+
+fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
     let mut dice = Dice::new(seed, 9);
     let hosts: &[u16] = [&[0, 1][..], &[0, 1], &[0, 0], &[0, 1, 1]][dice.roll(4) as usize];
     let crash = dice.roll(3) == 0;
     let ends = hosts.len() as u64;
     let messages = 1 + dice.roll(6);
     // All are read in place, and their sender looks at nothing meanwhile.
-    let offers = dice.roll(4) == 0;
+    let offers = !is_small && dice.roll(4) == 0;
     let leaves = offers && !crash && dice.roll(3) == 0;
     let plan = (0..messages).map(|_| {
         let label =
@@ -239,7 +271,9 @@ fn explore(seed: u64, rings_bells: bool) -> Outcome {
             CompleteWhen::Matched,
         ];
         let until = until[dice.roll(5) as usize];
-        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged, until }
+        // A word, or more than a cell of a small ring holds.
+        let size = if is_small { SIZES[1 + 4 * dice.roll(2) as usize] } else { SIZES[dice.roll(6) as usize] };
+        Message { from, to, label, size, salt, staged: staged && !is_small, until }
     });
     let plan: Vec<_> = plan.collect();
     let writes = plan.iter().map(|_| Rc::default()).collect();
@@ -253,6 +287,14 @@ fn explore(seed: u64, rings_bells: bool) -> Outcome {
     let victim = crash.then(|| if offers { 0 } else { dice.roll(ends) as usize });
     let encore = !crash && !leaves && dice.roll(3) == 0;
     let slots = if offers { 4 } else { 2 };
+    let mut room = Room {
+        memory_bytes: [0, u64::MAX][dice.roll(2) as usize],
+        short_talk: 1 + dice.roll(4),
+        send_buffers: dice.roll(3) as u32,
+    };
+    if is_small {
+        (room.memory_bytes, room.send_buffers) = (0, 1 + room.send_buffers % 2);
+    }
     let sleeps = (dice.roll(2) == 0).then(|| match crash || encore || leaves || kernels != Kernels::Shared {
         true => Sleep::Nap,
         false => Sleep::UntilWoken,
@@ -264,6 +306,7 @@ fn explore(seed: u64, rings_bells: bool) -> Outcome {
         ways,
         addresses,
         slots,
+        room,
         victim,
         encore,
         leaves,
@@ -466,7 +509,7 @@ const ENCORE: Label = Label { kind: 2, tag: 9, data: Some(1) };
 
 /// Writes to an endpoint that stays, as one at the place of one that has left.
 fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) {
-    let mut end = End::open(Arc::clone(pool), options(2, true)).expect("a port is free");
+    let mut end = End::open(Arc::clone(pool), options(2, true, Room::ENOUGH)).expect("a port is free");
     let address = end.address();
     assert_eq!((address.host, address.port), (left.host, left.port));
     let peer = end.connect(to);
@@ -604,7 +647,8 @@ fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
         assert_eq!(pools[0].list(""), Ok(vec![]), "the dead have left something");
         expect_all_clean(&pools);
         for pool in pools {
-            let end = End::open(pool, options(2, false)).expect("whoever died is in nobody's way");
+            let end =
+                End::open(pool, options(2, false, Room::ENOUGH)).expect("whoever died is in nobody's way");
             assert_eq!(end.address().port, 0);
         }
     });
