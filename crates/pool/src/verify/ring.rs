@@ -14,6 +14,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Bell, Coherence, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use super::group::harmless;
+use super::publish::bystander;
 use crate::ring::{Consumer, INLINE, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead};
 use crate::summary::Inbox;
 use crate::wait::Patience;
@@ -244,10 +245,12 @@ impl Case {
             }
         }
         if let Some((end, crash)) = self.crash {
-            let victim = if end == End::Producer { producer } else { consumer };
+            let (host, thread) = if end == End::Producer { (0, producer) } else { (1, consumer) };
+            let with_bystander =
+                self.coherence == Coherence::HdmDb && crash == Crash::Host && mix(seed, 7).is_multiple_of(2);
+            let victim = if with_bystander { world.spawn(host, 2, bystander) } else { thread };
             if kernels == Kernels::OnePerHost && crash != Crash::Pause {
                 let told = told.clone();
-                let host = if end == End::Producer { 0 } else { 1 };
                 world.spawn_after_crash(victim, host, 3, move |_| told.borrow_mut().dead = Some(end));
             }
             match self.after {
