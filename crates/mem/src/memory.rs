@@ -55,6 +55,12 @@ impl Coherence {
         matches!(self, Self::Software | Self::HdmDb)
     }
 
+    /// Whether what another host showed may be gone at a later look: its dirty line was seen, and the host died with it.
+    #[must_use]
+    pub const fn takes_back(self) -> bool {
+        matches!(self, Self::HdmDb)
+    }
+
     /// Whether a cache may hold what another host has changed.
     #[must_use]
     pub const fn needs_invalidation(self) -> bool {
@@ -116,7 +122,7 @@ pub trait Memory: Clone {
     /// The size of the region in bytes.
     fn bytes(&self) -> u64;
 
-    /// Who keeps caches in step. Protocols never branch on it for correctness, only for speed.
+    /// Who keeps caches in step. Protocols branch on it for speed alone, but for [`Coherence::takes_back`].
     fn coherence(&self) -> Coherence;
 
     /// Whether what is timed on it is an emulated figure.

@@ -608,6 +608,7 @@ impl In {
             at,
             &[self.turn.slots, self.place.generation.into(), self.turn.cells, 0, 0, 0, 0],
         );
+        // HARMLESS(write_back -> drop) on hdm-db: the producer sees them in a cache, and those that are lost are a dead consumer's.
         memory.write_back(at, LINE);
         link::announce(memory, wakes);
     }

@@ -289,14 +289,20 @@ impl Out {
         let seen = line::read(memory, self.place.credits)?;
         self.torn = seen.is_none();
         let Some([slots, generation, cells, ..]) = seen else { return Ok(()) };
-        if generation != u64::from(self.place.generation) {
+        let own = u64::from(self.place.generation);
+        let slot_limit = slots.saturating_add(self.shape.slots());
+        let cell_limit = cells.saturating_add(self.shape.cells());
+        let is_less = slot_limit < self.slot_limit || cell_limit < self.cell_limit;
+        if self.met && (generation < own || generation == own && is_less) && memory.coherence().takes_back() {
+            // The consumer's host died with what this end had seen. Those slots were copied out, and its death ends the wait.
+            return Ok(());
+        }
+        if generation != own {
             // Before the consumer has shown itself: what one of an earlier generation left, or nothing at all.
             return if self.met { Err(RingFailure::Left) } else { Ok(()) };
         }
-        let slot_limit = slots.saturating_add(self.shape.slots());
-        let cell_limit = cells.saturating_add(self.shape.cells());
         let too_many = slots > self.turn.slots || cells > self.turn.cells;
-        if too_many || slot_limit < self.slot_limit || cell_limit < self.cell_limit {
+        if too_many || is_less {
             return Err(RingFailure::Corrupt("ring credit"));
         }
         (self.slot_limit, self.cell_limit, self.met) = (slot_limit, cell_limit, true);

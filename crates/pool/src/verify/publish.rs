@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use polder_mem::model::{Crash, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Coherence, Fault, Memory, Offset};
+use polder_mem::{Coherence, Fault, LocalWord, Memory, Offset};
 
 use crate::line;
 
@@ -45,9 +45,10 @@ fn publish(seed: u64, publish: fn(&ModelMemory, Offset, &line::Words)) -> Outcom
             publish(&memory, SEQUENCE, &[message; line::WORDS]);
         }
     });
-    world.crash(writer, Crash::Host);
+    let victim = if seed.is_multiple_of(2) { world.spawn(0, 2, bystander) } else { writer };
+    world.crash(victim, Crash::Host);
     let ended = Rc::clone(&over);
-    world.spawn_after(writer, 0, 1, move |_| ended.set(true));
+    world.spawn_after(writer, 1, 1, move |_| ended.set(true));
     world.spawn(1, 0, move |memory| {
         // One look after the end, at what is left.
         while !over.get() && look(&memory).is_ok() {
@@ -56,6 +57,11 @@ fn publish(seed: u64, publish: fn(&ModelMemory, Offset, &line::Words)) -> Outcom
         let _ = look(&memory);
     });
     world.run()
+}
+
+/// A process that the host dies with, at any step of the others: also while they wait in a fence.
+pub(super) fn bystander(memory: ModelMemory) {
+    (0..1 << 11).for_each(|_| _ = memory.local_load(LocalWord(0)));
 }
 
 /// Reads the sequence, and the payload that it announces.

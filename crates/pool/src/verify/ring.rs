@@ -14,6 +14,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Bell, Coherence, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use super::group::harmless;
+use super::publish::bystander;
 use crate::ring::{Consumer, INLINE, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead};
 use crate::summary::Inbox;
 use crate::wait::Patience;
@@ -34,13 +35,16 @@ pub(super) fn suites() -> Vec<Suite> {
     ];
     let mut suites: Vec<Suite> = suites.into_iter().map(|suite| suite.harmless(HARMLESS)).collect();
     let about = "on hdm-db, either end or its host dies, or the end stops or starts again, at any operation";
-    suites.push(Suite::new("ring-hdm-db", about, hdm_db));
+    suites.push(Suite::new("ring-hdm-db", about, hdm_db).harmless(HARMLESS_ON_HDM_DB));
     suites
 }
 
 const AHEAD: &str = "// HARMLESS(invalidate -> write_back -> drop)";
 const HARMLESS: &[Harmless] =
     &[harmless("consumer.rs", AHEAD, Change::Drop), harmless("consumer.rs", AHEAD, Change::Weaken)];
+
+const CREDITS_OF_THE_DEAD: &str = "// HARMLESS(write_back -> drop) on hdm-db";
+const HARMLESS_ON_HDM_DB: &[Harmless] = &[harmless("consumer.rs", CREDITS_OF_THE_DEAD, Change::Drop)];
 
 pub(super) use naive::canaries;
 
@@ -244,10 +248,12 @@ impl Case {
             }
         }
         if let Some((end, crash)) = self.crash {
-            let victim = if end == End::Producer { producer } else { consumer };
+            let (host, thread) = if end == End::Producer { (0, producer) } else { (1, consumer) };
+            let with_bystander =
+                self.coherence == Coherence::HdmDb && crash == Crash::Host && mix(seed, 7).is_multiple_of(2);
+            let victim = if with_bystander { world.spawn(host, 2, bystander) } else { thread };
             if kernels == Kernels::OnePerHost && crash != Crash::Pause {
                 let told = told.clone();
-                let host = if end == End::Producer { 0 } else { 1 };
                 world.spawn_after_crash(victim, host, 3, move |_| told.borrow_mut().dead = Some(end));
             }
             match self.after {
