@@ -533,7 +533,8 @@ fn a_hostile_peer_causes_errors_and_never_a_panic() {
 
 /// Endpoints of `hosts` hosts, `each` on a host, in a pool of `bytes`.
 fn job(hosts: u16, each: u16, bytes: u64, options: EndpointOptions) -> (Heap, Vec<End>) {
-    let geometry = Geometry { hosts, processes: each, ..Geometry::for_region(bytes) };
+    // Each process holds all endpoints open, with their blocks and send buffers.
+    let geometry = Geometry { hosts, processes: each, opens: 1024, ..Geometry::for_region(bytes) };
     let layout = Layout::new(&geometry, bytes).unwrap();
     let local_words = LocalLayout::new(&layout).words();
     let bells = u32::from(hosts * each);
