@@ -1,12 +1,8 @@
-//! Tells the command which commit it was built from, and the linker to keep one of equal functions.
+//! Tells the command which commit it was built from.
 
 use std::process::Command;
 
 fn main() {
-    if std::env::var("PROFILE").is_ok_and(|profile| profile == "release") {
-        // Of a generic function, the instances for several types are often the same code. rust-lld is the linker of this target.
-        println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
-    }
     let git = |words: &[&str]| {
         let output =
             Command::new("git").args(words).output().ok().filter(|output| output.status.success())?;

@@ -805,6 +805,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         }
         let memory = self.pool.memory();
         memory.invalidate(at, bytes);
+        // SYNC: pairs with `Outlet::push_piece`: its header, which was seen, came after the piece.
         memory.fence_invalidations();
         let into = &mut buffer.bytes_mut()[offset as usize..][..bytes as usize];
         if let Err(fault) = memory.copy_out(at, into) {

@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::entry::{Entry, Record, State};
 use crate::format::{Layout, Superblock, read_superblock};
-use crate::jobs::Use;
 use crate::line::{self, Words};
 use crate::membership::{HostLine, HostState, Process, ProcessState};
 use crate::name::Name;
 use crate::object::Header;
+use crate::purpose::Use;
 use crate::view::{View, Views};
 use crate::{PoolError, chunks, word};
 

@@ -25,8 +25,10 @@ pub mod membership;
 mod object;
 mod objects;
 mod pool;
+mod purpose;
 pub mod ring;
 pub mod service;
+mod shared;
 mod site;
 pub mod storage;
 #[cfg(feature = "model")]
@@ -41,7 +43,7 @@ pub use ring::summary;
 
 use allocator::{chunks, extents};
 use directory::{entry, list, opens};
-use objects::{owned, private, shared};
+use objects::{owned, private};
 use wait::watch;
 
 pub use collectives::{Buffers, Operation};

@@ -2,7 +2,7 @@
 
 pub(crate) mod owned;
 pub(crate) mod private;
-pub(crate) mod shared;
+mod together;
 
 use std::time::Duration;
 

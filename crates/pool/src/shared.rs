@@ -1,0 +1,62 @@
+//! Objects that several users in one process hold open under one announcement: a process has few announcements, and may have
+//! many endpoints that speak to the same peer.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use polder_mem::Offset;
+
+use crate::object::Object;
+
+/// What this process holds open for several users, by name and generation.
+#[derive(Debug, Default)]
+pub(crate) struct SharedObjects(Mutex<BTreeMap<(String, u64), Held>>);
+
+/// An object that is held open for so many users.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) object: Object,
+    pub(crate) users: usize,
+}
+
+/// The part of one user in an object that is held open; it is given back to [`Pool::let_go`].
+#[derive(Debug)]
+#[must_use = "an object that is not let go of is held open until the process ends"]
+pub(crate) struct SharedObject {
+    pub(crate) key: (String, u64),
+    at: Offset,
+    bytes: u64,
+}
+
+impl SharedObject {
+    pub(crate) fn name(&self) -> &str {
+        &self.key.0
+    }
+
+    pub(crate) const fn generation(&self) -> u64 {
+        self.key.1
+    }
+
+    pub(crate) const fn at(&self) -> Offset {
+        self.at
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl SharedObjects {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Held>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    /// One more user.
+    pub(crate) fn take(&mut self) -> SharedObject {
+        self.users += 1;
+        let Object { name, generation, at, bytes, .. } = &self.object;
+        SharedObject { key: (name.clone(), *generation), at: *at, bytes: *bytes }
+    }
+}
