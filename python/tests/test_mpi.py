@@ -1,5 +1,6 @@
 """A stock MPI library over the pool, through the libfabric provider and the window shim."""
 
+import contextlib
 import json
 import os
 import re
@@ -217,25 +218,37 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("size", "ranks"), [("5MiB", 4), ("9MiB", 8)])
-def test_a_pool_without_room_for_the_rings_ends_the_job_with_a_line_of_each_rank_that_fails(
+def test_a_job_goes_on_with_small_rings_where_the_pool_has_no_room_for_others(
     scratch: Path, size: str, ranks: int
 ) -> None:
-    with polder.Pool(scratch / "pool", size=size, host=3, run=scratch):
-        before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    with polder.Pool(scratch / "pool", size=size, host=3, run=scratch) as pool:
         done = mpiexec(scratch / "pool", scratch, [ranks // 2] * 2, "all_to_all.py")
-        # MPICH leaves them when a job aborts; `polder mpi run` would have removed them.
-        for file in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
-            file.unlink()
-        assert done.returncode != 0 and "is done" not in done.stdout
-        said = [line for line in done.stderr.splitlines() if line.startswith("polder: ")]
-        assert 1 <= len(said) <= ranks, done.stderr
-        full = re.compile(r"polder: the pool is full: .*; the MPI job cannot go on: end it, and start it again")
-        assert all(full.fullmatch(line) for line in said), said
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == ranks
+        assert pool.list() == []
         run: list[str | Path] = [POLDER, "mpi", "run", "-n", str(ranks), "--emulate", "2", "--pool", scratch / "pool"]
         run += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "all_to_all.py"]
         refused = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
         assert refused.returncode == 1
         assert f"is too small for the {ranks * (ranks - 1)} rings between {ranks} ranks; format" in refused.stderr
+
+
+def test_a_pool_without_room_for_small_rings_ends_the_job_with_a_line_of_each_rank_that_fails(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="16MiB", host=3, run=scratch) as pool:
+        for bits in range(23, 11, -1):
+            with contextlib.suppress(polder.PoolFullError):
+                for number in range(4):
+                    pool.create(f"/filler/{bits}/{number}", nbytes=1 << bits)
+        before = set(Path("/dev/shm").glob("mpich_shm_*"))
+        done = mpiexec(scratch / "pool", scratch, [2, 2], "all_to_all.py")
+        # MPICH leaves them when a job aborts; `polder mpi run` would have removed them.
+        for file in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+            file.unlink()
+        assert done.returncode != 0 and "is done" not in done.stdout
+        said = [line for line in done.stderr.splitlines() if line.startswith("polder: ")]
+        assert 1 <= len(said) <= 4, done.stderr
+        full = re.compile(r"polder: the pool is full: .*; the MPI job cannot go on: end it, and start it again")
+        assert all(full.fullmatch(line) for line in said), said
 
 
 def test_long_messages_that_are_looked_for_first_come_through_the_pipeline_of_mpich(scratch: Path) -> None:
