@@ -2,7 +2,7 @@
 //! many endpoints that speak to the same peer.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use polder_mem::Offset;
 
@@ -10,7 +10,7 @@ use crate::object::Object;
 
 /// What this process holds open for several users, by name and generation.
 #[derive(Debug, Default)]
-pub(crate) struct SharedObjects(Mutex<BTreeMap<(String, u64), Held>>);
+pub(crate) struct SharedObjects(pub(crate) Mutex<BTreeMap<(String, u64), Held>>);
 
 /// An object that is held open for so many users.
 #[derive(Debug)]
@@ -43,12 +43,6 @@ impl SharedObject {
 
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
-    }
-}
-
-impl SharedObjects {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Held>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -373,9 +373,9 @@ def _rows(
     if last == 0:
         yield first[0] * strides[0], (row, row), tensor
         return
-    inner = [(begin, stride) for begin, stride in zip(first, strides, strict=True)][last - 1 : last + 1]
-    at = sum(begin * stride for begin, stride in inner)
-    outer = [range(begin, begin + size) for begin, size in zip(first, shape, strict=True)][: last - 1]
+    plane = slice(last - 1, last + 1)
+    at = sum(begin * stride for begin, stride in zip(first[plane], strides[plane], strict=True))
+    outer = [range(begin, begin + size) for begin, size in zip(first[: last - 1], shape, strict=False)]
     parts = tensor.reshape(-1, shape[last - 1] * row)
     for index, part in zip(itertools.product(*outer), parts, strict=True):
         begin = at + sum(place * stride for place, stride in zip(index, strides, strict=False))

@@ -2,6 +2,7 @@
 
 use polder_mem::Memory;
 
+use crate::pool::locked;
 use crate::shared::{Held, SharedObject};
 use crate::{Pool, PoolError};
 
@@ -13,7 +14,7 @@ impl<M: Memory> Pool<M> {
     pub(crate) fn share(&self, name: &str, is_it: impl Fn(u64) -> bool) -> Result<SharedObject, PoolError> {
         let all = (name.to_owned(), 0)..=(name.to_owned(), u64::MAX);
         if let Some((_, held)) =
-            self.shared.lock().range_mut(all).find(|((_, generation), _)| is_it(*generation))
+            locked(&self.shared.0).range_mut(all).find(|((_, generation), _)| is_it(*generation))
         {
             return Ok(held.take());
         }
@@ -23,7 +24,7 @@ impl<M: Memory> Pool<M> {
             return Err(PoolError::NotFound { name: name.to_owned() });
         }
         let key = (name.to_owned(), object.generation());
-        let mut shared = self.shared.lock();
+        let mut shared = locked(&self.shared.0);
         if let Some(held) = shared.get_mut(&key) {
             // Another thread was as fast.
             let taken = held.take();
@@ -36,7 +37,7 @@ impl<M: Memory> Pool<M> {
 
     /// Gives back what [`Pool::share`] gave; the last user closes the object.
     pub(crate) fn let_go(&self, taken: SharedObject) {
-        let mut shared = self.shared.lock();
+        let mut shared = locked(&self.shared.0);
         let Some(held) = shared.get_mut(&taken.key) else { return };
         held.users -= 1;
         let last = if held.users == 0 { shared.remove(&taken.key) } else { None };

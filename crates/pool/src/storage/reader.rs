@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use polder_mem::{Fault, LINE, Memory, Offset};
 use xxhash_rust::xxh3::Xxh3;
@@ -12,6 +12,7 @@ use super::{Found, MANIFEST, Store};
 use crate::deviation::Deviation;
 use crate::list::ListedObject;
 use crate::object::Object;
+use crate::pool::locked;
 use crate::{Pool, PoolError, word};
 
 /// What is copied is summed while it is in the caches.
@@ -223,7 +224,7 @@ impl<M: Memory> Version<M> {
             self.manifest.tensors.get(name).filter(|tensor| end.is_some_and(|end| end <= tensor.bytes));
         let tensor = tensor.ok_or_else(|| not_there(name, into.len(), expected))?;
         let memory = self.pool.memory();
-        if !self.checked.lock().unwrap_or_else(PoisonError::into_inner).contains(name) {
+        if !locked(&self.checked).contains(name) {
             let mut scratch = vec![0; PIECE_BYTES.min(tensor.bytes as usize)];
             self.sum(tensor, |from, piece, hash| {
                 let piece = &mut scratch[..piece.len()];
@@ -231,7 +232,7 @@ impl<M: Memory> Version<M> {
                 hash.update(piece);
                 Ok(())
             })?;
-            self.checked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+            locked(&self.checked).insert(name.to_owned());
         }
         let mut from = self.at(tensor) + first;
         for piece in into.chunks_exact_mut(row as usize) {
