@@ -51,6 +51,8 @@ pub(crate) enum Deviation {
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.
     NobodyHasDied,
+    /// A rank takes a peer for one that stands still after some naps, though this one may only lack a CPU.
+    CountsNaps,
     /// A rank that ends a group after a death in another one does not say so.
     KeepsDeathsToItself,
 }

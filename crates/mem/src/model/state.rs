@@ -1,6 +1,7 @@
 //! One world: the machine, its threads, its clock, and the adversary that runs them.
 
 use std::panic::Location;
+use std::time::Duration;
 
 use self::adversary::Rates;
 use self::scheduler::LEAP_NS;
@@ -41,6 +42,10 @@ pub struct Shape {
     /// Software: each host has caches of its own. Coherent: only the store buffers are left. Hdm-db: caches of hosts agree, and die alone;
     /// the seed draws whether dirty lines go from host to host.
     pub coherence: Coherence,
+    /// By how much longer than asked a thread may sleep, as on a busy machine.
+    pub oversleep: Duration,
+    /// For how long a stopped thread stands still at least.
+    pub stop: Duration,
 }
 
 impl Default for Shape {
@@ -52,6 +57,8 @@ impl Default for Shape {
             bells: 8,
             kernels: Kernels::OnePerHost,
             coherence: Coherence::Software,
+            oversleep: Duration::ZERO,
+            stop: Duration::ZERO,
         }
     }
 }
@@ -285,9 +292,13 @@ impl State {
         if self.bells[bell].count != seen || until <= self.now {
             return false;
         }
+        let late = match self.shape.oversleep.as_nanos() as usize {
+            0 => 0,
+            longest => self.random.below(longest) as u64,
+        };
         let me = self.current;
         self.threads[me].bell = bell;
-        self.threads[me].until = until;
+        self.threads[me].until = until.saturating_add(late);
         self.ready &= !(1 << me);
         self.sleeping |= 1 << me;
         true

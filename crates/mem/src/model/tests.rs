@@ -575,7 +575,15 @@ mod conformance_of_the_model {
     use crate::conformance::{self, BELLS, BYTES, LOCAL_WORDS};
 
     fn small(hosts: u16, kernels: Kernels, coherence: Coherence) -> Shape {
-        Shape { hosts, bytes: BYTES, local_words: LOCAL_WORDS, bells: BELLS, kernels, coherence }
+        Shape {
+            hosts,
+            bytes: BYTES,
+            local_words: LOCAL_WORDS,
+            bells: BELLS,
+            kernels,
+            coherence,
+            ..Shape::default()
+        }
     }
 
     /// Runs `one` and, when there is one, `other` as two processes, of one host or of two.

@@ -12,12 +12,12 @@ use crate::deviation::Deviation;
 use crate::group::Group;
 
 pub(super) fn suites() -> Vec<Suite> {
-    vec![Suite::new(
-        "barrier",
-        "nobody leaves a barrier before all have entered; survivors of a crash leave or are told who died, and find it dead when they ask",
-        barrier,
-    )
-    .harmless(HARMLESS)]
+    let about = "nobody leaves a barrier before all have entered; survivors of a crash leave or are told who died, and find it dead when they ask";
+    let busy_about = "on a busy machine no rank blames one that waits and only lacks a CPU";
+    vec![
+        Suite::new("barrier", about, barrier).harmless(HARMLESS),
+        Suite::new("barrier-busy", busy_about, busy).harmless(HARMLESS_WHERE_BUSY),
+    ]
 }
 
 const HARMLESS: &[Harmless] = &[
@@ -32,15 +32,28 @@ const HARMLESS: &[Harmless] = &[
     harmless("progress.rs", "an older beat", Change::Weaken),
 ];
 
+const HARMLESS_WHERE_BUSY: &[Harmless] =
+    &[group::HARMLESS[0], group::HARMLESS[1], group::HARMLESS[4], group::HARMLESS[5], group::HARMLESS[6]];
+
 fn barrier(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 1);
     let scene = Scene::new(seed, &mut dice, 4, tiny(128), 2 * LINE);
     let scene = if dice.roll(2) == 0 { scene.with_heartbeats() } else { scene };
+    some_rounds(scene, &mut dice)
+}
+
+fn busy(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 1);
+    let scene = Scene::busy(seed, &mut dice, 4, tiny(128), 2 * LINE);
+    some_rounds(scene, &mut dice)
+}
+
+fn some_rounds(scene: Scene, dice: &mut Dice) -> Outcome {
     let rounds = 1 + dice.roll(4);
     let lines: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
     let entered = Rc::new(RefCell::new(vec![0; scene.size()]));
     let has_left = Rc::new(RefCell::new(vec![false; scene.size()]));
-    scene.run(&mut dice, 40 * rounds, move |group| {
+    scene.run(dice, 40 * rounds, move |group| {
         let ended = (1..=rounds).try_for_each(|round| one_round(group, round, &lines, &entered));
         let ended = ended.map_err(|error| ask_for_the_dead(group, error, &has_left));
         has_left.borrow_mut()[group.rank()] = true;
@@ -102,12 +115,14 @@ fn one_round(
 pub(super) fn canaries() -> Vec<Suite> {
     let about =
         "ranks of two hosts count themselves in one shared word, as with an atomic increment that is none";
+    let naps = "a rank that was stopped blames a peer that still waits and got no CPU for some naps";
     let silent = "a rank that is asked for the dead after a barrier has failed says that all live";
     vec![
         Suite::new("counting-barrier", about, counted),
         Suite::new("barrier-nobody-has-died", silent, |seed| {
             Deviation::NobodyHasDied.during(|| barrier(seed))
         }),
+        Suite::new("barrier-counts-naps", naps, |seed| Deviation::CountsNaps.during(|| busy(seed))),
     ]
 }
 

@@ -37,6 +37,7 @@ pub(super) struct Scene {
     kernels: Kernels,
     members: Vec<RankPlace>,
     options: GroupOptions,
+    crashes: &'static [Crash],
     most_victims: usize,
     /// Whether ranks are in two groups.
     has_two_groups: bool,
@@ -83,24 +84,42 @@ impl Scene {
         let count = 1 + dice.roll(ranks as u64);
         let hosts: Vec<u16> = (0..ranks).map(|_| dice.roll(count) as u16).collect();
         let kernels = if dice.roll(2) == 0 { Kernels::OnePerHost } else { Kernels::Shared };
+        let shape = Shape { hosts: count as u16, kernels, ..Shape::default() };
+        Self::on(seed, hosts, shape, &[Crash::Process, Crash::Host, Crash::Pause], options, extra)
+    }
+
+    /// A group of 2 to `most` ranks on a busy machine: each has a host and a kernel of its own, may be stopped, and gets a CPU late.
+    pub(super) fn busy(seed: u64, dice: &mut Dice, most: u64, options: GroupOptions, extra: u64) -> Self {
+        let hosts = 2 + dice.roll(most - 1) as u16;
+        let (timeout, nap) = (Duration::from_secs(1), Duration::from_millis(10));
+        let options = GroupOptions { timeout, patience: Patience { nap, ..options.patience }, ..options };
+        // Longer than some naps, and shorter than a peer may not have been seen to look.
+        let shape = Shape { hosts, oversleep: timeout / 5, stop: timeout, ..Shape::default() };
+        Self::on(seed, (0..hosts).collect(), shape, &[Crash::Pause], options, extra)
+    }
+
+    /// A group with a rank on each of `hosts`, which may meet `crashes`.
+    fn on(
+        seed: u64,
+        hosts: Vec<u16>,
+        shape: Shape,
+        crashes: &'static [Crash],
+        options: GroupOptions,
+        extra: u64,
+    ) -> Self {
+        let ranks = hosts.len();
         let stride = extent_bytes(&options) + extra;
-        let shape = Shape {
-            hosts: count as u16,
-            bytes: ranks as u64 * stride,
-            local_words: 1,
-            bells: 2 * ranks as u32,
-            kernels,
-            ..Shape::default()
-        };
+        let shape = Shape { bytes: ranks as u64 * stride, local_words: 1, bells: 2 * ranks as u32, ..shape };
         let members = members(&hosts, stride, extra);
         let world = World::new(seed, shape);
         Self {
             world,
             seed,
             hosts,
-            kernels,
+            kernels: shape.kernels,
             members,
             options,
+            crashes,
             most_victims: 1,
             has_two_groups: false,
             crashed: vec![],
@@ -159,9 +178,8 @@ impl Scene {
         within: u64,
         body: impl Fn(ModelMemory, Vec<RankPlace>, usize, GroupOptions) -> Result<(), PoolError> + Clone + 'static,
     ) -> Outcome {
-        let kinds = [Crash::Process, Crash::Host, Crash::Pause];
         let victim = dice.roll(self.size() as u64) as usize;
-        let kind = (dice.roll(2) == 0).then(|| kinds[dice.roll(3) as usize]);
+        let kind = (dice.roll(2) == 0).then(|| self.crashes[dice.roll(self.crashes.len() as u64) as usize]);
         self.crashed = kind.map(|kind| (victim, kind)).into_iter().collect();
         if let (Some(kind), 2) = (kind, self.most_victims)
             && dice.roll(3) == 0

@@ -174,6 +174,7 @@ pub(super) fn shape_of(layout: &Layout, kernels: Kernels, coherence: Coherence) 
         bells: u32::from(hosts * processes),
         kernels,
         coherence,
+        ..Shape::default()
     }
 }
 

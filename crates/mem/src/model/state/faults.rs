@@ -15,7 +15,8 @@ impl State {
             self.ready &= !(1 << me);
             self.stopped |= 1 << me;
             // From nothing to some minutes.
-            self.threads[me].until = self.now + self.random.magnitude(38);
+            let length = self.random.magnitude(38).max(self.shape.stop.as_nanos() as u64);
+            self.threads[me].until = self.now + length;
             return false;
         }
         for thread in 0..self.threads.len() {
