@@ -51,7 +51,7 @@ pub(crate) enum Deviation {
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.
     NobodyHasDied,
-    /// A rank takes a peer for one that stands still after some naps, though this one may only lack a CPU.
+    /// A rank that was stopped judges its peers at once, and by some naps, in which a peer may lack a CPU.
     CountsNaps,
     /// A rank that ends a group after a death in another one does not say so.
     KeepsDeathsToItself,

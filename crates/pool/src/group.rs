@@ -151,6 +151,8 @@ pub struct Group<M: Memory> {
     own: RefCell<Progress>,
     /// Whether we have come further than we have said.
     owes: Cell<bool>,
+    /// Since when this rank looks at what it waits for without a gap, and when it last did.
+    looks: Cell<[Nanos; 2]>,
     options: GroupOptions,
     /// The number of the current or last operation.
     sequence: u64,
@@ -221,6 +223,7 @@ impl<M: Memory> Group<M> {
             pulses,
             own: RefCell::default(),
             owes: Cell::new(false),
+            looks: Cell::default(),
             options,
             sequence: 0,
             operation: Signature::default(),
@@ -506,8 +509,9 @@ impl<M: Memory> Group<M> {
             self.publish();
         }
         let looks = Cell::new(0);
+        self.looks.set([self.memory.now(); 2]);
         let mut deadline = self.memory.now() + self.options.timeout;
-        let latest = deadline + self.options.timeout;
+        let mut latest = deadline + self.options.timeout;
         loop {
             let came = wait::until(
                 &self.memory,
@@ -520,7 +524,11 @@ impl<M: Memory> Group<M> {
                     others().try_for_each(|(other, want)| self.expect_there(other, want))
                 },
             )?;
-            if came.is_some() || self.late(rank, want, latest)? {
+            // A rank that stood still has seen too little of its peers to judge them.
+            let has_stood_still = self.is_recent(self.looks_since()) && !Deviation::CountsNaps.is_on();
+            if came.is_none() && has_stood_still {
+                latest = self.memory.now() + self.options.timeout;
+            } else if came.is_some() || self.late(rank, want, latest)? {
                 return Ok(());
             }
             deadline = latest.min(self.memory.now() + self.recent() * 2);
@@ -532,8 +540,7 @@ impl<M: Memory> Group<M> {
     fn look(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
         if self.is_remote(rank) {
             progress::forget(&self.memory, self.members[rank].at);
-            // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: an older line means another look. `barrier-busy`
-            // needs the fence: there looks are few, and a rank that sees older lines in them gives up.
+            // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: an older line means another look.
             self.memory.fence_invalidations();
         }
         self.glance(rank, want)
@@ -575,6 +582,7 @@ impl<M: Memory> Group<M> {
     /// Asked before each further sleep: may we still hope for `rank`?
     fn still_there(&self, rank: usize, want: u64, looks: &Cell<u64>) -> Result<(), Failure> {
         looks.set(looks.get() + 1);
+        self.looks_since();
         self.own.borrow_mut().wait_for(rank, want, looks.get());
         self.publish();
         if self.interrupt.as_ref().is_some_and(|asked| asked()) {
@@ -659,6 +667,9 @@ impl<M: Memory> Group<M> {
 
     /// Whether everybody should be able to see that `rank` has come to `want`.
     fn has_come(&self, rank: usize, want: u64) -> bool {
+        if rank == self.rank {
+            return self.own.borrow().mark() >= want;
+        }
         self.standings.get(rank).is_some_and(|standing| standing.mark() >= want)
             && !self.is_torn(rank)
             && self.alive(rank).is_ok()
@@ -672,6 +683,14 @@ impl<M: Memory> Group<M> {
     /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
     fn still_looks(&self, rank: usize) -> bool {
         self.is_recent(self.standings[rank].looked())
+    }
+
+    /// Notes that this rank looks, and returns since when it does so without a gap.
+    fn looks_since(&self) -> Nanos {
+        let (now, [since, last]) = (self.memory.now(), self.looks.get());
+        let since = if self.is_recent(last) { since } else { now };
+        self.looks.set([since, now]);
+        since
     }
 
     /// Whether `rank` looks for us, whom it has not seen come: then it was us who stood still.

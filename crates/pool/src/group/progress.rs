@@ -69,6 +69,10 @@ impl Progress {
         (self.words[3], self.words[4]) = (0, 0);
     }
 
+    pub(crate) fn mark(&self) -> u64 {
+        self.words[0]
+    }
+
     pub(crate) fn set_own(&mut self, own: Own) {
         [self.words[5], self.words[6]] = own;
     }
