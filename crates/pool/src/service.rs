@@ -278,7 +278,9 @@ impl<M: Memory> Parts<M> {
             while queue.is_open() && queue.next().line() == line {
                 let at = queue.next();
                 let corrupt = |what| Failure::Corrupt(at, what);
-                let Some(shard) = place::decode(self.memory.load(at)?, self.step).map_err(corrupt)? else {
+                let word = self.memory.load(at)?;
+                let Some(shard) = place::decode(word, self.step, self.memory.coherence()).map_err(corrupt)?
+                else {
                     break;
                 };
                 if !take(*index, shard).map_err(corrupt)? {

@@ -362,7 +362,8 @@ impl<M: Memory> Client<M> {
             self.parts.refresh(std::iter::once(queue), entries * 8);
             let mut pushed = false;
             for entry in 0..entries {
-                pushed |= place::decode(memory.load(queue.word(entry))?, *step) == Ok(Some(shard));
+                let word = memory.load(queue.word(entry))?;
+                pushed |= place::decode(word, *step, memory.coherence()) == Ok(Some(shard));
             }
             if !pushed {
                 return Ok(Some(client));

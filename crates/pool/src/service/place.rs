@@ -27,7 +27,7 @@
 //! A checked word: bits 0..24 the shard, bits 24..56 the step, from 1. Word `i` is the `i`-th shard that was pushed in its step, or
 //! summed.
 
-use polder_mem::{LINE, Offset};
+use polder_mem::{Coherence, LINE, Offset};
 use polder_schedule::Exchange;
 
 use crate::word;
@@ -44,12 +44,14 @@ pub(super) fn encode(step: u32, shard: u32) -> u64 {
 }
 
 /// The shard that a word of `step` says; nothing when it is still one of the step before.
-pub(super) fn decode(word: u64, step: u32) -> Result<Option<u32>, &'static str> {
+pub(super) fn decode(word: u64, step: u32, coherence: Coherence) -> Result<Option<u32>, &'static str> {
     let said = word::open(word).ok_or("entry of a service's queue")?;
     let shard = (said & ((1 << SHARD_BITS) - 1)) as u32;
-    match (said >> SHARD_BITS) as u32 {
-        said if said == step => Ok(Some(shard)),
-        said if said.checked_add(1) == Some(step) => Ok(None),
+    match step.checked_sub((said >> SHARD_BITS) as u32) {
+        Some(0) => Ok(Some(shard)),
+        Some(1) => Ok(None),
+        // The writer's host died with what this process had seen: its death ends the wait.
+        Some(_) if coherence.takes_back() => Ok(None),
         _ => Err("step of a service's queue"),
     }
 }
@@ -184,11 +186,16 @@ mod tests {
 
     #[test]
     fn a_word_says_its_shard_in_its_own_step_alone() {
-        assert_eq!(decode(0, 1), Ok(None), "nothing was ever pushed");
-        assert_eq!(decode(encode(7, 5), 7), Ok(Some(5)));
-        assert_eq!(decode(encode(6, 5), 7), Ok(None));
-        for strange in [encode(5, 5), encode(8, 5), encode(u32::MAX, 5), encode(7, 5) ^ 1, 0] {
-            assert!(decode(strange, 7).is_err(), "{strange:#x}");
+        for coherence in Coherence::ALL {
+            let decode = |word| decode(word, 7, coherence);
+            assert_eq!(super::decode(0, 1, coherence), Ok(None), "nothing was ever pushed");
+            assert_eq!(decode(encode(7, 5)), Ok(Some(5)));
+            assert_eq!(decode(encode(6, 5)), Ok(None));
+            let taken_back = [encode(5, 5), 0];
+            assert!(taken_back.iter().all(|&word| decode(word).is_ok() == coherence.takes_back()));
+            for strange in [encode(8, 5), encode(u32::MAX, 5), encode(7, 5) ^ 1] {
+                assert!(decode(strange).is_err(), "{strange:#x}");
+            }
         }
     }
 }
