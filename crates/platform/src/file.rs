@@ -158,17 +158,23 @@ pub enum Folder {
     Prices,
 }
 
-static DATA: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data");
+// Each folder by itself: what lies beside them in `data` is read by scripts and tests alone.
+static PLATFORMS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/platforms");
+static MODELS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/models");
+static PUBLISHED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/published");
+static FABRICS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/fabrics");
+static FIGURES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/figures");
+static PRICES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/prices");
 
 impl Folder {
-    const fn name(self) -> &'static str {
+    const fn files(self) -> &'static Dir<'static> {
         match self {
-            Self::Platforms => "platforms",
-            Self::Models => "models",
-            Self::Published => "published",
-            Self::Fabrics => "fabrics",
-            Self::Figures => "figures",
-            Self::Prices => "prices",
+            Self::Platforms => &PLATFORMS,
+            Self::Models => &MODELS,
+            Self::Published => &PUBLISHED,
+            Self::Fabrics => &FABRICS,
+            Self::Figures => &FIGURES,
+            Self::Prices => &PRICES,
         }
     }
 
@@ -187,8 +193,7 @@ impl Folder {
 /// The names of what lies in a folder, sorted.
 #[must_use]
 pub fn names(folder: Folder) -> Vec<&'static str> {
-    let files = DATA.get_dir(folder.name()).into_iter().flat_map(Dir::files);
-    let names = files.filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
+    let names = folder.files().files().filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
     names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -197,7 +202,7 @@ pub fn names(folder: Folder) -> Vec<&'static str> {
 /// # Errors
 /// When there is no such file, with the names that there are.
 pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
-    let known = DATA.get_file(format!("{}/{name}.toml", folder.name()));
+    let known = folder.files().get_file(format!("{name}.toml"));
     if let Some(text) = known.and_then(|file| file.contents_utf8()) {
         return Ok(text.into());
     }
