@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use include_dir::{Dir, include_dir};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+use serde_path_to_error::Track;
 use toml::{Table, Value};
 
 /// What is wrong with a data file: which file, which key, what was expected.
@@ -193,7 +194,8 @@ impl Folder {
 /// The names of what lies in a folder, sorted.
 #[must_use]
 pub fn names(folder: Folder) -> Vec<&'static str> {
-    let names = folder.files().files().filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
+    let names =
+        folder.files().files().filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
     names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -301,10 +303,17 @@ fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
 /// When it cannot be read, is no TOML, or says what no `T` has.
 pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataError> {
     let table = whole(folder, name, &mut vec![])?;
-    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
-        let key = error.path().to_string();
+    let mut track = Track::new();
+    let value = serde_path_to_error::Deserializer::new(Value::Table(table), &mut track);
+    // Erased, because each `T` would have code of its own for each kind of value otherwise.
+    let mut erased = <dyn erased_serde::Deserializer<'_>>::erase(value);
+    let read = T::deserialize(&mut erased as &mut dyn erased_serde::Deserializer<'_>);
+    read.map_err(|error| {
+        let key = track.path().to_string();
         let key = if key == "." { "" } else { &key };
-        DataError::new(name, key, in_words(error.inner().message()))
+        let message = error.to_string();
+        // TOML has added each key on a line of its own.
+        DataError::new(name, key, in_words(message.split("\nin `").next().unwrap_or_default()))
     })
 }
 
