@@ -149,7 +149,7 @@ fuzz: FOR = 5min
 fuzz: setup
 	@scripts/fuzz.sh $(FOR)
 
-# Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
+# Every benchmark beside its peers, into data/measured and the pages; wants a machine that does nothing else.
 bench: dev torch mpi .venv/.bench
 	.venv/bin/python scripts/benchmarks.py
 .venv/.bench: pyproject.toml | machine

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every benchmark, or those that are named, and writes their rows into docs/benchmarks.md: what `make bench` does.
+"""Runs every benchmark, or those that are named, into data/measured, and fills the pages: `make bench`.
 
-All words of the pages stand in the pages: this writes a section's lines from "Measured on".
-The tables of docs/status.md and the figures of README.md are taken from that page; `--tables` writes only them.
+A file of data/measured has the run in its first line, then the rows as `polder-dev bench NAME --json` prints them.
+All words and headings stand in the pages; `--tables` only fills them.
 """
 
 import datetime
@@ -12,239 +12,115 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-POLDER_DEV = ROOT / ".cache/dev/polder-dev"
-BENCHES = ["lines", "ring", "collectives", "torch", "mpi", "plan", "pages", "sync", "snapshot", "weights", "objects"]
-BENCHES += ["ranks", "figure 5", "figure 6", "figure 7", "figure 8"]
+MEASURED = ROOT / "data/measured"
+PAGES = ["README.md", "docs/benchmarks.md", "docs/status.md"]
 MPICH = ".cache/mpich/bin/mpiexec"
 SIZES = "1B,64B,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB"
+SWEEP = f"mpi --mpi {MPICH} --figure {{}} --sizes {SIZES} --plot docs/figure{{}}.svg"
+# What `polder-dev bench` gets for each file of data/measured.
+BENCHES = {name: name for name in ["lines", "ring", "collectives", "torch", "plan", "pages", "sync", "snapshot"]}
+BENCHES |= {name: name for name in ["weights", "objects", "ranks"]}
+BENCHES |= {"mpi": f"mpi --mpi {MPICH},.venv/bin/mpiexec"}
+BENCHES |= {f"figure{number}": SWEEP.format(number, number) for number in range(5, 9)}
+# A cell of the figures of cMPI: its size, its ranks, and over which pool.
+CELL = re.compile(r"figure \d .* (\d+ (?:B|KiB|MiB)) (\d+) procs (coherent|software) mpich( with shim)?")
 # Beyond it a ratio is no measure of Polder: the peer waited for a core.
 ABSURD = 50
-# The pages that take tables and figures from the page of benchmarks.
-FRONTS = ["README.md", "docs/status.md"]
-# Names of peers in that page, and those that are libraries of others.
+# Names of peers in the rows, and those that are libraries of others.
 PEERS = {"openmpi": "Open MPI", "gloo": "gloo", "tcp": "the library over TCP", "shm": "the library's shared memory"}
-HEAD = ["case", "metric", "median", "low", "high", "unit", "kind", "peer", "peer's", "ratio"]
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
 
 
 def main() -> int:
-    """Runs the benchmarks that are named, or all; the sections of others stay."""
-    page = ROOT / "docs/benchmarks.md"
+    """Runs the benchmarks that are named, or all, and fills the pages."""
     for name in [] if sys.argv[1:] == ["--tables"] else sys.argv[1:] or BENCHES:
-        before, after = page.read_text().split(f"## {name}\n", 1)
-        words = re.split(r"^Measured on |^## ", after, maxsplit=1, flags=re.MULTILINE)[0].strip()
-        rest = after.partition("\n## ")[1:]
-        page.write_text("".join([before, f"## {name}\n\n{words}\n\n{section(name)}".rstrip(), "\n", *rest]))
-        write_tables(page)
-    write_tables(page)
+        measure(name)
+    runs, rows = measured()
+    for page in (ROOT / name for name in PAGES):
+        page.write_text(filled(page.read_text(), runs, rows))
     return 0
 
 
-def write_tables(page: Path) -> None:
-    """Takes the tables and figures of the other pages from the page of all benchmarks."""
-    for other in (ROOT / name for name in FRONTS):
-        other.write_text(with_tables(other.read_text(), page.read_text()))
+def measure(name: str) -> None:
+    """Runs a benchmark into its file."""
+    command = f"polder-dev bench {BENCHES[name]}"
+    print(command, file=sys.stderr)
+    words = [str(ROOT / ".cache/dev/polder-dev"), *command.split()[1:], "--json"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    today = datetime.date.today().isoformat()
+    run = {"bench": name, "machine": machine(), "date": today, "commit": commit(), "command": command}
+    (MEASURED / f"{name}.jsonl").write_text(json.dumps(run) + "\n" + done.stdout)
 
 
-def section(name: str) -> str:
-    """What a benchmark prints, when and where."""
-    words = ["bench", name]
-    file = name.replace(" ", "") + ".svg"
-    if name == "mpi":
-        words += ["--mpi", f"{MPICH},.venv/bin/mpiexec"]
-    elif name.startswith("figure"):
-        words = [
-            "bench",
-            "mpi",
-            "--mpi",
-            MPICH,
-            "--figure",
-            name.split()[1],
-            "--sizes",
-            SIZES,
-            "--plot",
-            f"docs/{file}",
-        ]
-    print(f"polder-dev {' '.join(words)}", file=sys.stderr)
-    done = subprocess.run([str(POLDER_DEV), *words, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    run = f"{datetime.date.today().isoformat()}, {commit()}: `polder-dev {' '.join(words)}`"
-    what = f"Measured on {machine()}, {run}\n"
-    return "\n".join([what, *(sweep(rows) if name.startswith("figure") else [table(rows)])])
+def measured() -> tuple[dict[str, Row], Rows]:
+    """The run and the rows of each benchmark."""
+    runs: dict[str, Row] = {}
+    rows: Rows = {}
+    for file in sorted(MEASURED.glob("*.jsonl")):
+        runs[file.stem], *rows[file.stem] = (json.loads(line) for line in file.read_text().splitlines())
+    return runs, rows
 
 
-def sweep(rows: list[dict[str, Any]]) -> list[str]:
-    """A table for each way: a line a size, a column for each number of ranks; then what was published."""
-    said = re.compile(r"figure \d .* (\d+ (?:B|KiB|MiB)) (\d+) procs (coherent|software) mpich( with shim)?")
-    ways: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
-        if match := said.fullmatch(row["case"]):
-            size, ranks, pool, shim = match.groups()
-            cell = f"{short(row['value'])} ({times(row['ratio'])})"
-            ways.setdefault(pool + (shim or ""), {}).setdefault(size, {})[ranks] = cell
-    parts: list[str] = []
-    for way, sizes in sorted(ways.items(), reverse=True):
-        ranks = list(next(iter(sizes.values())))
-        lines = [f"| {way} | {' | '.join(f'{count} ranks' for count in ranks)} |", "|---" * (len(ranks) + 1) + "|"]
-        lines += [f"| {size} | {' | '.join(cells[count] for count in ranks)} |" for size, cells in sizes.items()]
-        parts.append("\n".join(lines) + "\n")
-    published = [row for row in rows if row["kind"] == "published"]
-    return [*parts, table(published)]
+def filled(page: str, runs: dict[str, Row], rows: Rows) -> str:
+    """A page, with its tables and figures taken anew.
 
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line a row."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    for row in rows:
-        figures = [short(row[key]) for key in ("value", "low", "high")]
-        peer = [row.get("peer", ""), short(row.get("peer_value")), times(row.get("ratio"))]
-        cells = [row["case"], row["metric"], *figures, row["unit"], row["kind"], *peer]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def with_tables(front: str, page: str) -> str:
-    """A page, with the tables and figures between its markers taken anew from the page of all benchmarks.
-
-    A table stands between ``<!-- benchmarks NAME -->`` and ``<!-- end of NAME -->``. A figure stands between
-    ``<!-- of NAME -->`` and ``<!-- . -->``. Its name is a count of `counts`, or a case, with ``/ PEER`` for its peer's.
+    A table is headed ``<!-- benchmarks NAME -->``, and its first two lines are the page's. A figure stands between
+    ``<!-- of NAME -->`` and ``<!-- . -->``. It is one of `counts`, a run, or a case, with ``/ PEER`` for its peer's.
     """
-    rows, dates = read(page)
-    for name, lines in {
-        "all-reduce": all_reduce(rows["collectives"]),
-        "lost": lost(rows),
-        "torch": through_torch(rows["torch"]),
-        "mpi": mpi(rows["mpi"]),
-        "floor": floor(rows["ring"] + rows["mpi"]),
-    }.items():
-        begin, end = f"<!-- benchmarks {name} -->\n", f"<!-- end of {name} -->"
-        if begin in front:
-            head, rest = front.split(begin)
-            _, tail = rest.split(end)
-            front = "".join([head, begin, "\n".join(lines), "\n", end, tail])
-    figures = {"dates": dates, **counts(rows, page)}
-    for row in (row for section in rows.values() for row in section):
-        # Of several metrics the first counts.
-        figures.setdefault(row["case"], figure(row["value"], row["unit"]))
-        figures.setdefault(f"{row['case']} / {row['peer']}", figure(row["theirs"], row["unit"]) if row["peer"] else "")
+
+    def table(mark: re.Match[str]) -> str:
+        way, _, name = mark[2].rpartition(" of ")
+        lines = TABLES[way or name](rows[name] if way else rows, way)
+        return mark[1] + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+    page = re.sub(r"(<!-- benchmarks (.*) -->\n\|.*\n\|.*\n)(?:\|.*\n)*", table, page)
+    figures = figures_of(runs, rows)
     return re.sub(
-        r"<!-- of (.*?) -->.*?<!-- \. -->", lambda mark: f"<!-- of {mark[1]} -->{figures[mark[1]]}<!-- . -->", front
+        r"<!-- of (.*?) -->.*?<!-- \. -->", lambda mark: f"<!-- of {mark[1]} -->{figures[mark[1]]}<!-- . -->", page
     )
 
 
-def figure(value: str, unit: str) -> str:
-    """A figure with its unit, such as 1.34 ms."""
-    if unit == "us" and number(value) >= 1000:
-        return f"{number(value) / 1000:.3g} ms"
-    return value + ("%" if unit == "%" else f" {unit}")
+def figures_of(runs: dict[str, Row], rows: Rows) -> dict[str, str]:
+    """What can stand in a line of a page, by its name."""
+    dates = sorted({runs[name]["date"] for name in ("collectives", "torch", "mpi", "ring")})
+    figures = {"dates": " and ".join(dates), **counts(rows)}
+    figures |= {
+        f"run of {name}": "{machine}, {date}, commit {commit}: `{command}`".format(**run) for name, run in runs.items()
+    }
+    for row in (row for some in rows.values() for row in some):
+        # Of several metrics the first counts.
+        figures.setdefault(row["case"], figure(row["value"], row["unit"]))
+        if "peer_value" in row:
+            figures.setdefault(f"{row['case']} / {row['peer']}", figure(row["peer_value"], row["unit"]))
+    return figures
 
 
-def counts(rows: dict[str, list[dict[str, str]]], page: str) -> dict[str, str]:
+def counts(rows: Rows) -> dict[str, str]:
     """How many rows and cells there are beside other libraries, and how many of them Polder loses."""
-    beside = [row for name in ("collectives", "torch", "mpi") for row in rows[name] if row["peer"] in PEERS]
-    worse = [row for row in beside if number(row["ratio"]) < 1]
-    # Those of the figures of cMPI, beside TCP.
-    cells = [number(cell) for cell in re.findall(r" \(([\d.,]+)(?: †)?\) \|", page)]
-    slower = sum(ratio < 1 for ratio in cells)
-    found = {"rows": len(beside) + len(cells), "rows lost": len(worse) + slower, "cells lost": slower}
+    beside = [row for name in ("collectives", "torch", "mpi") for row in rows[name] if row.get("peer") in PEERS]
+    cells = [row for number in range(5, 9) for row in rows[f"figure{number}"] if CELL.fullmatch(row["case"])]
+    worse, slower = ([row for row in some if row["ratio"] < 1] for some in (beside, cells))
+    found = {"rows": len(beside + cells), "rows lost": len(worse + slower), "cells lost": len(slower)}
     found |= {f"rows lost to {peer}": sum(row["peer"] == peer for row in worse) for peer in PEERS}
     for peer in ("gloo", "openmpi"):
-        ratios = [number(row["ratio"]) for row in rows["torch"] if row["peer"] == peer]
+        ratios = [row["ratio"] for row in rows["torch"] if row["peer"] == peer]
         found |= {f"torch ahead of {peer}": sum(ratio >= 1 for ratio in ratios), f"torch beside {peer}": len(ratios)}
     found["all-reduces lost"] = sum(row["peer"] == "openmpi" for row in rows["collectives"] if row in worse)
     return {name: f"{count:,}" for name, count in found.items()}
 
 
-def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
-    """The rows of each section, as they are printed, and the dates of their runs."""
-    sections: dict[str, list[dict[str, str]]] = {}
-    for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
-        lines = [line.split("|")[1:-1] for line in part.splitlines() if line[:1] == "|"]
-        cells = [[cell.strip().removesuffix(" †") for cell in line] for line in lines]
-        keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
-        rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
-        sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
-    days = sorted(
-        set(re.findall(r", (\d{4}-\d\d-\d\d), [^`]*: `polder-dev bench (?:collectives|torch|mpi|ring)\b", page))
-    )
-    return sections, " and ".join(days)
-
-
-def number(text: str) -> float:
-    """A figure as it is printed."""
-    return float(text.replace(",", "") or "nan")
-
-
-def beside(row: dict[str, str]) -> str:
-    """A figure, its peer's, and how many times better it is; one that lost its core is marked."""
-    mark = "†" if number(row["ratio"]) > ABSURD else ""
-    return "{value} {unit} | {theirs} {unit}{mark} | {ratio}{mark}".format(**row, mark=mark)
-
-
-def all_reduce(rows: list[dict[str, str]]) -> list[str]:
-    """A line a size and number of processes: what each kind of pool takes, and its peers."""
-    kinds = ["coherent staged", "coherent in-pool", "software staged", "software in-pool"]
-    lines = ["| processes | size | " + " | ".join(kinds) + " | gloo | Open MPI |", "|---" * 8 + "|"]
-    for procs in ("2", "4"):
-        for size in ("4 KiB", "1 MiB", "16 MiB", "128 MiB"):
-            prefix = f"all-reduce {size} {procs} procs "
-            found = {(row["case"].removeprefix(prefix), row["peer"]): row for row in rows}
-            own = [found[kind, "openmpi"] for kind in kinds]
-            peers = [found["gloo", ""], found["openmpi", ""]]
-            slow = number(peers[0]["value"]) > ABSURD * min(number(row["value"]) for row in own)
-            cells = [f"{row['value']} us ({row['ratio']})" for row in own]
-            cells += [f"{peers[0]['value']} us{'†' if slow else ''}", f"{peers[1]['value']} us"]
-            lines.append(f"| {procs} | {size} | {' | '.join(cells)} |")
-    return lines
-
-
-def lost(rows: dict[str, list[dict[str, str]]]) -> list[str]:
-    """Every row in which a peer library is faster, the worst first; for the all-reduce those against Open MPI."""
-    worse = [row for row in rows["collectives"] if row["peer"] == "openmpi" and number(row["ratio"]) < 1]
-    worse += [row for row in rows["mpi"] if row["peer"] in ("tcp", "shm") and number(row["ratio"]) < 1]
-    lines = ["| case | peer | Polder | peer takes | ratio |", "|---" * 5 + "|"]
-    for row in sorted(worse, key=lambda row: number(row["ratio"])):
-        lines.append(f"| {row['case']} | {PEERS[row['peer']]} | {beside(row)} |")
-    return lines
-
-
-def through_torch(rows: list[dict[str, str]]) -> list[str]:
-    """A line an operation: how many rows there are, in how many Polder is ahead of each peer, and its worst ratio."""
-    lines = ["| operation | rows | ahead of gloo | worst | ahead of Open MPI | worst |", "|---" * 6 + "|"]
-    of = {row["case"]: re.sub(r" \d+ [KM]iB .*", "", row["case"]) for row in rows}
-    for operation in dict.fromkeys(of.values()):
-        cells = [operation]
-        for peer in ("gloo", "openmpi"):
-            ratios = [number(row["ratio"]) for row in rows if row["peer"] == peer and of[row["case"]] == operation]
-            ahead = sum(ratio >= 1 for ratio in ratios)
-            if peer == "gloo":
-                cells.append(str(len(ratios)))
-            cells += [str(ahead), f"{min(ratios):.3g}"] if ratios else ["no peer", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def mpi(rows: list[dict[str, str]]) -> list[str]:
-    """Small messages, streams and puts of both libraries over a software-coherent pool."""
-    lines = ["| library | case | Polder | TCP | times better |", "|---" * 5 + "|"]
-    for library, title in (("mpich", "MPICH"), ("openmpi", "Open MPI")):
-        for row in rows:
-            match = re.fullmatch(rf"(.*) 2 procs software {library}( with shim)?", row["case"])
-            if match and row["peer"] in ("tcp", ""):
-                shim = ", with the window shim" if match[2] else ", without the shim" if "put" in match[1] else ""
-                cells = beside(row) if row["peer"] else f"{row['value']} {row['unit']} | not measured |"
-                lines.append(f"| {title} | {match[1]}{shim} | {cells} |")
-    return lines
-
-
-def floor(rows: list[dict[str, str]]) -> list[str]:
-    """Round trips and long streams beside the least code that moves the same bytes."""
-    rows = [row for row in rows if row["peer"] == "floor" and row["case"].startswith(("round trip", "stream 1 MiB"))]
-    lines = ["| case | Polder | floor | share of the floor |", "|---" * 4 + "|"]
-    return lines + [f"| {row['case']} | {beside(row)} |" for row in rows]
+def figure(value: float, unit: str) -> str:
+    """A figure with its unit, such as 1.34 ms."""
+    if unit == "us" and value >= 1000:
+        return f"{value / 1000:.3g} ms"
+    return short(value) + ("%" if unit == "%" else f" {unit}")
 
 
 def short(value: float | None) -> str:
@@ -254,15 +130,109 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def mark(ratio: float | None) -> str:
+    """What marks a row of which the peer lost its core."""
+    return "†" if ratio is not None and ratio > ABSURD else ""
+
+
 def times(ratio: float | None) -> str:
     """A ratio, marked where it is none of speeds."""
-    return short(ratio) + (" †" if ratio is not None and ratio > ABSURD else "")
+    return f"{short(ratio)} {mark(ratio)}".rstrip()
+
+
+def beside(row: Row) -> list[str]:
+    """A figure, its peer's, and how many times better it is."""
+    own, theirs = (f"{short(row[key])} {row['unit']}" for key in ("value", "peer_value"))
+    return [own, theirs + mark(row["ratio"]), short(row["ratio"]) + mark(row["ratio"])]
+
+
+def each(rows: list[Row], _: str) -> list[list[str]]:
+    """A line a row, without the cells of a figure."""
+    lines: list[list[str]] = []
+    for row in rows:
+        if not CELL.fullmatch(row["case"]):
+            figures = [short(row[key]) for key in ("value", "low", "high")]
+            peer = [row.get("peer", ""), short(row.get("peer_value")), times(row.get("ratio"))]
+            lines.append([row["case"], row["metric"], *figures, row["unit"], row["kind"], *peer])
+    return lines
+
+
+def sweep(rows: list[Row], way: str) -> list[list[str]]:
+    """A line a size, a column for each number of ranks."""
+    sizes: dict[str, list[str]] = {}
+    for row in rows:
+        cell = CELL.fullmatch(row["case"])
+        if cell and cell[3] + (cell[4] or "") == way:
+            sizes.setdefault(cell[1], [cell[1]]).append(f"{short(row['value'])} ({times(row['ratio'])})")
+    return list(sizes.values())
+
+
+def all_reduce(rows: Rows, _: str) -> list[list[str]]:
+    """A line a size and number of processes: what each kind of pool takes, and its peers."""
+    kinds = ["coherent staged", "coherent in-pool", "software staged", "software in-pool"]
+    lines: list[list[str]] = []
+    for procs in ("2", "4"):
+        for size in ("4 KiB", "1 MiB", "16 MiB", "128 MiB"):
+            prefix = f"all-reduce {size} {procs} procs "
+            found = {(row["case"].removeprefix(prefix), row.get("peer")): row for row in rows["collectives"]}
+            own = [found[kind, "openmpi"] for kind in kinds]
+            gloo, openmpi = (found[peer, None]["value"] for peer in ("gloo", "openmpi"))
+            away = mark(gloo / min(row["value"] for row in own))
+            cells = [f"{short(row['value'])} us ({short(row['ratio'])})" for row in own]
+            lines.append([procs, size, *cells, f"{short(gloo)} us{away}", f"{short(openmpi)} us"])
+    return lines
+
+
+def lost(rows: Rows, _: str) -> list[list[str]]:
+    """Every row in which a peer library is faster, the worst first; for the all-reduce those against Open MPI."""
+    worse = [row for row in rows["collectives"] if row.get("peer") == "openmpi" and row["ratio"] < 1]
+    worse += [row for row in rows["mpi"] if row.get("peer") in ("tcp", "shm") and row["ratio"] < 1]
+    return [[row["case"], PEERS[row["peer"]], *beside(row)] for row in sorted(worse, key=lambda row: row["ratio"])]
+
+
+def through_torch(rows: Rows, _: str) -> list[list[str]]:
+    """A line an operation: how many rows there are, in how many Polder is ahead of each peer, and its worst ratio."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for row in rows["torch"]:
+        operation = re.sub(r" \d+ [KM]iB .*", "", row["case"])
+        ratios.setdefault(operation, {"gloo": [], "openmpi": []})[row["peer"]].append(row["ratio"])
+    lines: list[list[str]] = []
+    for operation, peers in ratios.items():
+        ahead = [[str(sum(ratio >= 1 for ratio in some)), short(min(some))] for some in peers.values()]
+        lines.append([operation, str(len(peers["gloo"])), *ahead[0], *ahead[1]])
+    return lines
+
+
+def mpi(rows: Rows, _: str) -> list[list[str]]:
+    """Small messages, streams and puts of both libraries over a software-coherent pool."""
+    lines: list[list[str]] = []
+    for library, title in (("mpich", "MPICH"), ("openmpi", "Open MPI")):
+        for row in rows["mpi"]:
+            match = re.fullmatch(rf"(.*) 2 procs software {library}( with shim)?", row["case"])
+            if match and row.get("peer", "tcp") == "tcp":
+                shim = ", with the window shim" if match[2] else ", without the shim" if "put" in match[1] else ""
+                cells = beside(row) if "peer" in row else [f"{short(row['value'])} {row['unit']}", "not measured", ""]
+                lines.append([title, match[1] + shim, *cells])
+    return lines
+
+
+def floor(rows: Rows, _: str) -> list[list[str]]:
+    """Round trips and long streams beside the least code that moves the same bytes."""
+    near = [row for row in rows["ring"] + rows["mpi"] if row.get("peer") == "floor"]
+    return [[row["case"], *beside(row)] for row in near if row["case"].startswith(("round trip", "stream 1 MiB"))]
+
+
+TABLES: dict[str, Callable[[Any, str], list[list[str]]]] = {
+    "rows": each,
+    **{way: sweep for way in ("coherent", "software", "coherent with shim", "software with shim")},
+    **{"all-reduce": all_reduce, "lost": lost, "torch": through_torch, "mpi": mpi, "floor": floor},
+}
 
 
 def commit() -> str:
     """The commit that is measured."""
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return f"commit {git.stdout.strip()}" if git.returncode == 0 else "of no commit"
+    return git.stdout.strip() if git.returncode == 0 else "unknown"
 
 
 def machine() -> str:

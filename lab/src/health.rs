@@ -93,7 +93,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
     let index = Service::start("/index", 32, 1)?;
     let web = Service::start("/web", 32, 32)?;
     let all = [&batch, &index, &web];
-    let found = settings(&all)?;
+    let before = settings(&all)?;
     change_policy(POLICY)?;
     let mut agent = Agent::start()?;
     let round = await_round(&mut agent, |round| {
@@ -137,7 +137,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
         .check(Path::new(INSTANCE).exists(), "the agent has a tracing instance (the control of the next)")?;
     agent.end(Signal::KILL)?;
     polder(&["agent", "restore", "--journal", JOURNAL])?;
-    let is_as_found = !Path::new(INSTANCE).exists() && settings(&all)? == found;
+    let is_as_found = !Path::new(INSTANCE).exists() && settings(&all)? == before;
     checks
         .check(is_as_found, "after kill -9 and a restore it is gone, and every setting in effect as found")?;
     Ok(checks.0)

@@ -93,22 +93,24 @@ fn moved(checks: &mut Checks) -> Result<(), Failed> {
 
 fn refused(checks: &mut Checks) -> Result<(), Failed> {
     let mut range = Range::new(512 * MIB).map_err(text)?;
-    let said = range.bind(0, MIB, 2);
-    checks
-        .check(matches!(said, Err(TierError::NoNode { node: 2 })), "a node that is not there is refused")?;
-    let said = range.bind(0, 512 * MIB, 1);
-    println!("  {}", said.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    let refusal = range.bind(0, MIB, 2);
     checks.check(
-        matches!(said, Err(TierError::TooSmall { node: 1, .. })) && numa_maps(&range)?.is_empty(),
+        matches!(refusal, Err(TierError::NoNode { node: 2 })),
+        "a node that is not there is refused",
+    )?;
+    let refusal = range.bind(0, 512 * MIB, 1);
+    println!("  {}", refusal.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    checks.check(
+        matches!(refusal, Err(TierError::TooSmall { node: 1, .. })) && numa_maps(&range)?.is_empty(),
         "twice the slow node is refused before a page is touched, and the process lives",
     )?;
     std::fs::create_dir_all(CGROUP).map_err(|error| format!("{CGROUP}: {error}"))?;
     write(&format!("{CGROUP}/cpuset.mems"), "0")?;
     write(&format!("{CGROUP}/cgroup.procs"), "0")?;
-    let said = range.bind(0, MIB, 1);
+    let refusal = range.bind(0, MIB, 1);
     write("/sys/fs/cgroup/cgroup.procs", "0")?;
-    println!("  {}", said.as_ref().err().map(ToString::to_string).unwrap_or_default());
-    let is_named = matches!(&said, Err(TierError::NotAllowed { node: 1, allowed }) if allowed == &[0]);
+    println!("  {}", refusal.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    let is_named = matches!(&refusal, Err(TierError::NotAllowed { node: 1, allowed }) if allowed == &[0]);
     checks.check(is_named, "a node that the cpuset leaves out is refused by that name")?;
     range.bind(0, MIB, 1).map_err(text)?;
     checks.check(

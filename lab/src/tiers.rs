@@ -93,7 +93,7 @@ pub(crate) fn run(is_slow: bool) -> Result<u32, Failed> {
     let both = [&cache, &web];
     let mut checks = Checks::default();
     show("before", &both)?;
-    let found = settings(&both)?;
+    let before = settings(&both)?;
 
     without_agent(&web, &mut checks)?;
     conformance(&mut checks)?;
@@ -111,21 +111,21 @@ pub(crate) fn run(is_slow: bool) -> Result<u32, Failed> {
     checks
         .check(said.contains("(/run/policy.toml line "), "polder agent explain names a line of the policy")?;
     checks
-        .check(settings(&both)? != found, "the agent changed settings (the control of the checks below)")?;
+        .check(settings(&both)? != before, "the agent changed settings (the control of the checks below)")?;
     agent.end(Signal::TERM)?;
-    checks.check(settings(&both)? == found, "after a stop every setting is in effect as found")?;
+    checks.check(settings(&both)? == before, "after a stop every setting is in effect as found")?;
 
     let mut agent = Agent::start()?;
     agent.round()?;
     agent.end(Signal::KILL)?;
     checks.check(
-        settings(&both)? != found,
+        settings(&both)? != before,
         "after kill -9 settings are left changed (the control of the next)",
     )?;
     let status = Command::new("/bin/polder").args(["agent", "restore", "--journal", JOURNAL]).status();
     checks.check(status.is_ok_and(|status| status.success()), "polder agent restore ends well")?;
     checks.check(
-        settings(&both)? == found,
+        settings(&both)? == before,
         "after kill -9 and a restore every setting is in effect as found",
     )?;
     let said = polder(&["agent", "replay", RECORD])?;
@@ -141,7 +141,7 @@ pub(crate) fn run(is_slow: bool) -> Result<u32, Failed> {
         }
     };
     let both = [&cache, &web];
-    change_often(&both, &found, &mut checks)?;
+    change_often(&both, &before, &mut checks)?;
     show("after", &both)?;
     drop((cache, web));
     if !is_before(6, 19)? {

@@ -71,6 +71,14 @@ def test_the_installed_planner_gives_the_digits_of_the_build(user: User) -> None
     assert user.run("env/bin/polder", *question) == user.run(ROOT / "target/release/polder", *question)
 
 
+def test_a_check_without_torch_says_what_to_install(user: User) -> None:
+    command = [user.folder / "env/bin/polder", "offload", "check", "train.py"]
+    ended = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    remedy = f"{user.folder}/env/bin/python -m pip install torch"
+    assert ended.returncode == 1
+    assert ended.stderr == f"polder: a check needs PyTorch, which is not installed; {remedy}\n"
+
+
 def test_two_emulated_hosts_send_messages_with_the_wheel_of_mpich(user: User) -> None:
     both = f"{user.folder}/env/bin:/usr/bin:/bin"
     user.run("env/bin/mpicc", ROOT / "examples/hello.c", "-o", "hello", path=both)

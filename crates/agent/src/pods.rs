@@ -59,9 +59,9 @@ impl Pods {
 
     /// Pods that a selector selects, or why there is none.
     pub(crate) fn select(&self, selector: &Selector) -> Result<Vec<&Pod>, String> {
-        let found: Vec<&Pod> = self.list.iter().filter(|pod| pod.is_selected(selector)).collect();
-        if !found.is_empty() {
-            return Ok(found);
+        let selected: Vec<&Pod> = self.list.iter().filter(|pod| pod.is_selected(selector)).collect();
+        if !selected.is_empty() {
+            return Ok(selected);
         }
         let of_namespace = |pod: &&Pod| selector.namespace.as_ref().is_none_or(|name| *name == pod.namespace);
         let pods = || self.list.iter().filter(of_namespace);

@@ -487,12 +487,12 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
     let file = file.into_inner();
     let key = |key: &str| format!("service.{name}.{key}");
     let tier_line = at.line_of(&file.tier);
-    let said = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
+    let refused = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
     if name.is_empty() || name.chars().any(char::is_control) {
-        let said = format!(
+        let problem = format!(
             "line {tier_line}: a service is named {name:?}; expected a name without control characters"
         );
-        return Err(PolicyError(said));
+        return Err(PolicyError(problem));
     }
     if let Some(namespace) = file.namespace.as_ref().filter(|_| file.label.is_none()) {
         return Err(at.wrong(&key("namespace"), namespace, "of use without label"));
@@ -508,7 +508,7 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
             let wrong = || at.wrong(&key("label"), label, wanted("label"));
             // Pods are named behind it.
             if name.contains('/') {
-                return Err(said("the name of a service with a label has no \"/\"".to_owned()));
+                return Err(refused("the name of a service with a label has no \"/\"".to_owned()));
             }
             Place::Pods(selector.ok_or_else(wrong)?)
         }
@@ -524,7 +524,7 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
         _ => {
             let expected =
                 "expected one of cgroup = \"/PATH\", unit = \"NAME.service\" or label = \"KEY=VALUE\"";
-            return Err(said(expected.to_owned()));
+            return Err(refused(expected.to_owned()));
         }
     };
     let low = at.share(&key("local_low"), file.local_low.as_ref(), 0.0)?;
@@ -539,13 +539,15 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
     };
     let is_bounded = file.local_low.is_some() || file.local_high.is_some();
     if is_bounded && rule != TierRule::OptIn {
-        return Err(said(
+        return Err(refused(
             "local_low and local_high apply to tier = \"opt-in\" alone; leave them out".to_owned(),
         ));
     }
     let slow_cache = file.page_cache.as_ref().is_some_and(|cache| *cache.get_ref() == FileCache::Slow);
     if slow_cache && rule == TierRule::OptOut {
-        return Err(said("page_cache = \"slow\" contradicts tier = \"opt-out\"; leave one out".to_owned()));
+        return Err(refused(
+            "page_cache = \"slow\" contradicts tier = \"opt-out\"; leave one out".to_owned(),
+        ));
     }
     let local = is_bounded.then_some(LocalBounds { low, high });
     let keys = [

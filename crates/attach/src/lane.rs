@@ -210,7 +210,7 @@ impl Lane {
             *lock(&self.shared.stop) = true;
         }
         if let Some(worker) = lock(&self.worker).take() {
-            // A panic of the worker has been told to whoever waited for its ticket.
+            // A panic of the worker has been told to the thread that waited for its ticket.
             drop(worker.join());
         }
         let runner = lock(&self.shared.runner).take();

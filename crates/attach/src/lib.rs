@@ -4,6 +4,11 @@
 //! The memory under a pool is chosen here, at run time ([`session::AnyPool`]).
 #![forbid(unsafe_code)]
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "pools need x86-64: a put past the caches leaves the words beside it alone there (docs/memory-model.md, \"Another CPU\")"
+);
+
 pub mod job_pool;
 pub mod lane;
 pub mod messages;

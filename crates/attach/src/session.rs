@@ -268,7 +268,7 @@ impl Session {
             None => open_memory(path, settings.coherence.unwrap_or_default())?,
             #[cfg(not(feature = "shadow"))]
             Some(wrap) => match *wrap {},
-            // A shadow keeps its own copies, whoever keeps the region behind them coherent.
+            // A shadow keeps its own copies, whatever keeps the region behind them coherent.
             #[cfg(feature = "shadow")]
             Some(wrap) if wrap.shadow => wrapped(AnyMemory::new(pool_at(path)?), wrap),
             #[cfg(feature = "shadow")]

@@ -149,7 +149,7 @@ fn those_who_share_a_lock_hold_it_together_and_in_turn_with_others() {
     assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(false));
     ranks[0].unlock(2);
     assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(false));
-    // Whoever comes later waits behind it, also to share.
+    // A process that comes later waits behind it, also to share.
     assert_eq!(ranks[0].try_lock(2, Access::Shared), Ok(false));
     ranks[1].unlock(2);
     assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(true));

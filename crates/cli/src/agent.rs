@@ -217,9 +217,9 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         out.stdout.say(restored_lines(&restored))?;
     }
     drop(out.stderr.end(GRACE));
-    let said = out.stdout.end(GRACE);
+    let ended = out.stdout.end(GRACE);
     // First why it ended: what it restored may find no reader either.
-    outcome.and(said)?;
+    outcome.and(ended)?;
     Ok(ExitCode::SUCCESS)
 }
 

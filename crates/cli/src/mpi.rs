@@ -148,9 +148,9 @@ impl Choice {
 ///
 /// # Errors
 /// When it is not there.
-pub fn provider(said: Option<&Path>) -> Result<PathBuf, Failure> {
+pub fn provider(named: Option<&Path>) -> Result<PathBuf, Failure> {
     const FILE: &str = "libpolder-fi.so";
-    let folder = match said {
+    let folder = match named {
         Some(folder) => std::path::absolute(folder)?,
         None => {
             let command = polder_measure::polder()?;

@@ -1,7 +1,7 @@
 //! `polder offload`: what a training script keeps in memory, and what would place it.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueHint};
@@ -35,7 +35,9 @@ pub(crate) struct CheckArguments {
 
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     let Command::Check(CheckArguments { platform, json, script, arguments }) = command;
-    let mut child = std::process::Command::new(python()?);
+    let python = python()?;
+    expect_torch(&python)?;
+    let mut child = std::process::Command::new(python);
     child.args(["-P", "-m", "polder.offload.check"]);
     if let Some(platform) = platform {
         child.arg("--platform").arg(platform);
@@ -53,5 +55,18 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         (None, signal) => {
             Err(Failure(format!("{}: ended by signal {}", script.display(), signal.unwrap_or_default())))
         }
+    }
+}
+
+/// Finds out before the check, which is a module of Python, that it can be imported.
+fn expect_torch(python: &Path) -> Result<(), Failure> {
+    let is_there = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)";
+    let ended = std::process::Command::new(python).args(["-P", "-c", is_there]).status()?;
+    match ended.success() {
+        true => Ok(()),
+        false => Err(Failure(format!(
+            "a check needs PyTorch, which is not installed; {} -m pip install torch",
+            python.display()
+        ))),
     }
 }

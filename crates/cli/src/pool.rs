@@ -246,8 +246,8 @@ fn look(path: &Path, settings: &Settings) -> Result<Inspection, Failure> {
 }
 
 fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<ExitCode, Failure> {
-    let found = look(path, settings)?;
-    for object in found.objects.iter().filter(|object| object.name.starts_with(prefix)) {
+    let report = look(path, settings)?;
+    for object in report.objects.iter().filter(|object| object.name.starts_with(prefix)) {
         match json {
             true => println!("{}", serde_json::to_string(object)?),
             false => println!(
@@ -259,7 +259,7 @@ fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<Ex
             ),
         }
     }
-    Ok(damage(&found.stat))
+    Ok(damage(&report.stat))
 }
 
 /// Says on stderr that there is more than what was printed; what is damaged is no success.
@@ -272,7 +272,7 @@ fn damage(stat: &PoolStat) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Between two views at least: reading a pool is work for whoever else uses its memory.
+/// Between two views at least: reading a pool is work for all else that uses its memory.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 fn stat(
@@ -444,7 +444,7 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
 
 fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
-    // Whoever may write a folder could have put a link there: what is lost is what was named.
+    // Any user that may write a folder could have put a link there: what is lost is what was named.
     if !memory.region().is_at(path)? {
         let leads = path.canonicalize()?;
         return Err(Failure(format!("{} is a link to {}; name that", path.display(), leads.display())));

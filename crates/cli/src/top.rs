@@ -147,7 +147,7 @@ fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -
         lines.push(format!("{}: no parameter service", shown(path)));
     }
     for service in services {
-        let lives = |it: &&SumStat| it.takes_part && (!is_here(it.host) || runs(it.pid));
+        let lives = |member: &&SumStat| member.takes_part && (!is_here(member.host) || runs(member.pid));
         let living = service.proxies.iter().filter(lives).count();
         lines.push(format!(
             "{}: plan {}, {} of {} proxies alive",
@@ -156,30 +156,30 @@ fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -
             living,
             service.proxies.len()
         ));
-        for it in &service.workers {
-            let share = 100.0 * it.proxied_bytes as f64 / it.total_bytes.max(1) as f64;
+        for member in &service.workers {
+            let share = 100.0 * member.proxied_bytes as f64 / member.total_bytes.max(1) as f64;
             let threshold =
-                if it.threshold_bytes == 0 { "none".to_owned() } else { size(it.threshold_bytes) };
+                if member.threshold_bytes == 0 { "none".to_owned() } else { size(member.threshold_bytes) };
             lines.push(format!(
                 "  worker {} host {} pid {}: {} steps, blocked {:.2} ms, m {} ({share:.0}%), threshold {threshold}",
-                it.rank,
-                it.host,
-                it.pid,
-                it.steps,
-                it.blocked_ns as f64 / 1e6,
-                size(it.proxied_bytes)
+                member.rank,
+                member.host,
+                member.pid,
+                member.steps,
+                member.blocked_ns as f64 / 1e6,
+                size(member.proxied_bytes)
             ));
         }
-        for it in &service.proxies {
-            let state = if lives(&it) { "alive" } else { "gone" };
+        for member in &service.proxies {
+            let state = if lives(&member) { "alive" } else { "gone" };
             lines.push(format!(
                 "  proxy {} host {} pid {}: {state}, {} steps, {} shards, {} of sums",
-                it.proxy,
-                it.host,
-                it.pid,
-                it.steps,
-                it.shards,
-                size(it.bytes)
+                member.proxy,
+                member.host,
+                member.pid,
+                member.steps,
+                member.shards,
+                size(member.bytes)
             ));
         }
     }

@@ -77,11 +77,11 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     assert!(answer("/").starts_with("HTTP/1.0 404"));
 
     let state: PathBuf = root.join("agent.state");
-    let said = polder(&["agent", "explain", "s0", "--state"], &state);
-    let why = text(&said.stdout);
+    let output = polder(&["agent", "explain", "s0", "--state"], &state);
+    let why = text(&output.stdout);
     assert!(why.contains("it is over local_high") && why.contains("policy.toml line 6)"), "{why}");
-    let said = text(&polder(&["agent", "explain", "nobody", "--state"], &state).stderr);
-    assert!(said.contains("has no service \"nobody\"; it has s0, s1, s2"), "{said}");
+    let output = text(&polder(&["agent", "explain", "nobody", "--state"], &state).stderr);
+    assert!(output.contains("has no service \"nobody\"; it has s0, s1, s2"), "{output}");
     let table = polder(&["top", "--once", "--state"], &state);
     assert!(text(&table.stdout).contains("it is over local_high"), "{}", text(&table.stderr));
     let second = agent(root, &[]).output().unwrap();
@@ -111,8 +111,8 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     running.out.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
     assert!(running.program.0.wait().unwrap().success());
-    let said = polder(&["agent", "replay"], &root.join("record.jsonl"));
-    assert!(text(&said.stdout).contains("decided as recorded"), "{}", text(&said.stdout));
+    let output = polder(&["agent", "replay"], &root.join("record.jsonl"));
+    assert!(text(&output.stdout).contains("decided as recorded"), "{}", text(&output.stdout));
 }
 
 #[test]
@@ -130,9 +130,9 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
     // As `polder agent run --json | head -1`.
     drop(out);
     let ended = child.wait_with_output().unwrap();
-    let said = text(&ended.stderr);
-    assert!(!ended.status.success() && said.contains("Broken pipe"), "{}: {said}", ended.status);
-    assert_eq!(demotion(), "false", "{said}");
+    let output = text(&ended.stderr);
+    assert!(!ended.status.success() && output.contains("Broken pipe"), "{}: {output}", ended.status);
+    assert_eq!(demotion(), "false", "{output}");
     assert!(!root.join("agent.journal").exists());
 }
 
@@ -211,11 +211,14 @@ fn an_agent_that_can_open_no_file_any_more_restores_its_settings() {
     let limit = Rlimit { current: (0..).find(|number| !held.contains(number)), maximum: Some(4096) };
     let pid = rustix::process::Pid::from_raw(i32::try_from(running.program.0.id()).unwrap());
     prlimit(pid, Resource::Nofile, limit).unwrap();
-    let mut said = String::new();
-    running.program.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!running.program.0.wait().unwrap().success() && said.contains("Too many open files"), "{said}");
-    assert_eq!(demotion(root), "false", "{said}");
-    assert!(!root.join("agent.journal").exists(), "{said}");
+    let mut output = String::new();
+    running.program.0.stderr.take().unwrap().read_to_string(&mut output).unwrap();
+    assert!(
+        !running.program.0.wait().unwrap().success() && output.contains("Too many open files"),
+        "{output}"
+    );
+    assert_eq!(demotion(root), "false", "{output}");
+    assert!(!root.join("agent.journal").exists(), "{output}");
 }
 
 #[test]
@@ -265,8 +268,8 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         text(&command.output().unwrap().stdout)
     };
     let unknown = "the slow tier's bandwidth is not known (HMAT): the first round moves 32.0 MiB at most";
-    let said = check(root);
-    assert!(said.contains(unknown) && !said.contains("to move"), "{said}");
+    let output = check(root);
+    assert!(output.contains(unknown) && !output.contains("to move"), "{output}");
     for access in ["read", "write"] {
         put(
             root,
@@ -275,16 +278,16 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         );
     }
     put(root, "policy.toml", &policy(2, "2s"));
-    let said = check(root);
+    let output = check(root);
     for part in [
         "at most 1.9 GiB a round of 2 s, each way: 10% of the slow tier's 9.3 GiB/s, or what the kernel moves in that time",
         "  s0: ",
         " to move, done in ",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(output.contains(part), "{part}: {output}");
     }
     put(root, "policy.toml", &format!("step = \"4MiB\"\n{}", policy(2, "2s")));
-    assert!(check(root).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"), "{said}");
+    assert!(check(root).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"), "{output}");
     // A machine with one tier: the policy is good all the same.
     fs::remove_dir_all(root.join("sys/devices/virtual/memory_tiering")).unwrap();
     put(root, "/sys/devices/system/node/has_memory", "0\n");
@@ -296,13 +299,13 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         .arg(root.join("policy.toml"))
         .output()
         .unwrap();
-    let (said, warned) = (text(&check.stdout), text(&check.stderr));
-    assert!(check.status.success(), "{said} {warned}");
+    let (output, warned) = (text(&check.stdout), text(&check.stderr));
+    assert!(check.status.success(), "{output} {warned}");
     assert!(
-        said.contains(
+        output.contains(
             "note: the policy is good, and was not tried here: this machine has one tier of memory"
         ),
-        "{said}"
+        "{output}"
     );
     assert!(warned.contains("warning: ") && warned.contains("write \"/x\""), "{warned}");
     let doctor = text(&polder(&["doctor", "--root"], root).stdout);
@@ -322,17 +325,17 @@ fn a_damaged_journal_is_kept_and_named_by_a_start_and_by_doctor() {
     let damaged = fs::read_to_string(&journal).unwrap().replacen("numa_balancing", "numa_balancinG", 1);
     fs::write(&journal, &damaged).unwrap();
     let started = agent(root, &["--rounds", "1"]).output().unwrap();
-    let said = text(&started.stderr);
-    assert!(!started.status.success() && said.contains("line 2 is damaged: its checksum"), "{said}");
+    let output = text(&started.stderr);
+    assert!(!started.status.success() && output.contains("line 2 is damaged: its checksum"), "{output}");
     assert_eq!(
         (fs::read_to_string(&journal).unwrap(), demotion(root)),
         (damaged.clone(), "false".to_owned())
     );
     let doctor = polder(&["doctor", "--journal", "/agent.journal", "--root"], root);
-    let said = text(&doctor.stdout);
+    let output = text(&doctor.stdout);
     assert!(
-        !doctor.status.success() && said.contains("PROBLEM: journal: /agent.journal: line 2 is damaged"),
-        "{said}"
+        !doctor.status.success() && output.contains("PROBLEM: journal: /agent.journal: line 2 is damaged"),
+        "{output}"
     );
     assert_eq!(fs::read_to_string(&journal).unwrap(), damaged);
 }

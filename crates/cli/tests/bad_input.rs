@@ -210,7 +210,7 @@ fn metadata_that_is_damaged_at_any_bit_is_found_and_harms_nothing_else() {
 
 /// Whatever is damaged, a host that did not write it goes on.
 fn use_another_host(made: &Made, name: &str) {
-    // Whoever waits for a damaged line to become whole waits in vain.
+    // A process that waits for a damaged line to become whole waits in vain.
     let timeout = Some(TimeSpan(Duration::from_millis(2)));
     let session = Session::open(&Settings { timeout, ..made.settings(2) }).unwrap();
     {
@@ -395,10 +395,11 @@ fn the_id_of_a_boot_that_stands_still_is_refused_until_somebody_says_that_it_is_
     // Once more is no harm.
     for _ in 0..2 {
         let mut evict = Command::new(env!("CARGO_BIN_EXE_polder"));
-        let said = evict.args(["pool", "evict", "3", "--fenced", "--pool"]).arg(&made.path).output().unwrap();
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        let said = String::from_utf8(said.stdout).unwrap();
-        assert!(said.contains("host 3 is out") && said.contains("fenced 3"), "{said}");
+        let output =
+            evict.args(["pool", "evict", "3", "--fenced", "--pool"]).arg(&made.path).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = String::from_utf8(output.stdout).unwrap();
+        assert!(output.contains("host 3 is out") && output.contains("fenced 3"), "{output}");
     }
     let next = made.session(3);
     assert!(matches!(stopped.beat(), Err(PoolError::Evicted { host: 3, .. })));

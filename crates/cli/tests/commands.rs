@@ -381,15 +381,18 @@ fn the_litmus_tests_run_between_two_processes_also_in_what_a_run_that_was_killed
     alone.wait().unwrap();
     for ended in [role(0), role(1)].map(|child| child.wait_with_output().unwrap()) {
         // Hosts of one kernel share coherent caches: no control shows a stale read, so that the run proves nothing.
-        let said = String::from_utf8(ended.stdout).unwrap();
-        assert_eq!(ended.status.code(), Some(3), "{said}");
+        let output = String::from_utf8(ended.stdout).unwrap();
+        assert_eq!(ended.status.code(), Some(3), "{output}");
         assert!(
-            said.contains("\nINCONCLUSIVE: message passing: 2 right in 40 rounds, 0 forbidden"),
-            "{said}"
+            output.contains("\nINCONCLUSIVE: message passing: 2 right in 40 rounds, 0 forbidden"),
+            "{output}"
         );
-        let end = said.lines().last().unwrap();
-        assert!(end.starts_with("INCONCLUSIVE: nothing forbidden was seen, but controls were not"), "{said}");
-        assert!(end.contains("(520 rounds, ") && end.ends_with(" s)"), "{said}");
+        let end = output.lines().last().unwrap();
+        assert!(
+            end.starts_with("INCONCLUSIVE: nothing forbidden was seen, but controls were not"),
+            "{output}"
+        );
+        assert!(end.contains("(520 rounds, ") && end.ends_with(" s)"), "{output}");
     }
     assert_eq!(desk.say("pool list"), "");
 }
@@ -406,13 +409,13 @@ fn the_litmus_tests_of_hosts_that_miss_flushes_show_the_controls_of_stale_reads(
     // On a busy machine one role may be over before the other begins, round after round.
     for _ in 0..20 {
         let ended = [role(0), role(1)].map(|child| child.wait_with_output().unwrap());
-        let said = ended.map(|ended| {
+        let output = ended.map(|ended| {
             assert!(matches!(ended.status.code(), Some(0 | 3)), "{ended:?}");
             String::from_utf8(ended.stdout).unwrap()
         });
         let right = "message passing: 2 right in 400 rounds, 0 forbidden outcomes; ";
-        assert!(said.iter().all(|said| said.contains(right)), "{said:?}");
-        if said.iter().all(|said| said.contains(&format!("\nPASS: {right}"))) {
+        assert!(output.iter().all(|output| output.contains(right)), "{output:?}");
+        if output.iter().all(|output| output.contains(&format!("\nPASS: {right}"))) {
             return;
         }
     }
@@ -559,9 +562,9 @@ fn a_command_whose_output_cannot_be_written_says_so_in_one_line() {
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let ended = desk.command(arguments).stdout(full).output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
+        let output = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(
-            said, "polder: cannot write to stdout: No space left on device (os error 28)\n",
+            output, "polder: cannot write to stdout: No space left on device (os error 28)\n",
             "{arguments}"
         );
         assert_eq!(ended.status.code(), Some(1), "{arguments}");

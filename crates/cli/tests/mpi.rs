@@ -374,8 +374,8 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
     let [sleeper, mpiexec, pool, tally] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
     running.0.kill().unwrap();
     // The guard closes it when it has done all.
-    let said = std::io::read_to_string(running.0.stderr.take().unwrap()).unwrap();
-    assert!(said.contains("was killed; its ranks are ended"), "{said}");
+    let output = std::io::read_to_string(running.0.stderr.take().unwrap()).unwrap();
+    assert!(output.contains("was killed; its ranks are ended"), "{output}");
     for pid in [sleeper, mpiexec] {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         assert!(stat.is_empty() || stat.contains(") Z"), "{pid} runs: {stat}");

@@ -150,13 +150,13 @@ fn choose(all: Vec<Suite>, kind: &str, names: &[String]) -> Result<Vec<Suite>, F
     }
     let mut chosen = Vec::new();
     for name in names {
-        let found: Vec<_> =
+        let matching: Vec<_> =
             all.iter().filter(|suite| suite.name.starts_with(name.as_str())).cloned().collect();
-        if found.is_empty() {
+        if matching.is_empty() {
             let known: Vec<_> = all.iter().map(|suite| suite.name).collect();
             return Err(Failure(format!("no {kind} begins with {name:?}; there are {}", known.join(", "))));
         }
-        chosen.extend(found);
+        chosen.extend(matching);
     }
     Ok(chosen)
 }
@@ -200,11 +200,11 @@ fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
     let judged = suite.mutants(&explorer);
     bar.finish_and_clear();
     match judged {
-        Ok(found) if arguments.json => {
-            for it @ Mutant { schedules, caught_at, .. } in &found {
+        Ok(mutants) if arguments.json => {
+            for mutant @ Mutant { schedules, caught_at, .. } in &mutants {
                 println!(
                     "{}",
-                    json!({ "suite": suite.name, "mutant": it.to_string(), "schedules": schedules, "caught_at": caught_at })
+                    json!({ "suite": suite.name, "mutant": mutant.to_string(), "schedules": schedules, "caught_at": caught_at })
                 );
             }
             true
@@ -213,15 +213,15 @@ fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
             println!("{}", json!({ "suite": suite.name, "survived": table.to_string() }));
             false
         }
-        Ok(found) => {
-            let caught = found.iter().filter(|mutant| mutant.caught_at.is_some()).count();
+        Ok(mutants) => {
+            let caught = mutants.iter().filter(|mutant| mutant.caught_at.is_some()).count();
             println!(
                 "{}: {} mutants, {caught} caught, {} argued harmless",
                 suite.name,
-                found.len(),
-                found.len() - caught
+                mutants.len(),
+                mutants.len() - caught
             );
-            for mutant in &found {
+            for mutant in &mutants {
                 println!("  {mutant}");
             }
             true

@@ -107,7 +107,7 @@ fn a_benchmark_that_is_killed_leaves_nothing_in_memory() {
     }
     bench.kill().unwrap();
     bench.wait().unwrap();
-    // Whoever cleans up is told by the kernel.
+    // A process that cleans up is told by the kernel.
     while directory.exists() {
         std::thread::yield_now();
     }

@@ -303,34 +303,34 @@ fn what_cannot_be_held_out_gets_one_line() {
     std::fs::write(&here, HERE).unwrap();
     std::fs::write(&measured, "{\"bench\": 1}\n").unwrap();
     let [here, measured] = [&here, &measured].map(|path| path.to_str().unwrap());
-    let said = refused(&["held-out", "--platform", "dgx-a100"]);
-    assert!(said.contains("dgx-a100: sharing: expected what ranks pay that exchange bytes"), "{said}");
-    let said = refused(&["held-out", "--platform", here, "--rows", measured]);
-    assert!(said.contains("rows.jsonl: line 1: expected a row of a benchmark"), "{said}");
+    let refusal = refused(&["held-out", "--platform", "dgx-a100"]);
+    assert!(refusal.contains("dgx-a100: sharing: expected what ranks pay that exchange bytes"), "{refusal}");
+    let refusal = refused(&["held-out", "--platform", here, "--rows", measured]);
+    assert!(refusal.contains("rows.jsonl: line 1: expected a row of a benchmark"), "{refusal}");
     let sharing = Platform::load(here).unwrap().sharing.unwrap();
     let first = rows(&sharing).lines().next().unwrap().to_owned();
     let mut row: Value = serde_json::from_str(&first).unwrap();
     row["low"] = 0.into();
     std::fs::write(measured, format!("{first}\n{row}\n")).unwrap();
-    let said = refused(&["held-out", "--platform", here, "--rows", measured]);
-    assert!(said.contains("rows.jsonl: line 2: low: expected more than 0, found 0"), "{said}");
+    let refusal = refused(&["held-out", "--platform", here, "--rows", measured]);
+    assert!(refusal.contains("rows.jsonl: line 2: low: expected more than 0, found 0"), "{refusal}");
     (row["low"], row["value"]) = (1.into(), (-1).into());
     std::fs::write(measured, format!("{first}\n{row}\n")).unwrap();
-    let said = refused(&["held-out", "--platform", here, "--rows", measured]);
-    assert!(said.contains("rows.jsonl: line 2: value: expected more than 0, found -1"), "{said}");
+    let refusal = refused(&["held-out", "--platform", here, "--rows", measured]);
+    assert!(refusal.contains("rows.jsonl: line 2: value: expected more than 0, found -1"), "{refusal}");
     // The status says whether it could be judged.
     std::fs::write(measured, format!("{first}\n")).unwrap();
-    let said = refused(&["held-out", "--platform", here, "--rows", measured]);
-    assert!(said.contains("no row is judged: all are fitted; take more than one size"), "{said}");
+    let refusal = refused(&["held-out", "--platform", here, "--rows", measured]);
+    assert!(refusal.contains("no row is judged: all are fitted; take more than one size"), "{refusal}");
     let gloo = rows(&Platform::load(here).unwrap().sharing.unwrap());
     let gloo: String =
         gloo.lines().filter(|line| line.contains("gloo")).map(|line| format!("{line}\n")).collect();
     assert!(!gloo.is_empty());
     for text in ["", &gloo] {
         std::fs::write(measured, text).unwrap();
-        let said = refused(&["held-out", "--platform", here, "--rows", measured]);
+        let refusal = refused(&["held-out", "--platform", here, "--rows", measured]);
         let expected = "rows.jsonl: expected all-reduces of `polder-dev bench collectives --json` through coherent, software, ";
-        assert!(said.contains(expected) && said.trim_end().ends_with(", found none"), "{said}");
+        assert!(refusal.contains(expected) && refusal.trim_end().ends_with(", found none"), "{refusal}");
     }
     for name in ["/dev/zero", "/"] {
         let no_file = format!("polder: {name}: expected a regular file, found a ");
@@ -338,8 +338,8 @@ fn what_cannot_be_held_out_gets_one_line() {
             ["held-out", "--platform", here, "--rows", name],
             ["held-out", "--platform", here, "--demo", name],
         ] {
-            let said = refused(&[&arguments[..], &["--rows", measured]].concat());
-            assert!(said.starts_with(&no_file), "{arguments:?}: {said}");
+            let refusal = refused(&[&arguments[..], &["--rows", measured]].concat());
+            assert!(refusal.starts_with(&no_file), "{arguments:?}: {refusal}");
         }
     }
 }

@@ -102,11 +102,11 @@ fn two_machines_play_one_soak_and_what_was_killed_on_one_is_named_on_the_other()
         start(&format!("--listen {address} --kills 40 --seed 0 --what push,create,all-reduce"), "one");
     let joins = start(&format!("--join {address}"), "other");
     let [plays, joins] = [plays, joins].map(|child| child.wait_with_output().unwrap());
-    let said = String::from_utf8_lossy(&plays.stdout);
-    assert!(plays.status.success(), "{said}{}", String::from_utf8_lossy(&plays.stderr));
+    let output = String::from_utf8_lossy(&plays.stdout);
+    assert!(plays.status.success(), "{output}{}", String::from_utf8_lossy(&plays.stderr));
     assert!(joins.status.success(), "{}", String::from_utf8_lossy(&joins.stderr));
-    println!("{said}");
-    assert!(killed(said.trim()) >= 20, "{said}");
+    println!("{output}");
+    assert!(killed(output.trim()) >= 20, "{output}");
 }
 
 #[test]

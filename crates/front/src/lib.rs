@@ -29,7 +29,9 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub use output::{Teller, complain, print};
 
@@ -71,9 +73,9 @@ pub fn main<A: FromArgMatches>(
         // Help as well.
         Err(error) => {
             let code = if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
-            let said = error.render().to_string();
-            if said.lines().flat_map(|line| line.split(' ')).any(|word| word.len() > LONGEST_WORD) {
-                said.lines().for_each(|line| eprintln!("{}", polder_platform::quoted_words(line)));
+            let help = error.render().to_string();
+            if help.lines().flat_map(|line| line.split(' ')).any(|word| word.len() > LONGEST_WORD) {
+                help.lines().for_each(|line| eprintln!("{}", polder_platform::quoted_words(line)));
                 return Ok(code);
             }
             match error.print() {
@@ -93,14 +95,14 @@ pub fn main<A: FromArgMatches>(
 /// # Errors
 /// When it is no filter.
 pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Result<(), Failure> {
-    let parsed = EnvFilter::try_new(filter).map_err(|error| {
+    let parsed: Targets = filter.parse().map_err(|error| {
         let filter = polder_platform::quoted(filter);
         Failure(format!(
             "{source}: \"{filter}\" is no log filter ({error}); write a level, or filters such as polder_pool=debug"
         ))
     })?;
-    let logs = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
-    logs.with_ansi(is_colour_wanted).init();
+    let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
+    logs.with_ansi(is_colour_wanted).finish().with(parsed).init();
     Ok(())
 }
 

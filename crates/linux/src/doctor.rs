@@ -266,17 +266,18 @@ impl<K: Kernel> Machine<'_, K> {
             }
         }
         if self.kernel.read(DEMOTION).is_err() {
-            let found = format!("Linux {release} has no {DEMOTION}");
+            let symptom = format!("Linux {release} has no {DEMOTION}");
             findings.push(problem(
                 "demotion",
-                found,
+                symptom,
                 "build the kernel with CONFIG_NUMA and CONFIG_MIGRATION",
             ));
         }
         if self.text("/proc/swaps").is_some_and(|text| text.lines().count() > 1) {
-            let found = "swap is on: where the slow tier is full, memory.reclaim swaps in place of demoting";
+            let symptom =
+                "swap is on: where the slow tier is full, memory.reclaim swaps in place of demoting";
             let remedy = "set memory.swap.max of services that must not swap";
-            findings.push(finding(Severity::Note, "swap", found.to_owned(), remedy));
+            findings.push(finding(Severity::Note, "swap", symptom.to_owned(), remedy));
         }
     }
 
@@ -284,20 +285,20 @@ impl<K: Kernel> Machine<'_, K> {
         for node in nodes.iter().filter(|node| node.tier == "slow") {
             let subject = format!("node{}", node.node);
             if node.unmovable_bytes > 0 {
-                let found = format!(
+                let symptom = format!(
                     "{} of {} bytes of the slow node are outside ZONE_MOVABLE: the kernel may put its own pages there, \
                      and the memory cannot be taken away again",
                     node.unmovable_bytes, node.bytes
                 );
                 let remedy =
                     "online it as movable: daxctl reconfigure-device --mode=system-ram (not --no-movable)";
-                findings.push(finding(Severity::Warning, &subject, found, remedy));
+                findings.push(finding(Severity::Warning, &subject, symptom, remedy));
                 if node.kernel_bytes > 0 {
                     let bytes = node.kernel_bytes;
-                    let found = format!(
+                    let symptom = format!(
                         "{bytes} bytes of kernel pages lie on the slow node, and slow the whole host"
                     );
-                    findings.push(finding(Severity::Warning, &subject, found, remedy));
+                    findings.push(finding(Severity::Warning, &subject, symptom, remedy));
                 }
             }
         }
@@ -307,14 +308,14 @@ impl<K: Kernel> Machine<'_, K> {
     fn examine_tables(&self, nodes: &[Node], findings: &mut Vec<Finding>) {
         let (fast, slow): (Vec<&Node>, Vec<&Node>) = nodes.iter().partition(|node| node.tier == "fast");
         for node in nodes.iter().filter(|node| node.latency_ns.is_none() || node.bandwidth_mbps.is_none()) {
-            let found = "HMAT gives no latency and bandwidth of the node".to_owned();
+            let symptom = "HMAT gives no latency and bandwidth of the node".to_owned();
             let remedy = "ask for a firmware with HMAT; meanwhile give interleave weights as numbers";
-            findings.push(finding(Severity::Warning, &format!("node{}", node.node), found, remedy));
+            findings.push(finding(Severity::Warning, &format!("node{}", node.node), symptom, remedy));
         }
         for (near, far) in fast.iter().flat_map(|near| slow.iter().map(move |far| (near, far))) {
             let is_faster = far.latency_ns.zip(near.latency_ns).is_some_and(|(far, near)| far <= near);
             if is_faster {
-                let found = format!(
+                let symptom = format!(
                     "HMAT says that slow node {} has {} ns, and fast node {} has {} ns",
                     far.node,
                     far.latency_ns.unwrap_or(0),
@@ -322,7 +323,7 @@ impl<K: Kernel> Machine<'_, K> {
                     near.latency_ns.unwrap_or(0)
                 );
                 let remedy = "the ACPI tables contradict the tiers; ask for another firmware";
-                findings.push(problem(&format!("node{}", far.node), found, remedy));
+                findings.push(problem(&format!("node{}", far.node), symptom, remedy));
             }
         }
         // A column for each node that is online, with memory or without.
@@ -335,10 +336,10 @@ impl<K: Kernel> Machine<'_, K> {
             let itself = online.iter().position(|other| *other == node.node).and_then(|at| distances.get(at));
             let nearer = distances.iter().filter(|distance| Some(*distance) == itself).count();
             if distances.len() > 1 && nearer > 1 {
-                let found =
+                let symptom =
                     format!("SLIT says that another node is as near as node {} itself: {row}", node.node);
                 let remedy = "the ACPI tables contradict themselves; ask for another firmware";
-                findings.push(problem(&format!("node{}", node.node), found, remedy));
+                findings.push(problem(&format!("node{}", node.node), symptom, remedy));
             }
         }
     }
@@ -351,34 +352,35 @@ impl<K: Kernel> Machine<'_, K> {
         let ways = |region: &String| self.number(&format!("{CXL}/{region}/interleave_ways")).unwrap_or(0);
         let used: u64 = regions.iter().map(ways).sum();
         if !regions.is_empty() && used < devices.len() as u64 {
-            let found = format!("{} memory devices, and regions that interleave over {used}", devices.len());
+            let symptom =
+                format!("{} memory devices, and regions that interleave over {used}", devices.len());
             let remedy = "make the regions anew over all devices: cxl create-region -w WAYS; else their bandwidth is lost";
-            findings.push(finding(Severity::Warning, "cxl", found, remedy));
+            findings.push(finding(Severity::Warning, "cxl", symptom, remedy));
         }
         for region in regions.iter().filter(|region| ways(region) > 1) {
             let (ways, bytes) =
                 (ways(region), self.number(&format!("{CXL}/{region}/interleave_granularity")).unwrap_or(0));
-            let found = format!(
+            let symptom = format!(
                 "it interleaves over {ways} devices by {bytes} bytes: they are one node, and fail together"
             );
-            findings.push(finding(Severity::Note, region, found, "nothing, if bandwidth is what you want"));
+            findings.push(finding(Severity::Note, region, symptom, "nothing, if bandwidth is what you want"));
         }
         let online = self.text(AUTO_ONLINE).unwrap_or_else(|| "offline".to_owned());
         let shared = self.named("/sys/bus/dax/drivers/device_dax", "dax");
         if online != "offline" {
             for device in &shared {
-                let found = format!(
+                let symptom = format!(
                     "{AUTO_ONLINE} is {online:?}: a change of mode makes {device} system RAM, although another host may share it"
                 );
-                findings.push(problem(device, found, &format!("echo offline > {AUTO_ONLINE}")));
+                findings.push(problem(device, symptom, &format!("echo offline > {AUTO_ONLINE}")));
             }
             let others = !devices.is_empty() || !self.named(DAX, "dax").is_empty();
             if shared.is_empty() && others {
-                let found =
+                let symptom =
                     format!("{AUTO_ONLINE} is {online:?}: a region that appears becomes system RAM at once");
                 let remedy =
                     format!("echo offline > {AUTO_ONLINE}, if a pool may be shared with other hosts");
-                findings.push(finding(Severity::Warning, "auto-onlining", found, &remedy));
+                findings.push(finding(Severity::Warning, "auto-onlining", symptom, &remedy));
             }
         }
     }
@@ -405,24 +407,24 @@ impl<K: Kernel> Machine<'_, K> {
             text.map(|text| text.split_ascii_whitespace().map(str::to_owned).collect::<BTreeSet<_>>())
         };
         let Some(there) = words("cgroup.controllers") else {
-            let found = format!("no cgroup version 2 is mounted at {CGROUPS}");
+            let symptom = format!("no cgroup version 2 is mounted at {CGROUPS}");
             let remedy = "boot with systemd.unified_cgroup_hierarchy=1";
-            return findings.push(problem("cgroups", found, remedy));
+            return findings.push(problem("cgroups", symptom, remedy));
         };
         let enabled = words("cgroup.subtree_control").unwrap_or_default();
         for controller in ["cpuset", "memory"] {
             if !there.contains(controller) {
-                let found = format!("the controller {controller} is not in {CGROUPS}/cgroup.controllers");
+                let symptom = format!("the controller {controller} is not in {CGROUPS}/cgroup.controllers");
                 findings.push(problem(
                     "cgroups",
-                    found,
+                    symptom,
                     "boot without cgroup_disable, and with version 2 alone",
                 ));
             } else if !enabled.contains(controller) {
-                let found = format!("the controller {controller} is not enabled below {CGROUPS}");
+                let symptom = format!("the controller {controller} is not enabled below {CGROUPS}");
                 let remedy =
                     format!("echo +{controller} > {CGROUPS}/cgroup.subtree_control, or in the unit's slice");
-                findings.push(problem("cgroups", found, &remedy));
+                findings.push(problem("cgroups", symptom, &remedy));
             }
         }
     }

@@ -52,6 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(target_arch = "aarch64", ignore = "qemu-user has no set_mempolicy")]
     fn memory_is_bound_to_a_node_that_there_is() {
         std::thread::spawn(|| {
             bind_memory(0).expect("every machine has node 0");

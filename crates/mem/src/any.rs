@@ -20,6 +20,16 @@ pub enum AnyMemory {
     Wrapped(Wrapped),
 }
 
+macro_rules! inner {
+    ($self:expr, $memory:ident => $body:expr) => {
+        match $self {
+            Self::Mapped($memory) => $body,
+            #[cfg(feature = "instruments")]
+            Self::Wrapped($memory) => $body,
+        }
+    };
+}
+
 impl AnyMemory {
     /// Access to `region` alone, its caches kept in step by the program, which is right for each kind.
     #[must_use]
@@ -75,129 +85,77 @@ impl AnyMemory {
     /// The region.
     #[must_use]
     pub fn region(&self) -> &Region {
-        match self {
-            Self::Mapped(memory) => memory.region(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.region(),
-        }
+        inner!(self, memory => memory.region())
     }
 }
 
 impl Memory for AnyMemory {
     #[inline(always)]
     fn bytes(&self) -> u64 {
-        match self {
-            Self::Mapped(memory) => memory.bytes(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.bytes(),
-        }
+        inner!(self, memory => memory.bytes())
     }
 
     #[inline(always)]
     fn coherence(&self) -> Coherence {
-        match self {
-            Self::Mapped(memory) => memory.coherence(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.coherence(),
-        }
+        inner!(self, memory => memory.coherence())
     }
 
     #[inline(always)]
     fn emulated(&self) -> bool {
-        match self {
-            Self::Mapped(memory) => memory.emulated(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.emulated(),
-        }
+        inner!(self, memory => memory.emulated())
     }
 
     #[inline(always)]
     fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
-        match self {
-            Self::Mapped(memory) => memory.address(at, bytes),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.address(at, bytes),
-        }
+        inner!(self, memory => memory.address(at, bytes))
     }
 
     #[inline(always)]
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {
-        match self {
-            Self::Mapped(memory) => memory.load(at),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.load(at),
-        }
+        inner!(self, memory => memory.load(at))
     }
 
     #[inline(always)]
     #[track_caller]
     fn store(&self, at: Offset, value: u64) {
-        match self {
-            Self::Mapped(memory) => memory.store(at, value),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.store(at, value),
-        }
+        inner!(self, memory => memory.store(at, value))
     }
 
     #[inline(always)]
     #[track_caller]
     fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
-        match self {
-            Self::Mapped(memory) => memory.load_line(at),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.load_line(at),
-        }
+        inner!(self, memory => memory.load_line(at))
     }
 
     #[inline(always)]
     #[track_caller]
     fn store_line(&self, at: Offset, words: &[u64; 8]) {
-        match self {
-            Self::Mapped(memory) => memory.store_line(at, words),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.store_line(at, words),
-        }
+        inner!(self, memory => memory.store_line(at, words))
     }
 
     #[inline(always)]
     #[track_caller]
     fn store_nt(&self, at: Offset, value: u64) {
-        match self {
-            Self::Mapped(memory) => memory.store_nt(at, value),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.store_nt(at, value),
-        }
+        inner!(self, memory => memory.store_nt(at, value))
     }
 
     #[inline(always)]
     #[track_caller]
     fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
-        match self {
-            Self::Mapped(memory) => memory.copy_in(at, from),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.copy_in(at, from),
-        }
+        inner!(self, memory => memory.copy_in(at, from))
     }
 
     #[inline(always)]
     #[track_caller]
     fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
-        match self {
-            Self::Mapped(memory) => memory.copy_in_nt(at, from),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.copy_in_nt(at, from),
-        }
+        inner!(self, memory => memory.copy_in_nt(at, from))
     }
 
     #[inline(always)]
     #[track_caller]
     fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
-        match self {
-            Self::Mapped(memory) => memory.copy_out(at, into),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.copy_out(at, into),
-        }
+        inner!(self, memory => memory.copy_out(at, into))
     }
 
     #[inline(always)]
@@ -210,195 +168,115 @@ impl Memory for AnyMemory {
         past_caches: bool,
         fold: F,
     ) -> Result<(), Fault> {
-        match self {
-            Self::Mapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.fold(into, sources, bytes, past_caches, fold),
-        }
+        inner!(self, memory => memory.fold(into, sources, bytes, past_caches, fold))
     }
 
     #[inline(always)]
     #[track_caller]
     fn write_back(&self, at: Offset, bytes: u64) {
-        match self {
-            Self::Mapped(memory) => memory.write_back(at, bytes),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.write_back(at, bytes),
-        }
+        inner!(self, memory => memory.write_back(at, bytes))
     }
 
     #[inline(always)]
     #[track_caller]
     fn invalidate(&self, at: Offset, bytes: u64) {
-        match self {
-            Self::Mapped(memory) => memory.invalidate(at, bytes),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.invalidate(at, bytes),
-        }
+        inner!(self, memory => memory.invalidate(at, bytes))
     }
 
     #[inline(always)]
     #[track_caller]
     fn sfence(&self) {
-        match self {
-            Self::Mapped(memory) => memory.sfence(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.sfence(),
-        }
+        inner!(self, memory => memory.sfence())
     }
 
     #[inline(always)]
     #[track_caller]
     fn mfence(&self) {
-        match self {
-            Self::Mapped(memory) => memory.mfence(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.mfence(),
-        }
+        inner!(self, memory => memory.mfence())
     }
 
     #[inline(always)]
     #[track_caller]
     fn fence_invalidations(&self) {
-        match self {
-            Self::Mapped(memory) => memory.fence_invalidations(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.fence_invalidations(),
-        }
+        inner!(self, memory => memory.fence_invalidations())
     }
 
     #[inline(always)]
     fn pause(&self) {
-        match self {
-            Self::Mapped(memory) => memory.pause(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.pause(),
-        }
+        inner!(self, memory => memory.pause())
     }
 
     #[inline(always)]
     fn yield_now(&self) {
-        match self {
-            Self::Mapped(memory) => memory.yield_now(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.yield_now(),
-        }
+        inner!(self, memory => memory.yield_now())
     }
 
     #[inline(always)]
     fn now(&self) -> Nanos {
-        match self {
-            Self::Mapped(memory) => memory.now(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.now(),
-        }
+        inner!(self, memory => memory.now())
     }
 
     #[inline(always)]
     #[track_caller]
     fn local_load(&self, word: LocalWord) -> u64 {
-        match self {
-            Self::Mapped(memory) => memory.local_load(word),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.local_load(word),
-        }
+        inner!(self, memory => memory.local_load(word))
     }
 
     #[inline(always)]
     #[track_caller]
     fn local_store(&self, word: LocalWord, value: u64) {
-        match self {
-            Self::Mapped(memory) => memory.local_store(word, value),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.local_store(word, value),
-        }
+        inner!(self, memory => memory.local_store(word, value))
     }
 
     #[inline(always)]
     #[track_caller]
     fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
-        match self {
-            Self::Mapped(memory) => memory.local_cas(word, old, new),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.local_cas(word, old, new),
-        }
+        inner!(self, memory => memory.local_cas(word, old, new))
     }
 
     #[inline(always)]
     #[track_caller]
     fn slot(&self) -> ProcessSlot {
-        match self {
-            Self::Mapped(memory) => memory.slot(),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.slot(),
-        }
+        inner!(self, memory => memory.slot())
     }
 
     #[inline(always)]
     #[track_caller]
     fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
-        match self {
-            Self::Mapped(memory) => memory.liveness(host, slot),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.liveness(host, slot),
-        }
+        inner!(self, memory => memory.liveness(host, slot))
     }
 
     #[inline(always)]
     fn host_is_held(&self, host: u16) -> Option<bool> {
-        match self {
-            Self::Mapped(memory) => memory.host_is_held(host),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.host_is_held(host),
-        }
+        inner!(self, memory => memory.host_is_held(host))
     }
 
     #[inline(always)]
     #[track_caller]
     fn announce_sleep(&self, bell: Bell) -> u32 {
-        match self {
-            Self::Mapped(memory) => memory.announce_sleep(bell),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.announce_sleep(bell),
-        }
+        inner!(self, memory => memory.announce_sleep(bell))
     }
 
     #[inline(always)]
     #[track_caller]
     fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
-        match self {
-            Self::Mapped(memory) => memory.sleep(bell, seen, until),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.sleep(bell, seen, until),
-        }
+        inner!(self, memory => memory.sleep(bell, seen, until))
     }
 
     #[inline(always)]
     fn cancel_sleep(&self, bell: Bell) {
-        match self {
-            Self::Mapped(memory) => memory.cancel_sleep(bell),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.cancel_sleep(bell),
-        }
+        inner!(self, memory => memory.cancel_sleep(bell))
     }
 
     #[inline(always)]
     #[track_caller]
     fn wake(&self, bell: Bell) {
-        match self {
-            Self::Mapped(memory) => memory.wake(bell),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.wake(bell),
-        }
+        inner!(self, memory => memory.wake(bell))
     }
 }
 
 impl fmt::Debug for AnyMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mapped(memory) => memory.fmt(f),
-            #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.fmt(f),
-        }
+        inner!(self, memory => memory.fmt(f))
     }
 }

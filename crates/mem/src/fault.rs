@@ -1,13 +1,12 @@
 //! Surviving SIGBUS: poison, a lost link, a file truncated below its mapping.
 //!
 //! Every instruction that touches a mapped region stands in a table (linker section `polder_fault`): its address, and its
-//! landing, where to go on if it faults. The handler sends a thread that faulted there to the landing, with `r11` set to 1.
+//! landing, where to go on if it faults. The handler sends a thread that faulted there to the landing, with a register set to 1.
 //! It passes any other SIGBUS on to the handler that was installed before.
 //!
 //! Ordinary atomics touch the files that a host's processes share; they have no landing. If such a file was cut, the handler
 //! maps an empty private page in place of the lost one. The next call finds that noted, and fails.
 
-use std::arch::asm;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,25 +14,7 @@ use std::thread::ThreadId;
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 
-use crate::Offset;
-
-/// Adds a row to the table, inside `asm!` or `naked_asm!`: accesses in `[$start, $end)` land at `$landing`.
-macro_rules! fault_row {
-    ($start:literal, $end:literal, $landing:literal) => {
-        concat!(
-            ".pushsection polder_fault, \"aR\", @progbits\n.balign 4\n",
-            ".long ",
-            $start,
-            " - .\n.long ",
-            $end,
-            " - .\n.long ",
-            $landing,
-            " - .\n",
-            ".popsection"
-        )
-    };
-}
-pub(crate) use fault_row;
+use crate::{Offset, cpu};
 
 /// One row of the table; each field is the distance from itself to the place it names.
 #[repr(C)]
@@ -60,7 +41,7 @@ pub(crate) fn install() {
     // SAFETY: a null new action only reads the present one into a live struct.
     unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut *previous) };
     let previous = Box::into_raw(previous);
-    // Whoever sees ours installed comes after one who has noted what was there before.
+    // A thread that sees ours installed comes after one that has noted what was there before.
     if PREVIOUS.compare_exchange(std::ptr::null_mut(), previous, Ordering::SeqCst, Ordering::SeqCst).is_err()
     {
         // SAFETY: made above from a box, and known to nobody else.
@@ -79,20 +60,16 @@ pub(crate) fn install() {
 /// Sends a fault in one of our instructions to its landing; anything else to the previous handler.
 extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a siginfo and a ucontext that live until this handler returns.
-    let (code, registers) =
-        unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };
+    let (code, interrupted) = unsafe { ((*info).si_code, &mut *context.cast::<ucontext_t>()) };
     // A signal sent by a program (code 0 or less) or about some other memory (AO) only happens to meet us here.
     let ours = code > 0 && code != libc::BUS_MCEERR_AO;
-    let landing = if ours { landing(registers[libc::REG_RIP as usize] as usize) } else { None };
+    let landing = if ours { landing(cpu::interrupted(interrupted)) } else { None };
     // SAFETY: a SIGBUS that the kernel sends for an access has an address.
     if ours && landing.is_none() && replaced(unsafe { (*info).si_addr() }.addr()) {
         return;
     }
     match landing {
-        Some(landing) => {
-            registers[libc::REG_RIP as usize] = landing as i64;
-            registers[libc::REG_R11 as usize] = 1;
-        }
+        Some(landing) => cpu::land(interrupted, landing),
         None => pass_on(signal, code, info, context),
     }
 }
@@ -161,19 +138,7 @@ fn replaced(address: usize) -> bool {
 
 /// Where an access at `instruction` goes on, when the table knows it.
 fn landing(instruction: usize) -> Option<usize> {
-    let (start, stop): (usize, usize);
-    // SAFETY: takes two addresses that the linker defines as the ends of the section, and touches no memory.
-    unsafe {
-        asm!(
-            ".hidden __start_polder_fault",
-            ".hidden __stop_polder_fault",
-            "lea {start}, [rip + __start_polder_fault]",
-            "lea {stop}, [rip + __stop_polder_fault]",
-            start = lateout(reg) start,
-            stop = lateout(reg) stop,
-            options(nomem, nostack, preserves_flags, pure),
-        );
-    }
+    let (start, stop) = cpu::fault_rows();
     // SAFETY: the section holds nothing but rows, one after another and aligned to 4, and is never written.
     let rows = unsafe { std::slice::from_raw_parts(start as *const Row, (stop - start) / size_of::<Row>()) };
     let place = |field: &i32| (&raw const *field as usize).wrapping_add_signed(*field as isize);

@@ -228,15 +228,15 @@ impl Access {
     }
 
     /// What shows that no process of the pool made this file; `None` when one may have.
-    pub(crate) fn stranger(self, found: &Metadata) -> Option<String> {
-        let (owner, mode) = (found.uid(), found.mode() & 0o777);
+    pub(crate) fn stranger(self, file: &Metadata) -> Option<String> {
+        let (owner, mode) = (file.uid(), file.mode() & 0o777);
         let is_let_in = [user(), 0, self.owner].contains(&owner)
-            || self.mode & 0o020 != 0 && found.gid() == self.group
+            || self.mode & 0o020 != 0 && file.gid() == self.group
             || self.mode & 0o002 != 0;
-        match found.nlink() {
-            _ if found.file_type().is_symlink() => Some("is a symbolic link, which is not followed".into()),
-            _ if !found.is_file() => Some("is no ordinary file".into()),
-            _ if !is_let_in => Some(format!("belongs to user {owner}, group {}", found.gid())),
+        match file.nlink() {
+            _ if file.file_type().is_symlink() => Some("is a symbolic link, which is not followed".into()),
+            _ if !file.is_file() => Some("is no ordinary file".into()),
+            _ if !is_let_in => Some(format!("belongs to user {owner}, group {}", file.gid())),
             _ if mode & 0o022 & !self.mode != 0 => {
                 Some(format!("has mode {mode:04o}, so that more users may write it than the pool"))
             }

@@ -4,8 +4,8 @@
 //! Three implementations pass one conformance suite: coherent memory, software-coherent memory, and the incoherent model,
 //! in which every protocol is explored. The last is `model`, behind a feature that libraries for users leave out.
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64 or aarch64");
 
 mod affinity;
 mod any;
@@ -13,7 +13,6 @@ mod bounds;
 mod clock;
 #[doc(hidden)]
 pub mod conformance;
-mod copy;
 mod cpu;
 mod fault;
 mod fold;

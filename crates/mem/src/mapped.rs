@@ -208,7 +208,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         bounds::range(self.bytes, at, from.len() as u64);
         // SAFETY: the range lies in the region, and a slice never does.
-        let left = unsafe { self.lines.copy(self.at(at), from.as_ptr(), from.len()) };
+        let left = unsafe { self.lines.copy_in(self.at(at), from.as_ptr(), from.len()) };
         copied(at, from.len(), left)
     }
 
@@ -226,7 +226,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
         bounds::range(self.bytes, at, into.len() as u64);
         // SAFETY: the range lies in the region, and a slice never does.
-        let left = unsafe { self.lines.copy(into.as_mut_ptr(), self.at(at), into.len()) };
+        let left = unsafe { self.lines.copy_out(into.as_mut_ptr(), self.at(at), into.len()) };
         copied(at, into.len(), left)
     }
 

@@ -155,7 +155,7 @@ pub struct Region {
 }
 
 // SAFETY: the mapping belongs to no thread, and a Region itself reads and writes none of it: it hands out the
-// address, and whoever uses that does so with atomic instructions.
+// address, and what uses that does so with atomic instructions.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

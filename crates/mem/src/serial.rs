@@ -20,7 +20,7 @@ enum Turns {
     Promised(AtomicBool),
 }
 
-// SAFETY: one thread at a time has the value: whoever has the lock, or whoever has its turn by the contract of `promised`.
+// SAFETY: one thread at a time has the value: the one that has the lock, or the one that has its turn by the contract of `promised`.
 unsafe impl<T: Send> Sync for Serial<T> {}
 
 impl<T> Serial<T> {

@@ -51,7 +51,7 @@ impl Shm {
     #[inline(always)]
     pub(crate) fn half_word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.bytes / 8, "word {index} of a file of {} bytes", self.bytes);
-        // SAFETY: as in `word`; whoever uses this half uses no other view of the word.
+        // SAFETY: as in `word`; what uses this half uses no other view of the word.
         unsafe { &*self.base.as_ptr().cast::<AtomicU32>().add(index * 2) }
     }
 }

@@ -1,8 +1,7 @@
 //! What differs between the implementations on a mapped region: flushes, fences and bulk copies.
 
 use crate::Coherence;
-use crate::copy::Copier;
-use crate::cpu::{self, Cpu, Flush};
+use crate::cpu::{self, Copier, Cpu, Flush, STREAM};
 
 /// What differs between [`crate::Coherent`], [`crate::Software`] and what is either, as it is told at run time. The pointers given to it lie in a live mapping.
 pub trait Lines: sealed::Lines {}
@@ -45,8 +44,7 @@ impl AnyLines {
 }
 
 mod sealed {
-    use crate::copy::Copier;
-    use crate::cpu::{self, Cpu};
+    use crate::cpu::{self, Copier, Cpu};
     use crate::{Coherence, Fold};
 
     /// The operations that differ. Those that return a bool say whether the memory was
@@ -61,8 +59,20 @@ mod sealed {
         unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool;
 
         /// # Safety
-        /// `src` and `dst` are valid for `len` bytes, one of them in a live mapping and the other not.
-        unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize;
+        /// `src` and `dst` are valid for `len` bytes, `dst` in a live mapping and `src` not.
+        #[inline(always)]
+        unsafe fn copy_in(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.copier().copy_in(dst, src, len) }
+        }
+
+        /// # Safety
+        /// `src` and `dst` are valid for `len` bytes, `src` in a live mapping and `dst` not.
+        #[inline(always)]
+        unsafe fn copy_out(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.copier().copy_out(dst, src, len) }
+        }
 
         /// # Safety
         /// `at` is an aligned word of a live mapping, which reaches to the next multiple of 8 behind the bytes.
@@ -123,12 +133,6 @@ impl sealed::Lines for HardwareLines {
     }
 
     #[inline(always)]
-    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copier.copy(dst, src, len) }
-    }
-
-    #[inline(always)]
     unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
         if from.len() >= STREAM {
             // SAFETY: the caller's promise is the same.
@@ -138,7 +142,7 @@ impl sealed::Lines for HardwareLines {
             return left;
         }
         // SAFETY: the caller's promise covers `at` up to the next multiple of 8, and `from` is a live slice.
-        let left = unsafe { self.copier.copy(at, from.as_ptr(), from.len()) };
+        let left = unsafe { self.copier.copy_in(at, from.as_ptr(), from.len()) };
         let rest = from.len() % 8;
         if left > 0 || rest == 0 {
             return left;
@@ -180,12 +184,6 @@ impl sealed::Lines for HardwareLines {
     }
 }
 
-/// From this size on, a coherent bulk copy goes past the caches; below it, the reader finds the bytes in one. Whether the
-/// reader's core shares a cache with the writer's changes while a virtual machine runs. Seen between two of its cores,
-/// there and back in us, through the caches in the best and in the worst times, and past them in all: 1 KiB 0.1, 0.5 and
-/// 0.5; 4 KiB 0.4, 2.1 and 1.0; 16 KiB 2.5, 8.7 and 2.5; 64 KiB 10, 34 and 8; 16 MiB 1,300, 8,000 and 1,650.
-const STREAM: usize = 4 << 10;
-
 /// Stores the bytes of a last word and zeros behind them.
 ///
 /// # Safety
@@ -211,12 +209,6 @@ impl sealed::Lines for FlushedLines {
     unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
         // SAFETY: the caller's promise is the same.
         unsafe { cpu::store_nt(at, value) }
-    }
-
-    #[inline(always)]
-    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copier.copy(dst, src, len) }
     }
 
     #[inline(always)]
@@ -277,12 +269,6 @@ impl sealed::Lines for AnyLines {
             // SAFETY: the caller's promise is the same.
             None => unsafe { self.flushed.store_nt(at, value) },
         }
-    }
-
-    #[inline(always)]
-    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.flushed.copy(dst, src, len) }
     }
 
     #[inline(always)]

@@ -455,8 +455,8 @@ mod tests {
         assert!(over.contains("where nothing is mapped"), "{over}");
         range.check().expect("all there");
         File::options().write(true).open(&path).expect("it").set_len(4 * PAGE as u64).expect("cut");
-        let said = message(range.check());
-        assert!(said.contains(&format!("it has {} bytes left of {}", 4 * PAGE, 5 * PAGE)), "{said}");
+        let refusal = message(range.check());
+        assert!(refusal.contains(&format!("it has {} bytes left of {}", 4 * PAGE, 5 * PAGE)), "{refusal}");
     }
 
     #[test]
@@ -476,19 +476,19 @@ mod tests {
     fn what_cannot_hold_a_piece_is_named() {
         let mut range = Range::new(2 * PAGE).expect("a range");
         for node in [1000, usize::MAX] {
-            let said = message(range.bind(0, PAGE, node));
-            assert!(said.starts_with(&format!("NUMA node {node}: this machine has none")), "{said}");
+            let refusal = message(range.bind(0, PAGE, node));
+            assert!(refusal.starts_with(&format!("NUMA node {node}: this machine has none")), "{refusal}");
         }
         for (begin, bytes) in [(0, 3 * PAGE), (1, PAGE), (0, 1), (usize::MAX - PAGE + 1, PAGE)] {
-            let said = message(range.bind(begin, bytes, 0));
-            assert!(said.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{said}");
+            let refusal = message(range.bind(begin, bytes, 0));
+            assert!(refusal.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{refusal}");
         }
         // Nearly all that the machine has is never free. What is free now may grow before the bind, as other processes end.
         // SAFETY: a call on numbers.
         let all = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } as usize * PAGE;
         let mut large = Range::new(all - HUGE_PAGE).expect("a range");
-        let said = message(large.bind(0, large.bytes(), 0));
-        assert!(said.contains(" bytes do not fit, "), "{said}");
+        let refusal = message(large.bind(0, large.bytes(), 0));
+        assert!(refusal.contains(" bytes do not fit, "), "{refusal}");
         assert_eq!(large.locate().expect("asked"), [(Location::Untouched, large.bytes())].into());
         assert!(matches!(Range::new(usize::MAX), Err(TierError::NoMemory { .. })));
     }
@@ -496,30 +496,30 @@ mod tests {
     #[test]
     fn what_cannot_be_mapped_is_named() {
         let mut range = Range::new(4 * PAGE).expect("a range");
-        let said = message(range.map(0, PAGE, Path::new("/dev/dax99.0")).map(drop));
-        assert!(said.contains("/dev/dax99.0: no such file or device; list the dax devices"), "{said}");
-        let said = message(range.map(0, PAGE, Path::new("/dev/null")).map(drop));
-        assert!(said.contains("a character device other than dax"), "{said}");
+        let refusal = message(range.map(0, PAGE, Path::new("/dev/dax99.0")).map(drop));
+        assert!(refusal.contains("/dev/dax99.0: no such file or device; list the dax devices"), "{refusal}");
+        let refusal = message(range.map(0, PAGE, Path::new("/dev/null")).map(drop));
+        assert!(refusal.contains("a character device other than dax"), "{refusal}");
         let here = std::env::current_exe().expect("a test has a file");
         let folder = here.parent().expect("in a folder").join(format!("range-{}", std::process::id()));
         std::fs::write(&folder, vec![0_u8; PAGE]).expect("a file on a disk");
-        let said = message(range.map(0, PAGE, &folder).map(drop));
+        let refusal = message(range.map(0, PAGE, &folder).map(drop));
         std::fs::remove_file(&folder).expect("removed");
-        assert!(said.contains("this file lies on a disk"), "{said}");
+        assert!(refusal.contains("this file lies on a disk"), "{refusal}");
         let scratch = Scratch::new();
         let path = scratch.path().join("card");
         std::fs::write(&path, vec![7_u8; 3 * PAGE]).expect("a file");
         let mut other = Range::new(2 * PAGE).expect("a range");
         other.map(0, 2 * PAGE, &path).expect("mapped");
-        let said = message(range.map(0, 2 * PAGE, &path).map(drop));
-        assert!(said.contains("no 8192 bytes in a row are free of its 12288"), "{said}");
+        let refusal = message(range.map(0, 2 * PAGE, &path).map(drop));
+        assert!(refusal.contains("no 8192 bytes in a row are free of its 12288"), "{refusal}");
         assert_eq!(range.map(0, PAGE, &path).expect("the rest"), 2 * PAGE as u64);
         drop(other);
         assert_eq!(range.map(PAGE, 2 * PAGE, &path).expect("given back"), 0);
         assert_eq!(std::fs::read(&path).expect("read"), vec![0_u8; 3 * PAGE]);
         for (begin, bytes) in [(1, PAGE), (3 * PAGE, 1), (3 * PAGE, 2 * PAGE)] {
-            let said = message(range.map(begin, bytes, &path).map(drop));
-            assert!(said.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{said}");
+            let refusal = message(range.map(begin, bytes, &path).map(drop));
+            assert!(refusal.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{refusal}");
         }
     }
 }

@@ -335,21 +335,21 @@ impl Saved {
         };
         for part in 0..count {
             let is_far = matches!(self.part(index, part), Some(Part { state: Where::OnDisk, .. }));
-            if let Some(it) = self.part(index, part)
-                && matches!(it.state, Where::Writing(_))
-                && let Where::Writing(transfer) = std::mem::replace(&mut it.state, Where::Lost)
+            if let Some(piece) = self.part(index, part)
+                && matches!(piece.state, Where::Writing(_))
+                && let Where::Writing(transfer) = std::mem::replace(&mut piece.state, Where::Lost)
             {
                 // What was just written need not be read.
-                it.state = Where::Here(transfer.wait()?);
+                piece.state = Where::Here(transfer.wait()?);
             } else if is_far {
                 let buffer = self.buffer()?;
                 let (file, offset, whole) = match self.part(index, part) {
-                    Some(it) => (it.file, it.offset, it.bytes.next_multiple_of(PAGE)),
+                    Some(piece) => (piece.file, piece.offset, piece.bytes.next_multiple_of(PAGE)),
                     None => continue,
                 };
                 let transfer = self.files[file].file.read(offset, whole, buffer)?;
-                if let Some(it) = self.part(index, part) {
-                    it.state = Where::Reading(transfer);
+                if let Some(piece) = self.part(index, part) {
+                    piece.state = Where::Reading(transfer);
                 }
             }
         }

@@ -506,10 +506,11 @@ mod tests {
             .expect("written");
         tier.cut(0);
         tier.write(2 * PAGE as u64, 2 * PAGE, pattern(0)).expect("inside").wait().expect("written");
-        let said = tier.read(0, 2 * PAGE, pattern(0)).expect("inside").wait().expect_err("zeros").to_string();
+        let refusal =
+            tier.read(0, 2 * PAGE, pattern(0)).expect("inside").wait().expect_err("zeros").to_string();
         assert!(
-            said.contains("the disk has 8192 bytes of this file of 16384; something has truncated it"),
-            "{said}"
+            refusal.contains("the disk has 8192 bytes of this file of 16384; something has truncated it"),
+            "{refusal}"
         );
     }
 

@@ -203,8 +203,8 @@ fn what_cannot_lie_in_every_tier_has_its_room_first() {
         "weights: expected none of it in disk; it can lie in dram, card"
     );
     three.objects[1].bytes = Bytes::new(5e9);
-    let said = three.place(Policy::Optimal).unwrap_err().to_string();
-    assert!(said.starts_with("tier dram and card of 4 GB cannot hold 5 GB"), "{said}");
+    let refusal = three.place(Policy::Optimal).unwrap_err().to_string();
+    assert!(refusal.starts_with("tier dram and card of 4 GB cannot hold 5 GB"), "{refusal}");
 }
 
 #[test]

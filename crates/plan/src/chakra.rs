@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         None => vec![None; traces.len()],
     };
-    let found: Vec<_> = traces
+    let answers: Vec<_> = traces
         .into_iter()
         .zip(calls)
         .map(|((name, trace), communication)| Rank {
@@ -77,12 +77,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             communication,
         })
         .collect();
-    let slowest = found.iter().max_by(|one, other| one.total_s().total_cmp(&other.total_s()));
+    let slowest = answers.iter().max_by(|one, other| one.total_s().total_cmp(&other.total_s()));
     let Some(rank) = slowest else { return Ok(()) };
     let measured_s = arguments.measured.map(Time::value);
     let off = measured_s.map(|it| rank.total_s() / it - 1.0);
     if arguments.json.json {
-        let ranks = found.iter().map(|it| {
+        let ranks = answers.iter().map(|it| {
             json!({"file": it.name, "step": it.step, "communication": it.communication, "predicted_s": it.total_s()})
         });
         let fidelity = on.as_ref().map(|on| on.fidelity);
@@ -90,13 +90,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             "{}",
             json!({
                 "rates": rates, "ranks": ranks.collect::<Vec<_>>(), "predicted_s": rank.total_s(), "measured_s": measured_s,
-                "off": off, "collectives": found.iter().map(|it| it.collectives).sum::<u64>(),
+                "off": off, "collectives": answers.iter().map(|it| it.collectives).sum::<u64>(),
                 "platform": arguments.platform, "fidelity": fidelity,
             })
         );
         return Ok(());
     }
-    println!("{}: a step of {}", arguments.folder.display(), counted(found.len() as u64, "rank"));
+    println!("{}: a step of {}", arguments.folder.display(), counted(answers.len() as u64, "rank"));
     let total_s = rank.total_s();
     match measured_s.zip(off) {
         Some((measured_s, off)) => {
@@ -176,18 +176,19 @@ fn rows(rank: &Rank) -> Vec<Vec<String>> {
 
 fn operators(step: &TracedStep, total_s: f64) -> Vec<Vec<String>> {
     let mut rows = vec![["operator", "count", "GFLOP", "bytes", "predicted", ""].map(String::from).to_vec()];
-    for it in step.operators.iter().take(LISTED) {
+    for operator in step.operators.iter().take(LISTED) {
         rows.push(vec![
-            it.name.clone(),
-            grouped(it.count),
-            format!("{:.3}", it.flops / 1e9),
-            size(it.bytes),
-            time(it.seconds),
-            format!("{:.0}%", 100.0 * it.seconds / total_s),
+            operator.name.clone(),
+            grouped(operator.count),
+            format!("{:.3}", operator.flops / 1e9),
+            size(operator.bytes),
+            time(operator.seconds),
+            format!("{:.0}%", 100.0 * operator.seconds / total_s),
         ]);
     }
     let rest = step.operators.iter().skip(LISTED);
-    let (count, seconds) = rest.fold((0, 0.0), |(count, sum), it| (count + it.count, sum + it.seconds));
+    let (count, seconds) =
+        rest.fold((0, 0.0), |(count, sum), operator| (count + operator.count, sum + operator.seconds));
     if count > 0 {
         let share = format!("{:.0}%", 100.0 * seconds / total_s);
         rows.push(vec!["others".into(), grouped(count), String::new(), String::new(), time(seconds), share]);

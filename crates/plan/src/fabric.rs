@@ -106,53 +106,53 @@ fn title(found: &FabricAnswer) -> String {
     format!("{pattern} of {message} on {}, {count}", found.platform)
 }
 
-fn print(found: &FabricAnswer) {
-    println!("{}, fabric {} racks, simulated {}", title(found), found.fabric, looked(found));
-    println!("ends after {}", time(found.total_s));
-    if found.steps > 1 {
+fn print(answer: &FabricAnswer) {
+    println!("{}, fabric {} racks, simulated {}", title(answer), answer.fabric, looked(answer));
+    println!("ends after {}", time(answer.total_s));
+    if answer.steps > 1 {
         println!(
             "{} steps of {} each, of which these are the messages:",
-            found.steps,
-            size(found.step_bytes)
+            answer.steps,
+            size(answer.step_bytes)
         );
     }
-    let of = &found.seconds;
+    let of = &answer.seconds;
     let row = |cells: [&str; 5]| cells.map(String::from).to_vec();
     let cells = [of.p50_s, of.p90_s, of.p99_s, of.max_s].map(time);
     table::print(&[
         row(["messages end after", "p50", "p90", "p99", "last"]),
-        row([&counted(found.messages.len() as u64, "message"), &cells[0], &cells[1], &cells[2], &cells[3]]),
+        row([&counted(answer.messages.len() as u64, "message"), &cells[0], &cells[1], &cells[2], &cells[3]]),
     ]);
-    if let Some(slowest) = found.messages.iter().max_by(|one, other| one.slowdown.total_cmp(&other.slowdown))
+    if let Some(slowest) = answer.messages.iter().max_by(|one, other| one.slowdown.total_cmp(&other.slowdown))
     {
         println!(
             "slowest for its way: {} to {}, {:.2} times what it takes alone",
             slowest.from, slowest.to, slowest.slowdown
         );
     }
-    if let Some(rate) = found.bytes_per_s {
+    if let Some(rate) = answer.bytes_per_s {
         println!(
             "each accelerator that receives gets {}/s on average until the last message has ended, {:.0}% of its links' {}/s",
             size(rate),
-            100.0 * rate / found.payload_bytes_per_s,
-            size(found.payload_bytes_per_s)
+            100.0 * rate / answer.payload_bytes_per_s,
+            size(answer.payload_bytes_per_s)
         );
-        print_links(found);
+        print_links(answer);
     }
-    println!("{}", assumed(found));
+    println!("{}", assumed(answer));
 }
 
 /// The links that carry most of what they could.
-fn print_links(found: &FabricAnswer) {
+fn print_links(answer: &FabricAnswer) {
     println!();
     let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
-    for it in found.links.iter().take(LISTED) {
-        let LinkUse { from, to, flows, used } = it;
-        let used = used.map_or_else(String::new, |it| format!("{:.0}%", 100.0 * it));
+    for link in answer.links.iter().take(LISTED) {
+        let LinkUse { from, to, flows, used } = link;
+        let used = used.map_or_else(String::new, |used| format!("{:.0}%", 100.0 * used));
         rows.push(vec![format!("{from} to {to}"), flows.to_string(), used]);
     }
     table::print(&rows);
-    if let Some(mean) = found.mean_used_between_switches {
+    if let Some(mean) = answer.mean_used_between_switches {
         println!(
             "links between switches that are used carry {:.1}% of what they could, on average",
             100.0 * mean
@@ -170,18 +170,18 @@ const fn looked(found: &FabricAnswer) -> &'static str {
 }
 
 /// What the figures rest on.
-fn assumed(found: &FabricAnswer) -> String {
-    let routing = match found.question.routing {
+fn assumed(answer: &FabricAnswer) -> String {
+    let routing = match answer.question.routing {
         Routing::Minimal => "minimal routes by destination",
         Routing::Adaptive => "minimal routes by load",
     };
-    let failed = match found.question.failed.len() {
+    let failed = match answer.question.failed.len() {
         0 => String::new(),
         count => format!(", {}", counted(count as u64, "failed link")),
     };
-    let shared = match (found.question.fidelity, &found.flits) {
+    let shared = match (answer.question.fidelity, &answer.flits) {
         (_, Some(it)) => {
-            let window = match it.window_bytes < found.step_bytes {
+            let window = match it.window_bytes < answer.step_bytes {
                 true => format!(
                     " of the first {} of each message{}, the rest at the rate of their second half",
                     size(it.window_bytes),

@@ -146,11 +146,11 @@ fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
     })
 }
 
-fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
-    let Inference { accelerators: count, serving, configurations: found, model, .. } = found;
+fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
+    let Inference { accelerators: count, serving, configurations, model, .. } = inference;
     let what = arguments.load.words();
     println!("a step of inference that reads {what}, {serving} of {} serve, simulated", accelerators(*count));
-    for on in found {
+    for on in configurations {
         let memories: Vec<_> = on.tiers.iter().map(|it| it.name).collect();
         println!("  {}: {}, in {}", on.name, on.platform, memories.join(", "));
     }
@@ -164,13 +164,13 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
     }
     println!();
     let mut head = vec!["sequences".to_owned(), "the set".into()];
-    for on in found {
+    for on in configurations {
         head.extend([format!("{}, a step", on.name), "tokens/s".into()]);
     }
-    if found.len() > 1 {
-        head.push(format!("over {}", found[0].name));
+    if configurations.len() > 1 {
+        head.push(format!("over {}", configurations[0].name));
     }
-    head.push(format!("where it lies, {}", found[found.len() - 1].name));
+    head.push(format!("where it lies, {}", configurations[configurations.len() - 1].name));
     let mut table_rows = vec![head];
     for row in rows {
         let mut cells =
@@ -185,7 +185,7 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
             }
         }
         let last = row.steps.last().and_then(Option::as_ref);
-        if found.len() > 1 {
+        if configurations.len() > 1 {
             let times = row.steps[0].as_ref().zip(last).map(|(one, last)| one.seconds / last.seconds);
             cells.push(times.map_or_else(String::new, |times| format!("{times:.2}")));
         }
@@ -193,7 +193,7 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
         table_rows.push(cells);
     }
     table::print(&table_rows);
-    print_rates(arguments.closeness.level(), found, rows, *serving);
+    print_rates(arguments.closeness.level(), configurations, rows, *serving);
     println!("{}", ways_line(arguments.ways.ways()));
     println!(
         "software-managed: what is copied costs the software of a message for each page or row; loads cost none (--access, --outstanding)"
@@ -202,7 +202,7 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
 }
 
 /// How closely reads were looked at; and of each memory over a fabric the rates at which accelerators read it, in the last row that does.
-fn print_rates(fidelity: Fidelity, found: &[Configuration], rows: &[Row], serving: u32) {
+fn print_rates(fidelity: Fidelity, configurations: &[Configuration], rows: &[Row], serving: u32) {
     let how = match fidelity {
         Fidelity::L0 => {
             println!("each accelerator reads at its share of links and memories (--fidelity L0)");
@@ -215,7 +215,7 @@ fn print_rates(fidelity: Fidelity, found: &[Configuration], rows: &[Row], servin
     let head = ["", "closed form, GB/s", "all at once, GB/s", "sequences"].map(String::from);
     let mut table = vec![head.to_vec()];
     let mut flits = vec![];
-    for (at, on) in found.iter().enumerate() {
+    for (at, on) in configurations.iter().enumerate() {
         for (place, tier) in on.tiers.iter().enumerate() {
             let read = |row: &&Row| row.steps[at].as_ref().is_some_and(|it| it.tiers[place].bytes > 0.0);
             let Some(row) = rows.iter().rev().find(read).filter(|_| tier.is_over_fabric()) else { continue };

@@ -160,24 +160,24 @@ fn expect_held(found: &Curves) -> Result<(), Failure> {
     }
 }
 
-fn print(found: &Curves, titles: &[String], access: &[f64], sets: &[f64]) {
-    println!("access time by working set, {}, simulated", accelerators(found.accelerators));
+fn print(curves: &Curves, titles: &[String], access: &[f64], sets: &[f64]) {
+    println!("access time by working set, {}, simulated", accelerators(curves.accelerators));
     titles.iter().for_each(|title| println!("  {title}"));
-    let rows = if sets.is_empty() { landmarks(&found.configurations) } else { sets.to_vec() };
+    let rows = if sets.is_empty() { landmarks(&curves.configurations) } else { sets.to_vec() };
     for bytes in access {
         println!("\naccess of {}: its parts, there and back, in each memory", access_size(*bytes));
-        table::print(&parts(&found.configurations, *bytes));
+        table::print(&parts(&curves.configurations, *bytes));
         println!();
-        table::print(&times(&found.configurations, *bytes, &rows));
+        table::print(&times(&curves.configurations, *bytes, &rows));
         println!(
             "  (a working set takes the nearest memory first, and each byte of it is as likely; empty: more than it holds)"
         );
-        for pays in found.pays.iter().filter(|it| it.access_bytes == *bytes) {
-            println!("{}", pays_line(pays, &found.configurations));
+        for pays in curves.pays.iter().filter(|it| it.access_bytes == *bytes) {
+            println!("{}", pays_line(pays, &curves.configurations));
         }
-        out_of_order(&found.configurations, *bytes).iter().for_each(|line| println!("{line}"));
+        out_of_order(&curves.configurations, *bytes).iter().for_each(|line| println!("{line}"));
     }
-    println!("\n{}", ways_line(found.ways));
+    println!("\n{}", ways_line(curves.ways));
     println!(
         "reads, one at a time, while all accelerators do the same; no other accelerator writes what is read"
     );
@@ -230,10 +230,14 @@ fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
     let head =
         ["", "by", "holds", "access", "software", "controllers", "switches", "wires", "memory", "data"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for it in configurations {
-        for Tier { name, capacity_bytes, access, .. } in &it.tiers {
+    for configuration in configurations {
+        for Tier { name, capacity_bytes, access, .. } in &configuration.tiers {
             let data = access.seconds(bytes) - access.idle();
-            let mut row = vec![format!("{}, {name}", it.name), how(access.how).into(), size(*capacity_bytes)];
+            let mut row = vec![
+                format!("{}, {name}", configuration.name),
+                how(access.how).into(),
+                size(*capacity_bytes),
+            ];
             let parts = [
                 access.seconds(bytes),
                 access.software_s,

@@ -74,24 +74,24 @@ impl Arguments {
 /// Prints what the program took, and what it takes.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let trace = ProgramTrace::load(&arguments.trace)?;
-    let found = trace.predict(&arguments.question()?).map_err(|error| match error {
+    let predicted = trace.predict(&arguments.question()?).map_err(|error| match error {
         ProgramError::Given(error) => wrong(&error),
         ProgramError::Replay(error) => Failure(format!("{}: {error}", arguments.trace.display())),
         other => other.into(),
     })?;
-    let PredictedProgram { network, replayed: found } = found;
+    let PredictedProgram { network, replayed } = predicted;
     match arguments.json.json {
         true => {
             let measured_s = trace.measured_s().0;
-            let off = found.total_s / measured_s - 1.0;
-            let it = json!({
-                "measured": trace.measured, "calls": trace.calls, "hosts": network.hosts, "predicted": found,
+            let off = replayed.total_s / measured_s - 1.0;
+            let report = json!({
+                "measured": trace.measured, "calls": trace.calls, "hosts": network.hosts, "predicted": replayed,
                 "between": network.between, "inside": network.inside, "measured_s": measured_s, "off": off,
                 "fidelity": arguments.closeness.level(),
             });
-            println!("{it}");
+            println!("{report}");
         }
-        false => print(arguments, &trace, &network, &found),
+        false => print(arguments, &trace, &network, &replayed),
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ fn looked_line(fidelity: Fidelity, found: &Replayed) -> String {
     format!("messages {how} (--fidelity {})", fidelity.name())
 }
 
-fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: &Replayed) {
+fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, replayed: &Replayed) {
     let hosts = network.hosts.iter().max().map_or(1, |last| last + 1);
     let ranks = trace.ranks.len();
     println!(
@@ -116,11 +116,11 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: 
         arguments.trace.display(),
         counted(ranks as u64, "rank"),
         counted(hosts.into(), "host"),
-        counted(found.messages, "message"),
-        found.bytes as f64 / 1e6
+        counted(replayed.messages, "message"),
+        replayed.bytes as f64 / 1e6
     );
     let (measured_s, in_calls_s) = trace.measured_s();
-    let waits_s = found.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>() / ranks as f64;
+    let waits_s = replayed.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>() / ranks as f64;
     let row = |name: &str, measured: f64, predicted: f64| {
         let off = match measured > 0.0 {
             true => format!("{:+.1}%", 100.0 * (predicted / measured - 1.0)),
@@ -130,7 +130,7 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: 
     };
     table::print(&[
         ["", "measured", "predicted", "off"].map(String::from).to_vec(),
-        row("the program", measured_s, found.total_s),
+        row("the program", measured_s, replayed.total_s),
         row("in calls of MPI, mean of the ranks", in_calls_s, waits_s),
     ]);
     println!();
@@ -151,7 +151,7 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: 
         "predicted: messages inside a host take {} and go at {}{between}; {times}",
         arguments.latency, arguments.bandwidth
     );
-    println!("{}", looked_line(arguments.closeness.level(), found));
+    println!("{}", looked_line(arguments.closeness.level(), replayed));
     if arguments.platform.is_some() || arguments.hosts.is_some() {
         println!("measured: where the trace was made, which may be another network");
     }

@@ -376,26 +376,26 @@ fn csv(report: &Report) -> Result<String, Failure> {
     writer.write_record(names.map(String::from).into_iter().chain(objects.clone()))?;
     let cells = objects.count();
     for point in &report.points {
-        for it in &point.policies {
-            let number = |value: Option<f64>| value.map_or_else(String::new, |it| it.to_string());
-            let phase = |index: usize| number(it.phases.get(index).map(|phase| phase.seconds));
+        for policy in &point.policies {
+            let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+            let phase = |index: usize| number(policy.phases.get(index).map(|phase| phase.seconds));
             let own = [
                 point.context.to_string(),
                 point.batch.to_string(),
                 point.tokens.to_string(),
-                it.policy.clone(),
+                policy.policy.clone(),
                 report.kind.to_owned(),
-                it.fits.to_string(),
+                policy.fits.to_string(),
                 phase(0),
                 phase(1),
                 phase(2),
-                number(it.step_s),
-                number(it.tokens_per_s),
+                number(policy.step_s),
+                number(policy.tokens_per_s),
                 point.dram_only_s.to_string(),
                 point.gpu.used_bytes.to_string(),
                 point.bytes.to_string(),
             ];
-            let bytes: Vec<_> = it.bytes.iter().flatten().map(f64::to_string).collect();
+            let bytes: Vec<_> = policy.bytes.iter().flatten().map(f64::to_string).collect();
             let empty = vec![String::new(); cells - bytes.len()];
             writer.write_record(own.into_iter().chain(bytes).chain(empty))?;
         }

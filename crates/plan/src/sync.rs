@@ -210,8 +210,8 @@ impl Arguments {
         };
         let workers = f64::from(self.workers);
         let sent = bytes * 2.0 * (workers - 1.0) / workers;
-        let found = answer(&question)?;
-        Ok((Bandwidth::new(sent / found.total_s), found.flits.map(StepFlits::from)))
+        let answered = answer(&question)?;
+        Ok((Bandwidth::new(sent / answered.total_s), answered.flits.map(StepFlits::from)))
     }
 }
 

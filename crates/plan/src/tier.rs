@@ -342,10 +342,17 @@ fn print_record(report: &RecordReport, rounds: usize) {
     println!("{count} services in {rounds} recorded rounds; measured by the agent");
     let head = ["", "most", "rounds", "fast share lived with", "suffered at"];
     let mut lines = vec![head.map(String::from).to_vec()];
-    let share = |it: Option<f64>| it.map_or_else(|| "never".into(), |it| format!("{:.1}%", it * 100.0));
-    for it in &report.services {
-        let lowest = if it.is_opted_out { "opted out".into() } else { share(it.share) };
-        let row = [it.name.clone(), size(it.bytes as f64), it.rounds.to_string(), lowest, share(it.suffered)];
+    let share =
+        |part: Option<f64>| part.map_or_else(|| "never".into(), |part| format!("{:.1}%", part * 100.0));
+    for service in &report.services {
+        let lowest = if service.is_opted_out { "opted out".into() } else { share(service.share) };
+        let row = [
+            service.name.clone(),
+            size(service.bytes as f64),
+            service.rounds.to_string(),
+            lowest,
+            share(service.suffered),
+        ];
         lines.push(row.to_vec());
     }
     table::print(&lines);

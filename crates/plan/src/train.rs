@@ -519,12 +519,12 @@ fn print_taken(subject: &Subject, answer: &Answer, others: &[&Answer]) {
     let order = if subject.order.is_some() { order } else { String::new() };
     say(&format!("{order}of each rack {} used", used(answer.fill)));
     // What of the machine changes no figure is of interest where it differs.
-    for it in others.iter().filter(|it| it.machine != answer.machine) {
+    for other in others.iter().filter(|other| other.machine != answer.machine) {
         say(&answer.machine);
-        say(&format!("on {}: {}", it.platform, it.machine));
+        say(&format!("on {}: {}", other.platform, other.machine));
     }
     say(&looked_line(answer));
-    for other in others.iter().filter(|it| it.flits != answer.flits) {
+    for other in others.iter().filter(|other| other.flits != answer.flits) {
         say(&format!("on {}: {}", other.platform, looked_line(other)));
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use include_dir::{Dir, include_dir};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+use serde_path_to_error::Track;
 use toml::{Table, Value};
 
 /// What is wrong with a data file: which file, which key, what was expected.
@@ -158,17 +159,23 @@ pub enum Folder {
     Prices,
 }
 
-static DATA: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data");
+// Each folder by itself: what lies beside them in `data` is read by scripts and tests alone.
+static PLATFORMS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/platforms");
+static MODELS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/models");
+static PUBLISHED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/published");
+static FABRICS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/fabrics");
+static FIGURES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/figures");
+static PRICES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data/prices");
 
 impl Folder {
-    const fn name(self) -> &'static str {
+    const fn files(self) -> &'static Dir<'static> {
         match self {
-            Self::Platforms => "platforms",
-            Self::Models => "models",
-            Self::Published => "published",
-            Self::Fabrics => "fabrics",
-            Self::Figures => "figures",
-            Self::Prices => "prices",
+            Self::Platforms => &PLATFORMS,
+            Self::Models => &MODELS,
+            Self::Published => &PUBLISHED,
+            Self::Fabrics => &FABRICS,
+            Self::Figures => &FIGURES,
+            Self::Prices => &PRICES,
         }
     }
 
@@ -187,8 +194,8 @@ impl Folder {
 /// The names of what lies in a folder, sorted.
 #[must_use]
 pub fn names(folder: Folder) -> Vec<&'static str> {
-    let files = DATA.get_dir(folder.name()).into_iter().flat_map(Dir::files);
-    let names = files.filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
+    let names =
+        folder.files().files().filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
     names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -197,7 +204,7 @@ pub fn names(folder: Folder) -> Vec<&'static str> {
 /// # Errors
 /// When there is no such file, with the names that there are.
 pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
-    let known = DATA.get_file(format!("{}/{name}.toml", folder.name()));
+    let known = folder.files().get_file(format!("{name}.toml"));
     if let Some(text) = known.and_then(|file| file.contents_utf8()) {
         return Ok(text.into());
     }
@@ -296,10 +303,17 @@ fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
 /// When it cannot be read, is no TOML, or says what no `T` has.
 pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataError> {
     let table = whole(folder, name, &mut vec![])?;
-    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
-        let key = error.path().to_string();
+    let mut track = Track::new();
+    let value = serde_path_to_error::Deserializer::new(Value::Table(table), &mut track);
+    // Erased, because each `T` would have code of its own for each kind of value otherwise.
+    let mut erased = <dyn erased_serde::Deserializer<'_>>::erase(value);
+    let read = T::deserialize(&mut erased as &mut dyn erased_serde::Deserializer<'_>);
+    read.map_err(|error| {
+        let key = track.path().to_string();
         let key = if key == "." { "" } else { &key };
-        DataError::new(name, key, in_words(error.inner().message()))
+        let message = error.to_string();
+        // TOML has added each key on a line of its own.
+        DataError::new(name, key, in_words(message.split("\nin `").next().unwrap_or_default()))
     })
 }
 

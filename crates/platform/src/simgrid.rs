@@ -345,9 +345,9 @@ mod tests {
             ("0-511", "2;16;1,16;1,1", "expected 2 numbers down, up and in parallel"),
             ("0-511", "9;16,x;1,16;1,1", "expected 1 to 4 levels"),
         ] {
-            let said = tree(radical, parameters).unwrap_err().to_string();
-            assert!(said.starts_with("c.xml: line 5: <cluster>: topo_parameters: "), "{said}");
-            assert!(said.contains(expected), "{said}");
+            let refusal = tree(radical, parameters).unwrap_err().to_string();
+            assert!(refusal.starts_with("c.xml: line 5: <cluster>: topo_parameters: "), "{refusal}");
+            assert!(refusal.contains(expected), "{refusal}");
         }
     }
 
@@ -381,16 +381,16 @@ mod tests {
             ),
             ("<cluster radical=\"0-3\" bw=\"8bps\" lat=\"1us\"/>", "link.rate: expected 1 MT/s or more"),
         ] {
-            let said = read(cluster).unwrap_err().to_string();
-            assert!(said.contains(expected), "{said}\n{expected}");
+            let refusal = read(cluster).unwrap_err().to_string();
+            assert!(refusal.contains(expected), "{refusal}\n{expected}");
         }
         for (text, expected) in [
             ("<platform version=\"4.1\">\n</zone>", "c.xml: line 2: expected a platform of SimGrid as XML: "),
             ("<html/>", "c.xml: line 1: <html>: expected <platform>"),
             ("<platform version=\"3\"/>", "c.xml: line 1: <platform>: expected version 4 or 4.1"),
         ] {
-            let said = Cluster::read("c.xml", text).unwrap_err().to_string();
-            assert!(said.starts_with(expected), "{said}\n{expected}");
+            let refusal = Cluster::read("c.xml", text).unwrap_err().to_string();
+            assert!(refusal.starts_with(expected), "{refusal}\n{expected}");
         }
     }
 }

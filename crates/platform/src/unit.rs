@@ -265,8 +265,8 @@ mod tests {
             ("NaN GB/s", "no such number"),
         ];
         for (text, why) in cases {
-            let said = Bandwidth::parse(text).unwrap_err();
-            assert!(said.contains(why), "{text}: {said}");
+            let refusal = Bandwidth::parse(text).unwrap_err();
+            assert!(refusal.contains(why), "{text}: {refusal}");
         }
     }
 }

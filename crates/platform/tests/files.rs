@@ -80,9 +80,9 @@ fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
         let table = path.iter().fold(&mut odd, |table, key| table[key].as_table_mut().unwrap());
         table.insert("odd".into(), 1.into());
         let file = Written::new(&odd.to_string());
-        let said =
+        let output =
             Platform::load(file.0.to_str().unwrap()).map_or_else(|it| it.to_string(), |_| String::new());
-        let expected = said.split_once("unknown field `odd`, expected ").map_or("", |(_, rest)| rest);
+        let expected = output.split_once("unknown field `odd`, expected ").map_or("", |(_, rest)| rest);
         known.extend(expected.split('`').skip(1).step_by(2).map(str::to_owned));
     }
     let headers = text.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
@@ -632,14 +632,14 @@ fn expect_refusals(text: &str, load: impl Fn(&str) -> Result<(), String>) {
         for value in no_numbers(&own) {
             let mut changed = whole.clone();
             *leaf(&mut changed, &at) = value.clone();
-            let said = load(&changed).expect_err(&format!("{at:?} is taken as {value}"));
+            let refusal = load(&changed).expect_err(&format!("{at:?} is taken as {value}"));
             // A part of the path, because what is wrong may be how two values go together.
-            assert!(at.iter().any(|key| said.contains(key.as_str())), "{at:?} as {value}: {said}");
+            assert!(at.iter().any(|key| refusal.contains(key.as_str())), "{at:?} as {value}: {refusal}");
         }
         let mut changed = whole.clone();
         *leaf(&mut changed, &at) = "x".repeat(1 << 20).into();
-        let said = load(&changed).err().unwrap_or_default();
-        assert!(said.len() < 2000, "{at:?}: {} bytes: {}", said.len(), &said[..300]);
+        let refusal = load(&changed).err().unwrap_or_default();
+        assert!(refusal.len() < 2000, "{at:?}: {} bytes: {}", refusal.len(), &refusal[..300]);
     }
 }
 
@@ -658,7 +658,7 @@ fn a_number_that_none_can_be_is_refused_at_its_key_and_no_error_quotes_a_megabyt
         long.clone(),
         format!("extends = \"{long}\""),
     ] {
-        let said = platform(Written::new(&text).0.to_str().unwrap()).unwrap_err();
-        assert!(said.len() < 2000, "{} bytes: {}", said.len(), &said[..300]);
+        let refusal = platform(Written::new(&text).0.to_str().unwrap()).unwrap_err();
+        assert!(refusal.len() < 2000, "{} bytes: {}", refusal.len(), &refusal[..300]);
     }
 }

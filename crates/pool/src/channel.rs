@@ -105,7 +105,7 @@ impl<M: Memory> Drop for Sender<M> {
     fn drop(&mut self) {
         let Some(ring) = self.ring.take() else { return };
         leave(&self.pool, ring.at());
-        // Whoever opened the ring and was never met lets go of its line too, for it finds that this end has left.
+        // A process that opened the ring and was never met lets go of its line too, for it finds that this end has left.
         let receiver = self.receiver.take().or_else(|| find_receiver(&self.pool, &ring).ok().flatten());
         receiver.into_iter().for_each(|receiver| self.pool.abandon(receiver));
         self.pool.abandon(ring);

@@ -65,7 +65,7 @@ impl<M: Memory> Pool<M> {
     pub fn sweep_job(&self, job: u64) -> Result<SweepReport, PoolError> {
         let memory = |listed: &ListedObject| matches!(Use::of(&listed.name, job), Some(Use::Memory(_)));
         let mut known = BTreeMap::new();
-        // Whoever is gone by now has made all its rings, and the list that follows has them.
+        // A process that is gone by now has made all its rings, and the list that follows has them.
         for listed in self.directory().list("/memory/")?.0.into_iter().filter(memory) {
             let holder = self.holder(&listed.name, listed.generation, Kind::Private)?;
             known.insert((listed.name, listed.generation), holder);

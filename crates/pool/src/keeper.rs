@@ -153,7 +153,7 @@ impl<M: Memory> Keeper<M> {
         Self::start_in(memory, layout, charge, Owner::this(), replace)
     }
 
-    // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`. Whoever had its place
+    // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`. A process that had its place
     // before has written its last there, and a newer keeper has taken over what that said.
     pub(crate) fn start_in(
         memory: M,
@@ -417,7 +417,7 @@ impl<M: Memory> Keeper<M> {
     /// as its host line says that it left.
     fn adopt(&self, host: u16) -> Result<(), PoolError> {
         let (line, _) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?;
-        // Whoever left has done it, or a keeper has that died after it: another may be in by now.
+        // A process that left has done it, or a keeper has that died after it: another may be in by now.
         if line.state != HostState::Live || line.incarnation > self.grants[usize::from(host)].evicted_through
         {
             return Ok(());
@@ -433,7 +433,7 @@ impl<M: Memory> Keeper<M> {
             }
         }
         let left = HostLine { state: HostState::Left, ..line };
-        // SYNC: whoever is told that the host has left sees all of this.
+        // SYNC: the process that is told that the host has left sees all of this.
         line::announce(&self.memory, self.layout.host_line(host), &left.encode());
         Ok(())
     }
@@ -497,7 +497,7 @@ fn inherit<M: Memory>(
             epoch: 0,
             evicted_through: grant.evicted_through,
         }),
-        // A damaged grant: whoever is in is the one that the host line names, and everyone before it is out.
+        // A damaged grant: the process that is in is the one that the host line names, and everyone before it is out.
         Err(_) => {
             let evicted_through = line.incarnation - u64::from(is_member && line.incarnation > 0);
             Ok(Grant { nonce: 0, boot: line.boot, incarnation: line.incarnation, epoch: 0, evicted_through })

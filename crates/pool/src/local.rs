@@ -150,7 +150,7 @@ impl LocalLock {
         Self(word)
     }
 
-    /// Whether whoever has the lock is dead, or left it half done.
+    /// Whether the process that has the lock is dead, or left it half done.
     pub(crate) fn is_abandoned<M: Memory>(self, memory: &M, me: &Local) -> bool {
         match memory.local_load(self.0) {
             0 => false,

@@ -42,7 +42,7 @@ pub enum InitialContents {
     /// Whatever was there, other jobs' bytes included; the lines are only dropped from this host's caches. For staging
     /// space that is written before it is read.
     Nothing,
-    /// These words and their checksum in the first line, and zeros behind it, unless it has no bytes: whoever finds the
+    /// These words and their checksum in the first line, and zeros behind it, unless it has no bytes: the process that finds the
     /// object finds them there.
     Line(Words),
     /// These words and their checksum in the first line, and behind it whatever was there.

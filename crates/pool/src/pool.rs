@@ -517,7 +517,7 @@ impl<M: Memory> Pool<M> {
     pub(crate) fn is_gone(&self, peer: &Process) -> Result<bool, PoolError> {
         let view = self.view()?;
         let is_fenced = (view.fenced & !view.members) >> peer.host & 1 == 1;
-        // Its line is not asked first: whoever died while it wrote it has left it torn.
+        // Its line is not asked first: the process that died while it wrote it has left it torn.
         if is_fenced || self.liveness(peer)? == Liveness::Dead {
             return Ok(true);
         }

@@ -109,7 +109,7 @@ impl Scene {
                 for salt in 0..3 {
                     operations(&mut group, self.data(rank), salt).unwrap();
                 }
-                // Whoever leaves early is dead to the others.
+                // A process that leaves early is dead to the others.
                 group.barrier().unwrap();
             })
         };

@@ -87,7 +87,7 @@ impl Group {
 
     /// Runs a call over held buffers.
     fn run(&self, py: Python<'_>, call: Call) -> PyResult<()> {
-        // SAFETY: whoever calls this holds the buffers of the call until it returns.
+        // SAFETY: the caller holds the buffers of the call until it returns.
         let job = unsafe { Job::new(call, None, vec![]) };
         run(py, &*self.lane()?, &job, None)
     }

@@ -147,7 +147,7 @@ impl Object {
         let span = held.span;
         let written = array.py().detach(|| {
             self.open.with(|open| {
-                // SAFETY: `held` keeps the bytes; whoever writes them meanwhile publishes what it happens to be.
+                // SAFETY: `held` keeps the bytes; a process that writes them meanwhile publishes what is there.
                 let from = unsafe { span.bytes() };
                 let object = open.object.as_ref().expect("open until dropped");
                 object.write_at(open.session.pool().memory(), 0, from)

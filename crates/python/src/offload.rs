@@ -69,7 +69,7 @@ pub(crate) fn offload_tiers(platform: &str, threads: Option<u32>) -> PyResult<Ve
     let memory = loaded
         .sharing
         .as_ref()
-        .map(|it| it.memory)
+        .map(|tier| tier.memory)
         .or_else(|| loaded.rack.values().next().map(|rack| rack.host.memory));
     let Some(memory) = memory else {
         return Err(argument(format!("{platform}: expected the memory of a host; `polder probe` writes it")));
@@ -81,13 +81,13 @@ pub(crate) fn offload_tiers(platform: &str, threads: Option<u32>) -> PyResult<Ve
     let (read, write) =
         loaded.local_tiers.get("dram").map_or((memory.read.value(), memory.write.value()), rates);
     let dram = ("dram".to_owned(), None, None, None, memory.capacity.value(), read, write);
-    let near = loaded.local_tiers.iter().filter(|(name, _)| *name != "dram").map(|(name, it)| {
-        let (read, write) = rates(it);
-        (name.clone(), None, it.node, it.device.clone(), it.capacity.value(), read, write)
+    let near = loaded.local_tiers.iter().filter(|(name, _)| *name != "dram").map(|(name, tier)| {
+        let (read, write) = rates(tier);
+        (name.clone(), None, tier.node, tier.device.clone(), tier.capacity.value(), read, write)
     });
-    let disks = loaded.disk.iter().map(|(name, it)| {
-        let folder = Some(it.folder.clone());
-        (name.clone(), folder, None, None, it.capacity.value(), it.read.value(), it.write.value())
+    let disks = loaded.disk.iter().map(|(name, tier)| {
+        let folder = Some(tier.folder.clone());
+        (name.clone(), folder, None, None, tier.capacity.value(), tier.read.value(), tier.write.value())
     });
     Ok(std::iter::once(dram).chain(near).chain(disks).collect())
 }

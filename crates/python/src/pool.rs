@@ -39,7 +39,7 @@ impl<T> Owned<T> {
     /// `ClosedError` when it was closed, or belongs to the process that forked this one.
     pub(crate) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> PyResult<R> {
         self.check_process()?;
-        // An exception is made with the GIL, and whoever has that may wait for this lock: first one, then the other.
+        // An exception is made with the GIL, and the thread that has that may wait for this lock: first one, then the other.
         let looked = self.lock().as_ref().map(look);
         looked.ok_or_else(|| {
             errors::plain("ClosedError", format!("this {} is closed; open it anew", self.what))

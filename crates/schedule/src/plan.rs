@@ -277,7 +277,7 @@ fn length(action: &Action) -> Chunk {
         .expect("an action has an output, or combines an input of its own")
 }
 
-/// Adds a turn, or moves the rank's turn to the later phase: whoever has finished that has finished the earlier.
+/// Adds a turn, or moves the rank's turn to the later phase: a rank that has finished the later has finished the earlier.
 fn latest(turns: &mut Vec<Turn>, turn: Turn) {
     match turns.iter_mut().find(|other| other.rank == turn.rank) {
         Some(other) => other.phase = other.phase.max(turn.phase),

@@ -86,11 +86,11 @@ mod tests {
                 "\"1\"",
                 "true",
             ]) {
-                let said = file(key, value).expect_err(&format!("{key} = {value}"));
-                assert!(said.contains(key), "{key} = {value}: {said}");
+                let refusal = file(key, value).expect_err(&format!("{key} = {value}"));
+                assert!(refusal.contains(key), "{key} = {value}: {refusal}");
             }
-            let said = file(key, &format!("\"{}\"", "9".repeat(1 << 20))).unwrap_err();
-            assert!(said.len() < 2000, "{key}: {}", said.len());
+            let refusal = file(key, &format!("\"{}\"", "9".repeat(1 << 20))).unwrap_err();
+            assert!(refusal.len() < 2000, "{key}: {}", refusal.len());
         }
         std::fs::remove_file(&path).unwrap();
     }

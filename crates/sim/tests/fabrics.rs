@@ -270,9 +270,9 @@ fn a_table_that_asks_for_what_is_not_there_gets_one_line() {
     let refused = |of: &str, published: &str| {
         let head = "title = \"x\"\nsource = \"x\"\n[[row]]\nname = \"r\"\nat = \"x\"\nplatform = \"cmpi\"\n";
         std::fs::write(path, format!("{head}of = {of}\npublished = {published}\n")).unwrap();
-        let said = fabrics::table(path).unwrap_err().to_string();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        said.strip_prefix(path).unwrap().to_owned()
+        let refusal = fabrics::table(path).unwrap_err().to_string();
+        assert_eq!(refusal.lines().count(), 1, "{refusal}");
+        refusal.strip_prefix(path).unwrap().to_owned()
     };
     let time = "{ judged = \"1 us\" }";
     for (of, published, expected) in [
@@ -343,7 +343,7 @@ fn a_table_that_asks_for_what_is_not_there_gets_one_line() {
             ": row r: of.processes: expected an even number, found 3",
         ),
     ] {
-        let said = refused(of, published);
-        assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");
+        let refusal = refused(of, published);
+        assert!(refusal.starts_with(expected), "{refusal}\n  where expected: {expected}");
     }
 }

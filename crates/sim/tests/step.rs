@@ -231,7 +231,7 @@ fn what_hangs_on_one_link_of_a_switch_shares_it() {
 #[test]
 fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
     let mut platform = Platform::load("nvl72-cxl").unwrap();
-    let mut said = std::collections::BTreeSet::new();
+    let mut refusals = std::collections::BTreeSet::new();
     let mut steps = vec![];
     let kinds = [AttachKind::C2c, AttachKind::Pcie, AttachKind::PcieSwitch, AttachKind::Ucie];
     for kind in kinds.map(Some).into_iter().chain([None]) {
@@ -242,7 +242,7 @@ fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
             }
             platform.between.as_mut().unwrap().carries = carries;
             let job = Job::new(&platform);
-            said.insert(job.recorded());
+            refusals.insert(job.recorded());
             steps.extend([TierId::Host, TierId::Pool].map(|tier| {
                 let offload = Offload { tier, weights: true, optimizer: true, ..Offload::default() };
                 job.predict(&gpt3(), &Layout { offload, ..layout() }).unwrap().step
@@ -250,13 +250,13 @@ fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
         }
     }
     assert!(steps.chunks(2).all(|both| both == &steps[..2]), "{steps:?}");
-    assert_eq!(said.len(), 10, "{said:?}");
+    assert_eq!(refusals.len(), 10, "{refusals:?}");
     assert!(
-        said.contains(
+        refusals.contains(
             "CPUs attach by pcie-switch; inside racks CXL carries mem; between racks CXL carries mem"
         )
     );
-    assert!(said.contains(
+    assert!(refusals.contains(
         "how CPUs attach is not given; inside racks CXL carries cache, mem, io; between racks CXL carries cache, mem, io"
     ));
 }
@@ -390,10 +390,10 @@ fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
     let kept = wide.memory.accelerator().activations_bytes / narrow.memory.accelerator().activations_bytes;
     assert!(kept > 1.5 && kept <= 2.0, "{kept}");
     assert!(wide.compute.forward_s > narrow.compute.forward_s && wide.total_s < 2.0 * narrow.total_s);
-    let said =
+    let refusal =
         refusal("dgx-a100", "gpt3-175b", &Layout { precision: Precision::Fp32, ..layout() }).to_string();
     assert_eq!(
-        said,
+        refusal,
         "fp32 needs accelerators whose file has a rate of 32-bit floats, which this platform does not have; take bf16"
     );
 }

@@ -169,7 +169,7 @@ class Pending(Work):
         if not self._is_over():
             return False
         if self._error() is None:
-            # Whoever has the work hears of a failure.
+            # The holder of the work hears of a failure.
             with contextlib.suppress(Exception):
                 self.finish_own()
         return True

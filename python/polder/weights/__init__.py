@@ -104,7 +104,7 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
     arrays: list[tuple[str, Any]] = []
     layouts: dict[str, list[Any]] = {}
     for key, tensor in tensors.items():
-        # Whoever hands over a whole state_dict meets this error here, and not in a reader.
+        # A caller that hands over a whole state_dict meets this error here, and not in a reader.
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"{key!r} is a {type(tensor).__name__}; give dense tensors alone")
         if tensor.is_meta:

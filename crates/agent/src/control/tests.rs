@@ -230,9 +230,9 @@ fn a_service_whose_cold_pages_the_kernel_demoted_comes_to_its_low_bound_within_1
     assert!(rounds.iter().all(|row| row.demoted == 0), "it never goes down again");
     assert_eq!(tree.bytes("/cache"), [90 * MIB, 110 * MIB]);
     let causes = agent.causes();
-    let said: Vec<&str> = causes["cache"].iter().map(|cause| cause.what.as_str()).collect();
-    assert_eq!(said.last(), Some(&"it is within its bounds"));
-    assert!(said.contains(&"it is under local_low, and its pages come up"), "{said:?}");
+    let reasons: Vec<&str> = causes["cache"].iter().map(|cause| cause.what.as_str()).collect();
+    assert_eq!(reasons.last(), Some(&"it is within its bounds"));
+    assert!(reasons.contains(&"it is under local_low, and its pages come up"), "{reasons:?}");
 }
 
 #[test]
@@ -561,8 +561,8 @@ fn poison_names_the_service_whose_page_lies_there_and_the_policy_answers() {
         let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
         let round = look(&mut agent);
         assert_eq!(named(&round), [(Some("cache"), false)]);
-        let said = round.alarms.iter().map(ToString::to_string).collect::<String>();
-        assert!(said.contains("cache has pages on bad memory of mem0: poison (Injected) at 0x1000 on the device, 0x110001000"), "{said}");
+        let alarms = round.alarms.iter().map(ToString::to_string).collect::<String>();
+        assert!(alarms.contains("cache has pages on bad memory of mem0: poison (Injected) at 0x1000 on the device, 0x110001000"), "{alarms}");
         assert_eq!((tree.bytes("/cache")[0], tree.bytes("/web")[0]), (cache, web));
         assert_eq!(round.services[0].bad_memory, 1);
         assert_eq!((round.devices[0].device.as_str(), round.devices[0].bad_places), ("mem0", 1));
@@ -615,10 +615,10 @@ fn bad_places_and_services_cost_by_their_sum_and_not_by_their_product() {
         assert_eq!(hit, count, "every service may be hit");
         let named = named(&round);
         assert_eq!(named.iter().filter(|(service, _)| service.is_some()).count() as u64, count / 2);
-        let said = round.alarms.iter().map(ToString::to_string).collect::<String>();
+        let output = round.alarms.iter().map(ToString::to_string).collect::<String>();
         assert!(
-            said.contains(&format!("it may hit any of {count} services with bytes on the slow tier")),
-            "{said}"
+            output.contains(&format!("it may hit any of {count} services with bytes on the slow tier")),
+            "{output}"
         );
         (calls, round.alarms.len() as u64)
     };
@@ -779,10 +779,10 @@ fn a_pod_that_two_labels_select_is_of_one_service() {
     let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
     let round = look(&mut agent);
     assert_eq!(round.services.len(), 1);
-    let said = round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    let alarms = round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     assert!(
-        said.contains("canary/web-6d4cf56db6-qz9lm: the pod is that of all/web-6d4cf56db6-qz9lm too"),
-        "{said}"
+        alarms.contains("canary/web-6d4cf56db6-qz9lm: the pod is that of all/web-6d4cf56db6-qz9lm too"),
+        "{alarms}"
     );
     agent.stop().unwrap();
 }

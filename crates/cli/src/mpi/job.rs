@@ -328,7 +328,7 @@ fn passing_signals(command: &mut Command, mpiexec: &Path) -> Result<ExitStatus, 
     Ok(child.wait()?)
 }
 
-/// What `wait` returns; `pass` gets what this process is told until then, by whoever is not the kernel.
+/// What `wait` returns; `pass` gets what this process is told until then, by what is not the kernel.
 fn meanwhile<T>(
     mut signals: SignalsInfo<WithOrigin>,
     pass: impl Fn(Signal) + Send + 'static,

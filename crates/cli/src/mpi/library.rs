@@ -202,32 +202,33 @@ impl Install {
     /// When there is none, or it is another.
     pub fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
         if let Some(mpiexec) = mpiexec {
-            let found = Self::at(mpiexec)?;
+            let library = Self::at(mpiexec)?;
             return match wanted {
-                Some(wanted) if wanted != found.library => {
-                    let is = found.library;
+                Some(wanted) if wanted != library.library => {
+                    let is = library.library;
                     Err(Failure(format!("{} is of {is}, and --mpi says {wanted}", mpiexec.display())))
                 }
-                _ => Ok(found),
+                _ => Ok(library),
             };
         }
-        let (mut found, mut refused) = (vec![], None);
+        let (mut libraries, mut refused) = (vec![], None);
         for mpiexec in in_path(&["mpiexec", "mpiexec.hydra"]) {
             match Self::at(&mpiexec) {
-                Ok(one) if wanted.is_none_or(|wanted| wanted == one.library) => found.push(one),
+                Ok(one) if wanted.is_none_or(|wanted| wanted == one.library) => libraries.push(one),
                 Ok(_) => {}
                 Err(failure) => refused = refused.or(Some(failure)),
             }
         }
         // As a shell has it: the first counts.
-        if let Some(other) = found.iter().find(|other| other.library != found[0].library) {
-            let paths = [&found[0], other].map(|one| format!("{} of {}", one.library, one.mpiexec.display()));
+        if let Some(other) = libraries.iter().find(|other| other.library != libraries[0].library) {
+            let paths =
+                [&libraries[0], other].map(|one| format!("{} of {}", one.library, one.mpiexec.display()));
             let [first, other] = paths.map(|path| quoted_text(&path));
             eprintln!(
                 "polder: {first} is the first in PATH; --mpi or --mpiexec takes another, such as {other}"
             );
         }
-        if found.is_empty() {
+        if libraries.is_empty() {
             let what = wanted.map_or_else(|| "an MPI library".to_owned(), |library| library.to_string());
             let install = wanted.unwrap_or(Library::Mpich).install();
             let none =
@@ -235,7 +236,7 @@ impl Install {
             let none = Failure(none);
             return Err(refused.unwrap_or(none));
         }
-        Ok(found.remove(0))
+        Ok(libraries.remove(0))
     }
 
     /// What `mpiexec` says it is.

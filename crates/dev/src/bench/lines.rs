@@ -21,7 +21,7 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
     let effort = Sampling::default();
     let mut rows = Vec::new();
     for bytes in memset_sizes() {
-        for way in WriteMethod::ALL {
+        for way in WriteMethod::all() {
             if let Some(timing) = memset(&memory, way, bytes, effort)? {
                 let case = format!("memset and flush {} {}", size(bytes as usize), way.name());
                 rows.push(row(case, "latency", timing, "ns"));
@@ -38,7 +38,7 @@ fn table_1(memory: &Software, effort: Sampling, rows: &mut Vec<Row>) -> Result<(
     let few = Sampling { samples: 15, ..effort };
     let case = format!("main memory {threads} threads");
     rows.push(row(case, "bandwidth", memory_bandwidth(threads, MEMORY / threads, few), "GB/s"));
-    for way in WriteMethod::ALL {
+    for way in WriteMethod::all() {
         if let Some(timing) = memset(memory, way, 8, effort)? {
             rows.push(row(format!("memset 8 B {}", way.name()), "latency", timing, "ns"));
         }

@@ -9,12 +9,12 @@ use polder_plan::table::{self, digits};
 pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
     let figure = CoarseFigure::load()?;
     let CoarseReport { claims, open } = figure.beside()?;
-    let is_asked = |it: &CoarseBeside| {
-        let digits = it.claim.figure.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let is_asked = |beside: &CoarseBeside| {
+        let digits = beside.claim.figure.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         figures.contains(&digits)
     };
     if json {
-        let claims: Vec<_> = claims.iter().filter(|it| is_asked(it)).collect();
+        let claims: Vec<_> = claims.iter().filter(|beside| is_asked(beside)).collect();
         println!("{}", serde_json::json!({ "claims": claims, "open": open }));
         return Ok(());
     }
@@ -22,24 +22,24 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
     let mut rows = vec![
         ["figure", "", "published", "simulated", "from", "to", "to over from", ""].map(String::from).to_vec(),
     ];
-    for it in claims.iter().filter(|it| is_asked(it)) {
-        let [least, most] = it.claim.published;
+    for beside in claims.iter().filter(|beside| is_asked(beside)) {
+        let [least, most] = beside.claim.published;
         let published = match least == most {
             true => digits(least),
             false => format!("{} to {}", digits(least), digits(most)),
         };
-        let reached = if it.is_reached() { "inside" } else { "outside" };
-        let name = format!("{:<4} {}", it.claim.figure, it.claim.says);
-        let [from, to] = it.range.map(digits);
-        let wide = it.times_wide().map_or_else(String::new, |times| format!("{times:.1}"));
-        rows.push(vec![name, published, digits(it.simulated), from, to, wide, reached.into()]);
+        let reached = if beside.is_reached() { "inside" } else { "outside" };
+        let name = format!("{:<4} {}", beside.claim.figure, beside.claim.says);
+        let [from, to] = beside.range.map(digits);
+        let wide = beside.times_wide().map_or_else(String::new, |times| format!("{times:.1}"));
+        rows.push(vec![name, published, digits(beside.simulated), from, to, wide, reached.into()]);
     }
     rows[0].remove(1);
     table::print(&rows);
     println!(
         "  (from, to: over all ends of the ranges below; outside: no ends of the ranges give the published number)"
     );
-    let asked = claims.iter().filter(|it| is_asked(it));
+    let asked = claims.iter().filter(|beside| is_asked(beside));
     let widths: Vec<_> = asked.clone().filter_map(CoarseBeside::times_wide).collect();
     let [least, most] = [widths.iter().copied().reduce(f64::min), widths.iter().copied().reduce(f64::max)];
     println!(
@@ -52,21 +52,21 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
             .map(String::from)
             .to_vec(),
     ];
-    for it in &open {
-        let [from, to] = it.open.range.map(|end| end.to_string());
-        let most = format!("{:.2} (figure {})", it.most_times, claims[it.most_moved].claim.figure);
+    for moved in &open {
+        let [from, to] = moved.open.range.map(|end| end.to_string());
+        let most = format!("{:.2} (figure {})", moved.most_times, claims[moved.most_moved].claim.figure);
         rows.push(vec![
-            it.open.what.clone(),
-            it.open.value.to_string(),
+            moved.open.what.clone(),
+            moved.open.value.to_string(),
             from,
             to,
-            format!("{:.2}", it.mean_times),
+            format!("{:.2}", moved.mean_times),
             most,
         ]);
     }
     table::print(&rows);
     println!();
-    figure.machine.iter().for_each(|it| println!("{}: {}", it.name, it.accelerator));
+    figure.machine.iter().for_each(|machine| println!("{}: {}", machine.name, machine.accelerator));
     figure.notes.iter().for_each(|line| println!("note: {line}"));
     println!("simulated; nothing is fitted to these figures");
     Ok(())

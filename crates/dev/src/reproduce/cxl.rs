@@ -28,27 +28,27 @@ pub(super) fn text(name: &str, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn claim(it: &ClaimBeside) -> Vec<String> {
+fn claim(beside: &ClaimBeside) -> Vec<String> {
     let holds = |value: f64| if value == 1.0 { "yes" } else { "no" }.to_owned();
     let number = |value: f64| match value.abs() >= 100.0 {
         true => format!("{value:.0}"),
         false => format!("{value:.2}"),
     };
-    let is_sentence = it.unit == "holds";
+    let is_sentence = beside.unit == "holds";
     let shown = |value: f64| if is_sentence { holds(value) } else { number(value) };
-    let published = match it.published {
+    let published = match beside.published {
         Some([least, most]) if least == most => shown(least),
         Some([least, most]) => format!("{} to {}", shown(least), shown(most)),
         None => "none".into(),
     };
-    let off = match it.off() {
-        Some(0.0) if it.published.is_some_and(|[least, most]| least < most) => "inside".into(),
+    let off = match beside.off() {
+        Some(0.0) if beside.published.is_some_and(|[least, most]| least < most) => "inside".into(),
         Some(_) if is_sentence => String::new(),
         Some(off) if off.is_finite() => format!("{:+.0}%", off * 100.0),
         _ => String::new(),
     };
-    let unit = if is_sentence { String::new() } else { it.unit.clone() };
-    vec![format!("  {}", it.says), published, shown(it.simulated), off, unit]
+    let unit = if is_sentence { String::new() } else { beside.unit.clone() };
+    vec![format!("  {}", beside.says), published, shown(beside.simulated), off, unit]
 }
 
 /// Figure 9 or 10, both printed.

@@ -91,7 +91,7 @@ fn memories(report: &TierReport, bytes: f64) -> Vec<Vec<String>> {
     for variant in &report.variants {
         for Configuration { name, tiers, .. } in &variant.configurations {
             for tier in tiers {
-                let said = match tier.name {
+                let source = match tier.name {
                     "pool" if variant.ways.node_latency == NodeLatency::Added => ", near, added",
                     "pool" if variant.ways.nodes == Nodes::Near => ", near",
                     "pool" => ", far",
@@ -112,7 +112,7 @@ fn memories(report: &TierReport, bytes: f64) -> Vec<Vec<String>> {
                 let parts: Vec<_> =
                     parts.map(|(name, seconds)| format!("{name} {}", time(*seconds))).collect();
                 let row = vec![
-                    format!("  {name}, {}{said}", tier.name),
+                    format!("  {name}, {}{source}", tier.name),
                     time(access.seconds(bytes)),
                     parts.join(", "),
                 ];

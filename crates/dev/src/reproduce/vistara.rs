@@ -38,8 +38,8 @@ pub(super) fn knee(json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn knee_row(it: &KneeBeside) -> Vec<String> {
-    let KneeBeside { row, simulated, by_capacity } = it;
+fn knee_row(beside: &KneeBeside) -> Vec<String> {
+    let KneeBeside { row, simulated, by_capacity } = beside;
     let off = |error: f64| format!("{:+.1}%", error * 100.0);
     let (ours, baseline) = (errors(row, simulated), errors(row, by_capacity));
     let gb = |bytes: f64| format!("{:.1}", bytes / 1e9);
@@ -195,22 +195,22 @@ fn print_cache(row: &TelemetryBeside) {
     );
 }
 
-fn telemetry_row(it: &TelemetryBeside) -> Vec<String> {
+fn telemetry_row(beside: &TelemetryBeside) -> Vec<String> {
     let predicted = |of: fn(&polder_sim::vistara_services::Simulated) -> String| {
-        it.simulated.as_ref().map_or_else(String::new, of)
+        beside.simulated.as_ref().map_or_else(String::new, of)
     };
     let yes = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
     vec![
-        it.row.service.clone(),
-        format!("{:.3}", it.row.cxl.value() / 1e9),
-        predicted(|it| format!("{:.3}", it.cxl_bytes_per_s / 1e9)),
-        grouped(it.row.faults_a_minute as u64),
-        predicted(|it| grouped(it.faults_a_minute as u64)),
-        grouped(it.row.promotions_a_minute as u64),
-        predicted(|it| grouped(it.promotions_a_minute as u64)),
-        yes(it.promotions_fault),
-        format!("{:.1}", it.ratio),
-        yes((RATIO[0]..=RATIO[1]).contains(&it.ratio)),
+        beside.row.service.clone(),
+        format!("{:.3}", beside.row.cxl.value() / 1e9),
+        predicted(|rates| format!("{:.3}", rates.cxl_bytes_per_s / 1e9)),
+        grouped(beside.row.faults_a_minute as u64),
+        predicted(|rates| grouped(rates.faults_a_minute as u64)),
+        grouped(beside.row.promotions_a_minute as u64),
+        predicted(|rates| grouped(rates.promotions_a_minute as u64)),
+        yes(beside.promotions_fault),
+        format!("{:.1}", beside.ratio),
+        yes((RATIO[0]..=RATIO[1]).contains(&beside.ratio)),
     ]
 }
 
@@ -408,13 +408,13 @@ pub(super) fn ratio(json: bool) -> Result<(), Failure> {
     let yes = |holds: bool| if holds { "holds" } else { "does not hold: short" };
     println!("under 1% at 3:1 and 2:1, more at 1:1: {}", yes(report.below_until_1_1));
     println!("DPP loses more than Web at 1:1: {}", yes(report.preprocessing_is_worse));
-    for it in report.rows.iter().filter(|it| it.off != 0.0) {
+    for beside in report.rows.iter().filter(|beside| beside.off != 0.0) {
         println!(
             "short: {} at {}:1, {:.2}% lost where {} were published",
-            it.row.service,
-            it.row.ratio,
-            it.loss() * 100.0,
-            range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1)
+            beside.row.service,
+            beside.row.ratio,
+            beside.loss() * 100.0,
+            range(beside.row.published_loss.map(|loss| loss * 100.0), "%", 1)
         );
     }
     println!(
@@ -431,19 +431,19 @@ pub(super) fn ratio(json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ratio_row(it: &RatioBeside) -> Vec<String> {
+fn ratio_row(beside: &RatioBeside) -> Vec<String> {
     let gb = |bytes: f64| bytes / 1e9;
-    let published = it.row.published_cxl.map(|both| both.map(|one| gb(one.value())));
+    let published = beside.row.published_cxl.map(|both| both.map(|one| gb(one.value())));
     vec![
-        it.row.service.clone(),
-        format!("{}:1", it.row.ratio),
-        format!("{:.0}%", it.row.spill * 100.0),
+        beside.row.service.clone(),
+        format!("{}:1", beside.row.ratio),
+        format!("{:.0}%", beside.row.spill * 100.0),
         published.map_or_else(String::new, |both| range(both, "", 1)),
-        format!("{:.1}", gb(it.cxl_bytes_per_s)),
-        format!("{:.0}", it.cxl_s * 1e9),
-        range(it.row.published_loss.map(|loss| loss * 100.0), "%", 1),
-        format!("{:.2}%", it.loss() * 100.0),
-        match (it.is_fitted, it.off) {
+        format!("{:.1}", gb(beside.cxl_bytes_per_s)),
+        format!("{:.0}", beside.cxl_s * 1e9),
+        range(beside.row.published_loss.map(|loss| loss * 100.0), "%", 1),
+        format!("{:.2}%", beside.loss() * 100.0),
+        match (beside.is_fitted, beside.off) {
             (true, _) => "fitted".into(),
             (_, 0.0) => "inside".into(),
             (_, off) => format!("{:+.1}, short", off * 100.0),
@@ -499,19 +499,19 @@ pub(super) fn tier(json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn traffic_row(it: &TrafficBeside) -> Vec<String> {
+fn traffic_row(beside: &TrafficBeside) -> Vec<String> {
     let gb = |bytes: f64| bytes / 1e9;
-    let [least, middle, most] = it.simulated.map(gb);
-    let off = it.off();
+    let [least, middle, most] = beside.simulated.map(gb);
+    let off = beside.off();
     vec![
-        it.service.clone(),
-        format!("{}:1", it.ratio),
-        format!("{:.0}%", it.spill * 100.0),
-        range(it.published.map(gb), "", 1),
+        beside.service.clone(),
+        format!("{}:1", beside.ratio),
+        format!("{:.0}%", beside.spill * 100.0),
+        range(beside.published.map(gb), "", 1),
         format!("{middle:.2}"),
         if off == 1.0 { "inside".into() } else { format!("{off:.2} times") },
         format!("{least:.2} to {most:.1}"),
-        if it.is_met() { "met" } else { "short" }.into(),
-        it.by_idle.map_or_else(String::new, |bytes| format!("{:.3}", gb(bytes))),
+        if beside.is_met() { "met" } else { "short" }.into(),
+        beside.by_idle.map_or_else(String::new, |bytes| format!("{:.3}", gb(bytes))),
     ]
 }

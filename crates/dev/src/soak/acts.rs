@@ -469,14 +469,14 @@ fn train_once(
     let mut is_right = true;
     while let Some(index) = client.wait()? {
         let length = shards[index as usize].bytes;
-        let mut found = vec![0; length as usize];
-        client.pull(index, &mut found)?;
+        let mut weights = vec![0; length as usize];
+        client.pull(index, &mut weights)?;
         let mut mean = vec![0.0; length as usize / 4];
         for client in 0..clients {
             mean.iter_mut().zip(gradients(seed, step, client, length)).for_each(|(sum, value)| *sum += value);
         }
         mean.iter_mut().for_each(|sum| *sum /= clients as f32);
-        is_right &= found == bytes(&mean);
+        is_right &= weights == bytes(&mean);
     }
     Ok(is_right)
 }
@@ -886,9 +886,9 @@ fn judge_versions(
     drop(newest);
     if repaired {
         let next = publish_version(&store, round, LAST)?;
-        let found = store.newest()?;
-        if found.number() != next || next <= number {
-            return Err(explain(format!("after version {next} the newest is {}", found.number())));
+        let newest = store.newest()?;
+        if newest.number() != next || next <= number {
+            return Err(explain(format!("after version {next} the newest is {}", newest.number())));
         }
     }
     Ok(())

@@ -242,7 +242,7 @@ impl Stage {
             let one = Round { fate: Fate { operation, action: TriggerAction::Kill }, ..*round };
             ranks.push(self.crew.start(Task::Talk(one, rank))?);
         }
-        // Whoever is dead already has said nothing.
+        // A process that is dead already has said nothing.
         let addresses = ranks.iter_mut().map(|rank| rank.wire.hear()).collect::<Result<Vec<_>, _>>()?;
         let all: Vec<_> = addresses.iter().map(|said| said.as_deref().unwrap_or("-")).collect();
         let all = all.join(" ");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 
-/// Longer than any deadline of a pool: whoever says nothing for so long hangs.
+/// Longer than any deadline of a pool: a process that says nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One end of a conversation.

@@ -220,7 +220,7 @@ const CONSUME: Program = Program {
     steps: &[Invalidate(Y), WaitInvalidations, Load(Y), Invalidate(X), WaitInvalidations, Load(X)],
 };
 
-/// What may be seen by whoever reads the sequence and then the payload: all but the new sequence with the old payload.
+/// What may be seen by a reader of the sequence and then the payload: all but the new sequence with the old payload.
 const IN_ORDER: &[&[u64]] = &[&[0, 0], &[0, 1], &[1, 1]];
 const ANY: &[&[u64]] = &[&[0, 0], &[0, 1], &[1, 0], &[1, 1]];
 const STALE: &[u64] = &[1, 0];

@@ -187,10 +187,10 @@ impl Explorer<'_> {
 ///
 /// # Errors
 /// What does not match, in lines.
-pub fn judge(found: &[Mutant], harmless: &[Harmless]) -> Result<(), String> {
+pub fn judge(mutants: &[Mutant], harmless: &[Harmless]) -> Result<(), String> {
     let mut complaints = Vec::new();
     let mut used = vec![0; harmless.len()];
-    for mutant in found {
+    for mutant in mutants {
         match (entry(mutant.site, mutant.change, harmless), mutant.caught_at) {
             (None, None) => {
                 complaints.push(format!("{mutant}: add a test that fails, or argue why it is harmless"))
@@ -203,7 +203,7 @@ pub fn judge(found: &[Mutant], harmless: &[Harmless]) -> Result<(), String> {
             _ => {}
         }
     }
-    let without_source = found.iter().any(|mutant| source(mutant.site).is_none());
+    let without_source = mutants.iter().any(|mutant| source(mutant.site).is_none());
     for (entry, uses) in harmless.iter().zip(used) {
         if uses == 0 || (uses > 1 && !without_source) {
             let Harmless { file, snippet, change } = entry;

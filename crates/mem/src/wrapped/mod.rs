@@ -158,12 +158,7 @@ impl Wrapped {
     #[inline]
     fn charge(&self, bytes: u64) {
         if let Some(cost) = &self.cost {
-            match &self.inner {
-                Inner::Coherent(memory) => cost.spend(memory.host_if_attached(), bytes),
-                Inner::Software(memory) => cost.spend(memory.host_if_attached(), bytes),
-                Inner::HdmDb(memory) => cost.spend(memory.host_if_attached(), bytes),
-                Inner::Shadow(memory) => cost.spend(memory.host_if_attached(), bytes),
-            }
+            inner!(self, memory => cost.spend(memory.host_if_attached(), bytes));
         }
     }
 

@@ -7,11 +7,11 @@ use super::{Point, SITE};
 use crate::Failure;
 
 /// A line for each layout: where it was looked at, how it is cut, all figures of its step, and what it costs.
-pub(super) fn csv(found: &[Point<'_>]) -> Result<String, Failure> {
+pub(super) fn csv(points: &[Point<'_>]) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
-    let names: Vec<_> = found.iter().take(1).flat_map(Point::columns).map(|(name, _)| name).collect();
+    let names: Vec<_> = points.iter().take(1).flat_map(Point::columns).map(|(name, _)| name).collect();
     writer.write_record(SITE.into_iter().chain(NUMBERS).chain(names))?;
-    for point in found {
+    for point in points {
         let Point { platform, kind, accelerators, sequence, rack, fill, order, layout, .. } = point;
         let site = [(*platform).into(), (*kind).into(), accelerators.to_string(), sequence.to_string()];
         let site = site.into_iter().chain([(*rack).into(), fill.to_string(), order.to_string()]);

@@ -53,46 +53,46 @@ impl Arguments {
     }
 }
 
-fn print(request: &MixedRequest, found: &MixedAnswer) {
-    let count = found.parts.iter().map(|it| it.accelerators).sum();
-    let looked = match found.fidelity {
+fn print(request: &MixedRequest, answer: &MixedAnswer) {
+    let count = answer.parts.iter().map(|part| part.accelerators).sum();
+    let looked = match answer.fidelity {
         Fidelity::L0 => "in closed form",
         Fidelity::L1 => "by flows",
         Fidelity::L2 => "flit by flit",
     };
-    let mut platforms = request.parts.each_ref().map(|it| it.platform.as_str()).to_vec();
+    let mut platforms = request.parts.each_ref().map(|part| part.platform.as_str()).to_vec();
     platforms.dedup();
     println!("{} on {}, {}, simulated", request.step.model, platforms.join(" and "), accelerators(count));
     println!(
         "a step of {} sequences takes {} s; predicted: {} s",
         grouped(request.step.layout.batch.unwrap_or(0).into()),
-        span(found.range_s),
-        three(found.total_s)
+        span(answer.range_s),
+        three(answer.total_s)
     );
     let head = ["racks", "accelerators", "copies", "sequences of a copy", "they take", "predicted", "alone"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for it in &found.parts {
+    for part in &answer.parts {
         rows.push(vec![
-            it.rack.clone(),
-            grouped(it.accelerators.into()),
-            grouped(it.copies.into()),
-            grouped(it.sequences.into()),
-            format!("{} s", span(it.range_s)),
-            format!("{} s", three(it.step_s)),
-            it.alone_s.map_or_else(|| "cannot run".into(), |seconds| format!("{} s", three(seconds))),
+            part.rack.clone(),
+            grouped(part.accelerators.into()),
+            grouped(part.copies.into()),
+            grouped(part.sequences.into()),
+            format!("{} s", span(part.range_s)),
+            format!("{} s", three(part.step_s)),
+            part.alone_s.map_or_else(|| "cannot run".into(), |seconds| format!("{} s", three(seconds))),
         ]);
     }
     table::print(&rows);
-    if let Some(even_s) = found.even_s {
+    if let Some(even_s) = answer.even_s {
         println!("with as many sequences for each copy it takes {} s, predicted", three(even_s));
     }
-    for it in &found.parts {
-        println!("{}: {}", it.rack, it.machine);
+    for part in &answer.parts {
+        println!("{}: {}", part.rack, part.machine);
     }
     println!(
         "alone: the whole batch on these racks; no copy spans both kinds, gradients of all cross the fabric between racks"
     );
-    let flits = found.flits.map_or_else(String::new, |it| format!(": {}", followed(it)));
-    println!("communication {looked} (--fidelity {}){flits}", found.fidelity.name());
+    let flits = answer.flits.map_or_else(String::new, |flits| format!(": {}", followed(flits)));
+    println!("communication {looked} (--fidelity {}){flits}", answer.fidelity.name());
     println!("no run over CXL validates this");
 }

@@ -291,8 +291,8 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
         ("chakra none --compute 1TFLOP/s --memory 1GB/s --launch 1us", "no --platform says what they run on"),
         ("validate", "fitted in closed form"),
     ] {
-        let said = refused(&format!("{words} --fidelity L1"));
-        assert!(said.contains("--fidelity L1: plan ") && said.contains(why), "{said}");
+        let refusal = refused(&format!("{words} --fidelity L1"));
+        assert!(refusal.contains("--fidelity L1: plan ") && refusal.contains(why), "{refusal}");
     }
     let step = |level| {
         let words = "train --model llama3-8b --tp 8 --pp 1 --batch 20 --rack nvl72,ualink --gpus 8,8 --json";

@@ -80,7 +80,7 @@ fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
     let memory = "memory --platform nvl72-cxl";
     let slow = "extends = \"nvl72-cxl\"\n[rack.nvl72.accelerator]\nmemory = { latency = \"0 ns\" }";
     let odd = "extends = \"nvl72-cxl\"\n[rack.nvl72.coherent]\ncarries = [\"mem\"]";
-    for (said, expected) in [
+    for (output, expected) in [
         (
             refused(&format!("{memory} --access 64")),
             "--access: expected a size such as \"80 GB\", found \"64\": its unit is missing",
@@ -112,14 +112,14 @@ fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
             ),
         ),
     ] {
-        assert_eq!(said, format!("polder: {expected}"));
+        assert_eq!(output, format!("polder: {expected}"));
     }
     let Output { status, stderr, .. } =
         front().args(["memory", "--platform", "nvl72-cxl", "--working-set", "2 PB"]).output().unwrap();
-    let said = String::from_utf8(stderr).unwrap();
+    let output = String::from_utf8(stderr).unwrap();
     assert!(!status.success());
     let expected = "polder: --working-set: 1,152 accelerators and their memory nodes hold 589 TB at most, found 2.00 PB; give a smaller one, or more --gpus\n";
-    assert_eq!(said, expected);
+    assert_eq!(output, expected);
 }
 
 #[test]

@@ -69,10 +69,10 @@ fn pages_show_what_commands_print() {
                         let mut shell = Command::new("sh");
                         shell.args(["-c", &format!("{command} 2>&1")]).current_dir(scratch.path());
                         shell.env("PATH", &search).env("POLDER_CONFIG", "/dev/null").env_remove("COLUMNS");
-                        let said = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+                        let output = String::from_utf8(shell.output().unwrap().stdout).unwrap();
                         assert!(
-                            is_shown(shown, &said),
-                            "{name}: {command}\nshows\n{shown}\nand prints\n{said}"
+                            is_shown(shown, &output),
+                            "{name}: {command}\nshows\n{shown}\nand prints\n{output}"
                         );
                         checked += 1;
                     }
@@ -85,15 +85,15 @@ fn pages_show_what_commands_print() {
 }
 
 /// Whether all lines of `shown` are in `said`, one after the other, and where no `...` stands between none is missing.
-fn is_shown(shown: &str, said: &str) -> bool {
-    let said: Vec<_> = said.lines().collect();
+fn is_shown(shown: &str, output: &str) -> bool {
+    let output: Vec<_> = output.lines().collect();
     let shown: Vec<_> = shown.lines().collect();
     let parts: Vec<_> = shown.split(|line| *line == "...").collect();
     let mut from = 0;
     for (at, part) in parts.iter().enumerate() {
         let (is_first, is_last) = (at == 0, at + 1 == parts.len());
         let mut places =
-            (from..=said.len().saturating_sub(part.len())).filter(|at| said[*at..].starts_with(part));
+            (from..=output.len().saturating_sub(part.len())).filter(|at| output[*at..].starts_with(part));
         let found = if is_last && !is_first { places.next_back() } else { places.next() };
         match found {
             Some(place) if is_first && place != 0 => return false,
@@ -101,14 +101,14 @@ fn is_shown(shown: &str, said: &str) -> bool {
             None => return false,
         }
     }
-    parts.last().is_none_or(|it| it.is_empty() && parts.len() > 1) || from == said.len()
+    parts.last().is_none_or(|it| it.is_empty() && parts.len() > 1) || from == output.len()
 }
 
 #[test]
 fn a_page_that_leaves_lines_out_says_so() {
-    let said = "one\ntwo\nthree\n";
+    let output = "one\ntwo\nthree\n";
     for shown in ["one\ntwo\nthree\n", "one\n...\n", "...\nthree\n", "one\n...\nthree\n", "...\ntwo\n...\n"] {
-        assert!(is_shown(shown, said), "{shown}");
+        assert!(is_shown(shown, output), "{shown}");
     }
     for shown in [
         "one\ntwo\n",
@@ -118,6 +118,6 @@ fn a_page_that_leaves_lines_out_says_so() {
         "three\n...\none\n...\n",
         "on\n...\n",
     ] {
-        assert!(!is_shown(shown, said), "{shown}");
+        assert!(!is_shown(shown, output), "{shown}");
     }
 }

@@ -419,6 +419,9 @@ fn a_search_leaves_out_what_cannot_run_and_fails_when_nothing_is_left() {
         stderr.ends_with("polder: no platform that was asked for can run it with so many accelerators\n"),
         "{stderr}"
     );
-    let said = refused("search --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8");
-    assert!(said.starts_with("polder: dgx-a100: of ") && said.ends_with(" accelerators would fit"), "{said}");
+    let refusal = refused("search --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8");
+    assert!(
+        refusal.starts_with("polder: dgx-a100: of ") && refusal.ends_with(" accelerators would fit"),
+        "{refusal}"
+    );
 }

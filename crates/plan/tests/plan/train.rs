@@ -396,23 +396,24 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
 #[test]
 fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
     let train = "train --model llama3-8b --platform dgx-h100 --gpus 8 --sequence 1048576";
-    let said = refused(train);
+    let refusal = refused(train);
     assert!(
-        said.starts_with("polder: of ") && said.contains(" layouts none fits; the nearest (layout: tp 8, "),
-        "{said}"
+        refusal.starts_with("polder: of ")
+            && refusal.contains(" layouts none fits; the nearest (layout: tp 8, "),
+        "{refusal}"
     );
     assert!(
-        said.contains("most of it activations (") && said.ends_with(" GB); 16 accelerators would fit"),
-        "{said}"
+        refusal.contains("most of it activations (") && refusal.ends_with(" GB); 16 accelerators would fit"),
+        "{refusal}"
     );
     assert!(json(&format!("{} --json", train.replace("--gpus 8", "--gpus 16")))["fits"].as_bool().unwrap());
     let Output { stdout, .. } = plan(train);
     assert!(stdout.is_empty(), "no table of a step that cannot run");
 
     let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
-    let said = refused(&format!("{train} --offload none"));
-    let (_, would) = said.split_once("; weights and optimizer states offloaded to the host, or ").unwrap();
-    assert!(would.ends_with(" accelerators would fit"), "{said}");
+    let refusal = refused(&format!("{train} --offload none"));
+    let (_, would) = refusal.split_once("; weights and optimizer states offloaded to the host, or ").unwrap();
+    assert!(would.ends_with(" accelerators would fit"), "{refusal}");
     let far = json(&format!("{train} --offload weights,optimizer --json"));
     assert_eq!((&far["fits"], &far["would_fit"]), (&true.into(), &Value::Array(vec![])));
     let Output { stdout, .. } = plan(&format!("{train} --json --offload none"));
@@ -421,8 +422,8 @@ fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
 
     let whole =
         "train --model llama3-8b --platform dgx-a100 --gpus 8 --batch 8 --tp 1 --pp 1 --cp 1 --zero none";
-    let said = refused(&format!("{whole} --offload none"));
-    assert!(said.contains("GB); tp of 2, pp of 2, zero optimizer, "), "{said}");
+    let refusal = refused(&format!("{whole} --offload none"));
+    assert!(refusal.contains("GB); tp of 2, pp of 2, zero optimizer, "), "{refusal}");
 }
 
 #[test]
@@ -535,8 +536,8 @@ fn what_cannot_run_is_refused_in_one_line() {
             "polder: llama: no model of this name; there are ",
         ),
     ] {
-        let said = refused(&arguments);
-        assert!(said.contains(expected), "{said}");
+        let refusal = refused(&arguments);
+        assert!(refusal.contains(expected), "{refusal}");
     }
 }
 

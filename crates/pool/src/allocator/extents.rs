@@ -331,7 +331,7 @@ impl<'a, M: Memory> Extents<'a, M> {
         let (words, Account { job, quota }) = (self.0.words(), account);
         let asked = extent.units * words.unit_bytes();
         let full = |held| PoolError::Quota { job, quota, held, asked };
-        // Whoever may hold anything goes uncounted when all accounts are taken. What is so is taken off the job's account, if it has
+        // A process that may hold anything goes uncounted when all accounts are taken. What is so is taken off the job's account, if it has
         // one by then, when it is freed: with more jobs on a host than are counted, quotas are about right.
         let uncounted = (quota == u64::MAX).then_some(JOBS);
         let index = self.account(job).or(uncounted).ok_or_else(|| full(0))?;

@@ -181,8 +181,8 @@ impl<'a, M: Memory> Claimant<'a, M> {
     fn write_claim(&mut self, host: u16, answered: u64) -> Result<(), PoolError> {
         let at = self.layout.claim_line(host);
         let now = self.memory.now();
-        let found = line::read(self.memory, at)?;
-        match (found, self.rival) {
+        let present = line::read(self.memory, at)?;
+        match (present, self.rival) {
             (Some(words), _) if words == self.request() => return Ok(()),
             (Some(words), _) if matches!(Request::decode(&words), Some(Request::Claim { nonce, .. }) if nonce == answered) =>
                 {}

@@ -233,9 +233,9 @@ fn read_lines<M: Memory>(
     // Before both lines of the view.
     // SYNC: pairs with `Keeper::publish`.
     memory.fence_invalidations();
-    let mut said = [None; 2];
-    for (half, said) in (0..).zip(&mut said) {
-        *said = match line::load(memory, layout.view_line(keeper, half))? {
+    let mut views = [None; 2];
+    for (half, view) in (0..).zip(&mut views) {
+        *view = match line::load(memory, layout.view_line(keeper, half))? {
             Some(EMPTY) => Some(KeeperLines::Nothing),
             // A line that this keeper has not written yet, or that is another's by now.
             Some(words) if holds(layout, keeper, words[0]) && words[0] as u16 != keeper => {
@@ -245,7 +245,7 @@ fn read_lines<M: Memory>(
             None => None,
         };
     }
-    Ok(said)
+    Ok(views)
 }
 
 /// The highest incarnation above `keeper` that ever announced itself, and what it says. Its first line is written first

@@ -193,7 +193,7 @@ impl Out {
             // Credits that come one by one for ever do not put it off.
             return Err(link.late(memory, wait, deadline));
         }
-        // Whoever waits for a cell looks for both: which of the two was missing does not matter.
+        // A process that waits for a cell looks for both: which of the two was missing does not matter.
         let (slots, cells) = (self.slot_limit, self.cell_limit);
         let room = link.wait(memory, wait, || match self.has_more(memory, slots, cells) {
             Ok(room) => Ok(room.then_some(())),

@@ -75,7 +75,7 @@ pub struct SumStat {
 /// # Errors
 /// [`PoolError::Memory`].
 pub fn services<M: Memory>(memory: &M, objects: &[ObjectStat]) -> Result<Vec<ServiceStat>, PoolError> {
-    let mut found: BTreeMap<&str, ServiceStat> = BTreeMap::new();
+    let mut by_name: BTreeMap<&str, ServiceStat> = BTreeMap::new();
     for object in objects.iter().filter(|object| object.bytes >= HEAD * LINE) {
         let Some((name, number)) = parse(&object.name) else { continue };
         let identity = line::read(memory, object.at)?.and_then(|words| Identity::decode(&words, Kind::Part));
@@ -83,7 +83,7 @@ pub fn services<M: Memory>(memory: &M, objects: &[ObjectStat]) -> Result<Vec<Ser
         let Some([end, words @ ..]) = line::read(memory, state_line(object.at))? else { continue };
         let new =
             || ServiceStat { name: name.to_owned(), exchange, clients, workers: vec![], proxies: vec![] };
-        let service = found.entry(name).or_insert_with(new);
+        let service = by_name.entry(name).or_insert_with(new);
         if service.exchange > exchange {
             continue;
         }
@@ -115,7 +115,7 @@ pub fn services<M: Memory>(memory: &M, objects: &[ObjectStat]) -> Result<Vec<Ser
             }),
         }
     }
-    let mut services: Vec<_> = found.into_values().collect();
+    let mut services: Vec<_> = by_name.into_values().collect();
     for service in &mut services {
         service.workers.sort_by_key(|worker| worker.rank);
         service.proxies.sort_by_key(|proxy| proxy.proxy);

@@ -84,7 +84,7 @@ fn send(pool: Arc<Pool<ModelMemory>>, witness: &Witness) {
             Err(PoolError::NoReceiver { .. } | PoolError::Closed { end: "receiver", .. }) => break,
             // It died, perhaps in the middle of the entry of its line.
             Err(PoolError::PeerDead { .. } | PoolError::Corrupt { .. }) if witness.victim == Some(1) => break,
-            // Whoever is at something else for so long is late.
+            // A process that is at something else for so long is late.
             Err(PoolError::Timeout { .. }) => break,
             Err(error) => panic!("message {number}: {error}"),
         }

@@ -2,7 +2,7 @@
 //! and hosts die or stop at any memory operation, and come back.
 //!
 //! The oracle is beside the pool. Each meeting of a rank has a number, and what the ranks sum up holds the numbers of all of
-//! them, each in bits of its own: whoever has a sum knows whose it is.
+//! them, each in bits of its own: the process that has a sum knows whose it is.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,7 @@ const HARMLESS: &[Harmless] = &[
 
 const NAME: &str = "/ranks";
 const HOSTS: u16 = 2;
-/// Processes of a host: two ranks or a rank and its rival, and whoever comes in the place of either.
+/// Processes of a host: two ranks or a rank and its rival, and the process that comes in the place of either.
 const PROCESSES: u16 = 4;
 /// Enough for what all ranks hold, held before, and left when they died; too few for a host to keep an empty one.
 const CHUNKS: u32 = 15;
@@ -174,7 +174,7 @@ impl Witness {
             PoolError::PeerDead { peer, .. } => self.kills(peer.pid) || self.has_lost(),
             PoolError::Absent { .. } => true,
             PoolError::Timeout { peer, .. } => self.kills(peer.pid) || !self.comes_back(),
-            // Only a third is told by another than whoever stopped.
+            // Only a third is told by another than the process that stopped.
             PoolError::GaveUp { .. } => self.hosts.len() > 2 || !self.comes_back(),
             _ => false,
         };
@@ -204,7 +204,7 @@ impl Witness {
         meetings.values().filter(|&&ranks| ranks == self.hosts.len()).count() >= MEETINGS
     }
 
-    /// Whether whoever is gone comes back, so that a rank which was told so tries again.
+    /// Whether the process that is gone comes back, so that a rank which was told so tries again.
     fn comes_back(&self) -> bool {
         self.crash != Some(Crash::Pause)
     }
@@ -271,7 +271,7 @@ impl Scene {
         Self { world: World::new(seed, shape), kernels, witness: Rc::new(witness), victim: None }
     }
 
-    /// Adds a rank, and whoever comes in its place when it dies.
+    /// Adds a rank, and the process that comes in its place when it dies.
     fn play(&mut self, rank: usize, dice: &mut Dice) {
         let (host, kernels) = (self.witness.hosts[rank], self.kernels);
         let slot = self.witness.hosts[..rank].iter().filter(|&&other| other == host).count() as u16;
@@ -349,7 +349,7 @@ impl Scene {
         });
     }
 
-    /// At the end whoever comes can have any rank, nothing is left, and all chunks are free.
+    /// At the end the process that comes can have any rank, nothing is left, and all chunks are free.
     fn judge(&mut self) {
         let (kernels, witness) = (self.kernels, Rc::clone(&self.witness));
         let memories: Vec<_> = (0..HOSTS).map(|host| self.world.memory(host, 0)).collect();

@@ -120,7 +120,7 @@ const HARMLESS_IN_ID_RACE: &[Harmless] = &[
     weakened("view.rs", BEFORE_VIEW),
     dropped("line.rs", "memory.fence_invalidations()"),
     weakened("line.rs", "memory.fence_invalidations()"),
-    // Only one grant is ever given, and whoever sees the view before it finds no nonce; a claim or heartbeat that is
+    // Only one grant is ever given, and the process that sees the view before it finds no nonce; a claim or heartbeat that is
     // out later is answered later.
     dropped("line.rs", "memory.mfence()"),
     weakened("line.rs", "memory.mfence()"),
@@ -352,7 +352,7 @@ fn places(seed: u64, replace: ReplaceKeeper) -> Outcome {
     }
     let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
     let thread = world.spawn(1, 0, move |memory| {
-        // Nobody keeps a place, and whoever sees that it has one waits.
+        // Nobody keeps a place, and the process that sees that it has one waits.
         let evict = |keeper: &mut Keeper<ModelMemory>| {
             if keeper.view().has(0) {
                 seen.evicted_through.set(keeper.holder(0).expect("no host line is needed"));
@@ -676,7 +676,7 @@ type Made = Rc<RefCell<Vec<&'static str>>>;
 /// Gives signs of life, and if the pool has objects, creates two, opens them and destroys the first.
 fn work(pool: &Pool<ModelMemory>, names: [&'static str; 2], made: &Made) {
     for name in names {
-        // Whoever has lost the id is told here, perhaps too late.
+        // A process that has lost the id is told here, perhaps too late.
         let _ = pool.beat();
         if Deviation::WithoutObjects.is_on() {
             continue;

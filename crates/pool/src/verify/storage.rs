@@ -1,7 +1,7 @@
 //! A store: a writer publishes versions one after another, readers take whatever is newest, and the writer or a reader dies or stops
 //! at any memory operation. Another writer goes on from what the dead one left.
 //!
-//! The oracle is beside the pool. Every version holds the number of the call that made it, and the calls' bytes are known: whoever
+//! The oracle is beside the pool. Every version holds the number of the call that made it, and the calls' bytes are known: the process that
 //! reads a version knows which bytes are due, and at least which number.
 
 use std::cell::{Cell, RefCell};
@@ -48,7 +48,7 @@ pub(super) fn canaries() -> Vec<Suite> {
 
 const NAME: &str = "s";
 const HOSTS: u16 = 2;
-/// Processes of a host: a writer, two readers, and whoever comes for the dead.
+/// Processes of a host: a writer, two readers, and the process that comes for the dead.
 const PROCESSES: u16 = 4;
 const SPARE: u16 = 3;
 /// Enough for two versions, what they share with another, one that is being written, one that died, and those that are read.

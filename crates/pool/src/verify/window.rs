@@ -31,7 +31,7 @@ pub(super) fn canaries() -> Vec<Suite> {
 
 const HOSTS: u16 = 2;
 const PROCESSES: u16 = 3;
-/// The slot of whoever says that a host is fenced.
+/// The slot of the process that says that a host is fenced.
 const SPARE: u16 = 2;
 const CHUNKS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -75,7 +75,7 @@ struct Witness {
     /// Ranks that did all they had to, and those that ended because another had died.
     over: Cell<usize>,
     gave_up: RefCell<Vec<bool>>,
-    /// Whether survivors do all they have to, whoever died.
+    /// Whether survivors do all they have to, whichever process died.
     goes_on: bool,
     /// Where the data of each rank lies.
     places: RefCell<Vec<Offset>>,
@@ -214,7 +214,7 @@ impl Play {
             rank.window.flush();
             rank.meet();
             rank.window.join().expect("all are there");
-            // Whoever has done all drops its segment, which is not found then.
+            // A process that has done all drops its segment, which is not found then.
             rank.meet();
         }
         match (self.scene)(&mut rank) {
@@ -387,7 +387,7 @@ fn counters(rank: &mut Rank) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Two words stay equal under the lock: whoever has it alone changes both by gets and puts, whoever shares it looks.
+/// Two words stay equal under the lock: the process that has it alone changes both by gets and puts, the process that shares it looks.
 fn exclusion(rank: &mut Rank) -> Result<(), PoolError> {
     for _ in 0..2 {
         let target = 0;

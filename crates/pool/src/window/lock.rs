@@ -255,7 +255,7 @@ impl<M: Memory> Window<M> {
         stands: impl Fn(&Self, u32, Offset, u64) -> Result<bool, PoolError>,
     ) -> Result<bool, PoolError> {
         while turn.passed < count {
-            // Whoever stood in the way is looked at alone.
+            // A process that stood in the way is looked at alone.
             let end = if turn.looks > 0 { turn.passed + 1 } else { count };
             let memory = self.pool.memory();
             (turn.passed..end).for_each(|index| memory.invalidate(place(self, index).1, 8));

@@ -105,9 +105,9 @@ impl Segment {
         ranks: u32,
     ) -> Result<Self, PoolError> {
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "segment of a window" };
-        let said = line::read(pool.memory(), object.at())?;
+        let words = line::read(pool.memory(), object.at())?;
         let Some(Identity { process, own, .. }) =
-            said.and_then(|said| Identity::decode(&said, Kind::Segment))
+            words.and_then(|words| Identity::decode(&words, Kind::Segment))
         else {
             return Err(corrupt);
         };

@@ -266,12 +266,12 @@ impl Flits {
     ///
     /// # Panics
     /// When it has no way, no flits, or a channel that there is not.
-    pub(crate) fn add(&mut self, it: &FlitFlow) -> u32 {
-        assert!(!it.way.is_empty() && it.flits > 0, "a flow of flits over links");
+    pub(crate) fn add(&mut self, asked: &FlitFlow) -> u32 {
+        assert!(!asked.way.is_empty() && asked.flits > 0, "a flow of flits over links");
         let (flow, channels) = (self.left.len() as u32, self.channels as u32);
         self.firsts.push(self.hops.len() as u32);
         let mut input = NONE;
-        for (place, (link, channel)) in it.way.iter().enumerate() {
+        for (place, (link, channel)) in asked.way.iter().enumerate() {
             assert!(*channel < channels, "channel {channel} of {channels}");
             let output = *link * channels + channel;
             let fresh = self.queues.len() as u32;
@@ -282,10 +282,10 @@ impl Flits {
             if queue == fresh {
                 self.queues.push(Queue { input, output, waiting: VecDeque::new(), unsent: 0 });
             }
-            self.hops.push(Hop { queue, link: *link, flow, is_last: place + 1 == it.way.len() });
+            self.hops.push(Hop { queue, link: *link, flow, is_last: place + 1 == asked.way.len() });
             input = output;
         }
-        self.left.push(it.flits);
+        self.left.push(asked.flits);
         self.ends.push(0.0);
         flow
     }

@@ -165,10 +165,10 @@ fn expect_decoder(file: &str, keys: &Map<String, Value>) -> Result<(), DataError
     }
     let named = keys.get("architectures").and_then(|it| it.get(0)).and_then(Value::as_str);
     if let Some(name) = named.filter(|name| !name.contains("CausalLM") && !name.contains("LMHead")) {
-        let found = quoted(name);
+        let quoted_name = quoted(name);
         return wrong(
             "architectures",
-            &format!("expected a decoder such as LlamaForCausalLM, found {found}"),
+            &format!("expected a decoder such as LlamaForCausalLM, found {quoted_name}"),
         );
     }
     match keys.get("is_encoder_decoder") {

@@ -370,8 +370,8 @@ mod tests {
             format!("{head}1 2 {long} 1 7 1\n"),
             format!("{head}1 2 send {long} 7 1\n"),
         ] {
-            let said = read_trace(&[("rank-0".into(), text.clone())]).unwrap_err().to_string();
-            assert!(said.len() < 500, "{}: {} bytes", &text[..60], said.len());
+            let refusal = read_trace(&[("rank-0".into(), text.clone())]).unwrap_err().to_string();
+            assert!(refusal.len() < 500, "{}: {} bytes", &text[..60], refusal.len());
         }
     }
 }

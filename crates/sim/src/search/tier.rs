@@ -208,8 +208,8 @@ mod tests {
                 "idle: idle times [[0.5, 1.0]]: ",
             ),
         ] {
-            let said = server.row(&row).unwrap_err().to_string();
-            assert!(said.starts_with(key), "{said}");
+            let refusal = server.row(&row).unwrap_err().to_string();
+            assert!(refusal.starts_with(key), "{refusal}");
         }
     }
 }

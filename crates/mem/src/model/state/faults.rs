@@ -20,9 +20,12 @@ impl State {
             return false;
         }
         for thread in 0..self.threads.len() {
-            let it = &self.threads[thread];
+            let victim = &self.threads[thread];
             // Whoever has not started yet is of the next life.
-            if it.host == host && (kind == Crash::Host || it.slot == slot) && it.after.is_none() && !it.ended
+            if victim.host == host
+                && (kind == Crash::Host || victim.slot == slot)
+                && victim.after.is_none()
+                && !victim.ended
             {
                 self.kill(thread);
                 if kind == Crash::Process {
@@ -31,8 +34,10 @@ impl State {
             }
         }
         if kind == Crash::Host {
-            for it in self.threads.iter_mut().filter(|it| it.host == host && it.after.is_none()) {
-                it.is_gone = true;
+            for victim in
+                self.threads.iter_mut().filter(|victim| victim.host == host && victim.after.is_none())
+            {
+                victim.is_gone = true;
             }
             self.machine.lose(usize::from(host));
             let words = self.shape.local_words as usize;

@@ -6,9 +6,10 @@
 
 use std::arch::naked_asm;
 
-use crate::cpu::{Cpu, store_nt};
-use crate::fault::fault_row;
-use crate::fold::{Fold, fold_avx2, fold_sse2};
+use super::fold::{fold_avx2, fold_sse2};
+use super::{Cpu, store_nt};
+use crate::Fold;
+use crate::cpu::fault_row;
 
 /// Copies `len` bytes from `src` to `dst` and returns how many were left when the memory failed.
 type Routine = unsafe extern "sysv64" fn(dst: *mut u8, src: *const u8, len: usize) -> usize;
@@ -34,13 +35,13 @@ impl Copier {
         Self { bulk, streams, avx2: cpu.avx2 }
     }
 
-    /// Copies with ordinary loads and stores; returns the bytes that were left when the memory failed.
+    /// Copies into a region with ordinary loads and stores; returns the bytes that were left when the memory failed.
     ///
     /// # Safety
-    /// `src` and `dst` are valid for `len` bytes, one of them in a live mapping and the other private to the
-    /// caller, so that they do not overlap.
+    /// `src` and `dst` are valid for `len` bytes, `dst` in a live mapping and `src` private to the caller, so that they do not
+    /// overlap.
     #[inline(always)]
-    pub(crate) unsafe fn copy(&self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+    pub(crate) unsafe fn copy_in(&self, dst: *mut u8, src: *const u8, len: usize) -> usize {
         // SAFETY: the caller vouches for both ranges; `copy_sse2` needs 64 bytes, the others 256.
         unsafe {
             match len {
@@ -49,6 +50,16 @@ impl Copier {
                 _ => (self.bulk)(dst, src, len),
             }
         }
+    }
+
+    /// Copies out of a region: the same, because a register moves 8 aligned bytes at once on either side.
+    ///
+    /// # Safety
+    /// As for [`Copier::copy_in`], with `src` in the mapping.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_out(&self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_in(dst, src, len) }
     }
 
     /// Folds whole blocks; returns the bytes that were done: fewer than all when the memory failed.
@@ -79,7 +90,7 @@ impl Copier {
     /// memory failed.
     ///
     /// # Safety
-    /// As for [`Copier::copy`]; `dst` is aligned to 8 and writable up to the next multiple of 8.
+    /// As for [`Copier::copy_in`]; `dst` is aligned to 8 and writable up to the next multiple of 8.
     #[inline(always)]
     pub(crate) unsafe fn copy_nt(&self, dst: *mut u8, src: &[u8]) -> usize {
         let (words, rest) = src.split_at(src.len() & !7);
@@ -99,7 +110,7 @@ impl Copier {
 /// Up to 128 bytes: the first and the last registers overlap in the middle.
 ///
 /// # Safety
-/// As for [`Copier::copy`], and `len` is at most 128.
+/// As for [`Copier::copy_in`], and `len` is at most 128.
 #[unsafe(naked)]
 unsafe extern "sysv64" fn copy_small(dst: *mut u8, src: *const u8, len: usize) -> usize {
     naked_asm!(
@@ -171,7 +182,7 @@ macro_rules! vector_copy {
         /// Ordinary loads and stores, stores aligned after the first block.
         ///
         /// # Safety
-        /// As for [`Copier::copy`]; the CPU has the registers, and `len` is at least four of them.
+        /// As for [`Copier::copy_in`]; the CPU has the registers, and `len` is at least four of them.
         #[unsafe(naked)]
         unsafe extern "sysv64" fn $copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
             naked_asm!(
@@ -242,7 +253,7 @@ macro_rules! vector_copy {
         /// Non-temporal stores: words up to the first line and after the last block, whole registers between.
         ///
         /// # Safety
-        /// As for [`Copier::copy`]; the CPU has the registers, `dst` and `len` are multiples of 8.
+        /// As for [`Copier::copy_in`]; the CPU has the registers, `dst` and `len` are multiples of 8.
         #[unsafe(naked)]
         unsafe extern "sysv64" fn $stream(dst: *mut u8, src: *const u8, len: usize) -> usize {
             naked_asm!(
@@ -299,57 +310,3 @@ macro_rules! vector_copy {
 vector_copy!(copy_sse2, stream_sse2, 16, "movups", "movntdq", "xmm", "");
 vector_copy!(copy_avx2, stream_avx2, 32, "vmovdqu", "vmovntdq", "ymm", "vzeroupper");
 vector_copy!(copy_avx512, stream_avx512, 64, "vmovdqu64", "vmovntdq", "zmm", "vzeroupper");
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MODES: [fn(Cpu) -> Cpu; 3] = [|_| Cpu::baseline(), |cpu| Cpu { avx512: false, ..cpu }, |cpu| cpu];
-
-    #[test]
-    fn every_alignment_and_length_copies_exactly_its_bytes() {
-        let from: Vec<u8> = (0..2048_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for copier in MODES.map(|mode| Copier::new(mode(Cpu::detect()))) {
-            for length in (0..600).chain([1023, 1024, 1500]) {
-                for (to_skip, from_skip) in [(0, 0), (1, 0), (0, 3), (8, 16), (63, 5), (64, 64), (31, 33)] {
-                    let mut to = vec![0xaa; 2048];
-                    // SAFETY: both ranges lie in live vectors: skips are at most 64, lengths at most 1500.
-                    let left = unsafe {
-                        copier.copy(to.as_mut_ptr().add(to_skip), from.as_ptr().add(from_skip), length)
-                    };
-                    assert_eq!(left, 0);
-                    assert_eq!(to[to_skip..to_skip + length], from[from_skip..from_skip + length]);
-                    assert!(to[..to_skip].iter().all(|byte| *byte == 0xaa), "before {to_skip} {length}");
-                    assert!(
-                        to[to_skip + length..].iter().all(|byte| *byte == 0xaa),
-                        "after {to_skip} {length}"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_copy_past_the_caches_fills_its_last_word_with_zeros() {
-        let from: Vec<u8> = (1..=255).cycle().take(2048).collect();
-        for copier in MODES.map(|mode| Copier::new(mode(Cpu::detect()))) {
-            for length in (0..600_usize).chain([1023, 1024, 1500]) {
-                for skip in [0, 1, 5, 7] {
-                    let mut to = vec![0xaaaa_aaaa_aaaa_aaaa_u64; 256];
-                    let end = length.next_multiple_of(8);
-                    // SAFETY: `to` is aligned to 8 and has 2048 bytes, of which 8 + at most 1504 are written.
-                    let left = unsafe {
-                        copier.copy_nt(to.as_mut_ptr().add(skip).cast(), &from[skip..skip + length])
-                    };
-                    crate::cpu::sfence();
-                    let bytes: Vec<u8> = to.iter().flat_map(|word| word.to_le_bytes()).collect();
-                    let got = &bytes[skip * 8..];
-                    assert_eq!(left, 0);
-                    assert_eq!(got[..length], from[skip..skip + length]);
-                    assert!(got[length..end].iter().all(|byte| *byte == 0));
-                    assert!(got[end..].iter().all(|byte| *byte == 0xaa));
-                }
-            }
-        }
-    }
-}
