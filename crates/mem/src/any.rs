@@ -120,6 +120,14 @@ impl Memory for AnyMemory {
         }
     }
 
+    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+        match self {
+            Self::Mapped(memory) => memory.populate(at, bytes, writes),
+            #[cfg(feature = "instruments")]
+            Self::Wrapped(memory) => memory.populate(at, bytes, writes),
+        }
+    }
+
     #[inline(always)]
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {
