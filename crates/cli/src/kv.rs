@@ -25,13 +25,17 @@ pub(crate) enum Command {
     Flush {
         /// The cache.
         name: String,
+        /// Give back the room of this host's blocks alone. It has left the pool, or has been evicted and fenced.
+        #[arg(long = "of-host", value_name = "ID")]
+        host: Option<u16>,
     },
 }
 
 pub(crate) fn run(command: &Command, settings: &Settings) -> Result<ExitCode, Failure> {
     match command {
         Command::Stat { name, json } => stat(settings, name.as_deref(), *json),
-        Command::Flush { name } => flush(settings, name),
+        Command::Flush { name, host: None } => flush(settings, name),
+        Command::Flush { name, host: Some(host) } => flush_host(settings, name, *host),
     }
 }
 
@@ -76,6 +80,19 @@ fn table(cache: &CacheStat) -> String {
         lines.push(format!("  identity {}: {} blocks of {held}: {text}", printable(hash), identity.blocks));
     }
     lines.join("\n") + "\n"
+}
+
+/// Has this process stand in for the host: the pool refuses that while the host may go on.
+fn flush_host(settings: &Settings, name: &str, host: u16) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let session = Session::open(&Settings { host: Some(host), ..settings.clone() })?;
+    let given = Cache::give_up_part(session.pool(), name).map_err(at(path))?;
+    let (path, name) = (shown(path), printable(name));
+    println!("{path}: host {host} gave back {} of the cache {name}", bytes(given.bytes));
+    if given.kept > 0 {
+        println!("{} slabs stay, because processes write to them or have pinned their blocks", given.kept);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn flush(settings: &Settings, name: &str) -> Result<ExitCode, Failure> {

@@ -3,12 +3,14 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
 use polder_mem::testing::{Running, Scratch, expect_nothing_left};
 use polder_pool::PoolError;
+use polder_pool::kv::{Cache, Identity, Options};
 use serde_json::Value;
 
 /// A directory for a pool, and commands that leave everything of theirs in it.
@@ -103,6 +105,30 @@ fn without_proc_a_command_says_that_it_is_missing_and_how_to_have_it() {
         // The control, which makes the pool for the next.
         desk.say(arguments);
     }
+}
+
+#[test]
+fn the_room_of_a_host_that_is_gone_comes_back_by_a_flush_of_its_blocks_alone() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --hosts 3 --processes 4");
+    let put = |host, key| {
+        let session = desk.session(Some(host), 1);
+        let identity = Identity { hash: [7; 32], text: "some model".into(), block: 4096 };
+        let options = Options { budget: Some(4 << 20), verify: false };
+        let cache = Cache::open(Arc::clone(session.pool()), "llm", identity, options).unwrap();
+        cache.put(&[[key; 16]], &[&[key; 4096]]).unwrap().stored
+    };
+    assert_eq!([put(0, 1), put(2, 2)], [1, 1]);
+    let said = desk.say("kv flush llm --of-host 2");
+    assert!(said.contains("host 2 gave back") && said.contains("MiB of the cache llm"), "{said}");
+    let stat = desk.say("kv stat llm");
+    assert!(
+        stat.contains("cache llm: 1 blocks") && stat.contains("host 2: 0 blocks, 1 put, 1 evicted"),
+        "{stat}"
+    );
+    assert!(desk.say("kv flush llm --of-host 1").contains("host 1 gave back 0"));
+    assert!(desk.refusal("kv flush other --of-host 2").contains("/kv/other"));
+    assert_eq!(put(1, 3), 1);
 }
 
 #[test]

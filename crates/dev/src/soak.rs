@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     /// The first seed [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
-    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, client, proxy, publish,
+    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, client, proxy, publish, kv,
     /// or a variant of one such as push/software/alone.
     #[arg(long, value_delimiter = ',')]
     what: Vec<String>,
@@ -126,7 +126,7 @@ impl Soak {
             let is_there = arguments.listen.is_none() || scene.coherence == CoherenceChoice::Software;
             let can = match arguments.doom {
                 Doom::Kill => true,
-                Doom::Stop => !matches!(scene.what, What::Attach | What::Job),
+                Doom::Stop => !matches!(scene.what, What::Attach | What::Job | What::Kv),
                 // The victim's host has no survivor: that would be dead as well. Services and stores are not played there.
                 Doom::Kernel => {
                     let is_told = [What::Push, What::Stream, What::Pop, What::Create, What::AllReduce];

@@ -110,6 +110,14 @@ impl Memory for AnyMemory {
         inner!(self, memory => memory.address(at, bytes))
     }
 
+    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+        match self {
+            Self::Mapped(memory) => memory.populate(at, bytes, writes),
+            #[cfg(feature = "instruments")]
+            Self::Wrapped(memory) => memory.populate(at, bytes, writes),
+        }
+    }
+
     #[inline(always)]
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {

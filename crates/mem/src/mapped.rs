@@ -18,6 +18,9 @@ pub type Coherent = Mapped<HardwareLines>;
 /// A mapped region whose caches the program keeps in step, with the CPU's line instructions.
 pub type Software = Mapped<FlushedLines>;
 
+/// The smallest page.
+const PAGE: u64 = 4096;
+
 /// One process's access to a mapped region, and, once attached, to the memory of its host.
 pub struct Mapped<L> {
     base: *mut u8,
@@ -150,6 +153,16 @@ impl<L: Lines> Memory for Mapped<L> {
     fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
         bounds::range(self.bytes, at, bytes);
         Some(self.base.wrapping_add(at.0 as usize))
+    }
+
+    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+        bounds::range(self.bytes, at, bytes);
+        let first = at.0 & !(PAGE - 1);
+        let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        let (start, length) = (self.base.wrapping_add(first as usize), (at.0 + bytes - first) as usize);
+        // Where it fails, as on a kernel before 5.14, each page gets there when it is touched.
+        // SAFETY: the pages that hold the range are of this mapping, and the advice changes no byte.
+        unsafe { libc::madvise(start.cast(), length, advice) };
     }
 
     #[inline(always)]

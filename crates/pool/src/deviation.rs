@@ -47,6 +47,8 @@ pub(crate) enum Deviation {
     AnyAttempt,
     /// A reader of a cache does not look at the slot's line again.
     LooksOnce,
+    /// The owner of a slot of a cache does not look whether it is pinned.
+    IgnoresPins,
     /// A slot of a cache is written before its line says that it is taken.
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.

@@ -17,6 +17,8 @@
 //! The next one reads the slabs and the log again, and leaves out as many sequence numbers as the log has lines. That sends each
 //! reader back to the lines of the slots, so it misses nothing that the dead one logged in part.
 //!
+//! A reader that does not copy pins blocks: [`Cache::pin`]. The room of a host that is gone comes back by [`Cache::give_up_part`].
+//!
 //! # Objects
 //! | name | what |
 //! |---|---|
@@ -28,11 +30,15 @@
 mod get;
 #[cfg(feature = "hostile")]
 pub mod hostile;
+mod index;
+mod pages;
 mod part;
+mod pin;
 mod put;
 mod replica;
 mod slabs;
 mod stat;
+mod take;
 #[cfg(test)]
 mod tests;
 mod uses;
@@ -49,10 +55,13 @@ use crate::object::{InitialContents, Object};
 use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
+pub use pin::Pin;
 pub use put::Put;
+pub use slabs::GivenUp;
 pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
 
-use replica::Replica;
+use index::Replica;
+use pages::Pages;
 use slabs::Slab;
 use wire::Root;
 
@@ -115,6 +124,9 @@ pub struct Cache<M: Memory> {
     verify: bool,
     replica: Mutex<Replica>,
     own_slabs: Mutex<OwnSlabs>,
+    /// Whether this host has said that it pins blocks.
+    pins: Mutex<bool>,
+    pages: Mutex<Pages>,
 }
 
 /// This host's slabs, as this process has seen them; in the order of their numbers.
@@ -150,7 +162,8 @@ impl<M: Memory> Cache<M> {
             Some(budget) => budget,
             None => Chunks(pool.directory().site).free_bytes()? / 5 * 4,
         };
-        let slab_bytes = (budget / 16).clamp(1 << 20, SLAB_BYTES);
+        // Of a small budget too, two hosts may have slabs.
+        let slab_bytes = (budget / 16).clamp(1 << 20, SLAB_BYTES).min(budget / 4);
         let log_lines = (budget >> 20).next_power_of_two().clamp(1 << 10, LOG_LINES);
         let hosts = pool.layout().geometry().hosts;
         Self::open_with(pool, name, identity, options, Root { slab_bytes, log_lines, budget, hosts })
@@ -168,6 +181,21 @@ impl<M: Memory> Cache<M> {
             let (value, expected) = ("0 bytes".to_owned(), "a size of at least 1 byte");
             return Err(PoolError::Argument { what: "the size of a block", value, expected });
         }
+        let cache = Self::open_part(pool, name, identity, options, new)?;
+        cache.note_identity()?;
+        // The host is there from here on.
+        cache.change(|_| Ok(()))?;
+        Ok(cache)
+    }
+
+    /// The cache of this name, with this host's part.
+    fn open_part(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        identity: Identity,
+        options: Options,
+        new: Root,
+    ) -> Result<Self, PoolError> {
         let root =
             open_or_create(&pool, &format!("/kv/{name}"), (1 + u64::from(new.hosts)) * LINE, new.encode())?;
         let found = line::read(pool.memory(), root.at())?.and_then(|words| Root::decode(&words));
@@ -211,13 +239,12 @@ impl<M: Memory> Cache<M> {
             verify: options.verify,
             replica,
             own_slabs: Mutex::default(),
+            pins: Mutex::default(),
+            pages: Mutex::default(),
         };
         if cache.part.bytes() != bytes {
             return Err(PoolError::Corrupt { offset: cache.part.at(), what: "log of a cache" });
         }
-        cache.note_identity()?;
-        // The host is there from here on.
-        cache.change(|_| Ok(()))?;
         Ok(cache)
     }
 
@@ -244,8 +271,7 @@ impl<M: Memory> Cache<M> {
     /// # Errors
     /// [`PoolError::Evicted`], [`PoolError::Memory`].
     pub fn lookup(&self, keys: &[Key]) -> Result<Vec<bool>, PoolError> {
-        let mut replica = locked(&self.replica);
-        self.poll(&mut replica)?;
+        let replica = self.polled()?;
         Ok(keys.iter().map(|key| replica.place(self.own(key)).is_some()).collect())
     }
 
@@ -310,6 +336,8 @@ impl<M: Memory> Cache<M> {
 impl<M: Memory> Drop for Cache<M> {
     fn drop(&mut self) {
         let directory = self.pool.directory();
+        // Before it is let go of: this machine's caches must not write over what another says as this host later.
+        self.pool.memory().write_back(self.control_at(self.pool.member().host), LINE);
         directory.close(&self.root);
         directory.close(&self.part);
         locked(&self.replica).parts().for_each(|part| directory.close(part));

@@ -1,5 +1,7 @@
 //! What victims and survivors do in a round, each in a process of its own.
 
+mod cache;
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,7 +151,7 @@ pub(super) fn victim(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure
         What::Pop => pop(actor, round),
         What::Create | What::Attach => create(actor, round),
         What::AllReduce => all_reduce(actor, round),
-        What::Job => talk(actor, round, 0),
+        What::Job | What::Kv => take_part(actor, round, 0),
         What::Client => train(actor, round),
         What::Proxy => sum(actor, round),
         What::Publish => publish(actor, round),
@@ -261,11 +263,19 @@ fn all_reduce(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     steps.end()
 }
 
+/// Does what a process does that is one of several that may die.
+pub(super) fn take_part(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<(), Failure> {
+    match round.scene.what {
+        What::Kv => cache::share(actor, round, rank),
+        _ => talk(actor, round, rank),
+    }
+}
+
 /// Bytes of what each endpoint of a job sends to each: in a header, in a cell, and in parts.
 const TALK: [usize; 3] = [8, 700, 5000];
 
 /// One endpoint of a job: tells its address, sends every message to every endpoint, and receives as many.
-pub(super) fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<(), Failure> {
+fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<(), Failure> {
     let (pool, memory) = (Arc::clone(actor.pool), actor.pool.memory());
     let first = instruments(memory).operations();
     instruments(memory).arm(round.fate.trigger());
@@ -799,13 +809,13 @@ fn without_cpu() -> Duration {
     Duration::from_nanos(nanos.unwrap_or(0))
 }
 
-/// Makes the object that the victim of this round destroys, or the version that it goes on from.
+/// Makes the object that the victim of this round destroys, the version that it goes on from, or the cache that it shares.
 pub(super) fn prepare(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
-    if round.scene.what == What::Publish {
-        publish_version(&store(actor.pool, round)?, round, 1)?;
-        return Ok(());
+    match round.scene.what {
+        What::Publish => publish_version(&store(actor.pool, round)?, round, 1).map(drop)?,
+        What::Kv => cache::open(actor.pool, round).map(drop)?,
+        _ => actor.pool.close(actor.pool.create(&doomed(round), SMALL)?),
     }
-    actor.pool.close(actor.pool.create(&doomed(round), SMALL)?);
     Ok(())
 }
 
@@ -827,6 +837,9 @@ pub(super) fn judge(
 ) -> Result<(), Failure> {
     if round.scene.what == What::Publish {
         return judge_versions(actor, round, (begun as u64, done as u64), repaired);
+    }
+    if round.scene.what == What::Kv {
+        return cache::judge(actor, round, repaired);
     }
     let at = |step: usize| (begun > step, done > step);
     let expect = |actor: &Actor<'_>, name: &str, must: &Must, contents: Option<&[u8]>, repaired| {
@@ -959,6 +972,7 @@ pub(super) fn clean(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
             let of_store = |what: String| format!("/version/{}/{what}", store.name());
             names.extend(numbers.chain(["marks".to_owned()]).map(of_store));
         }
+        What::Kv => cache::remove(pool, round)?,
         _ => {}
     }
     for name in names {

@@ -28,10 +28,12 @@ pub(super) enum What {
     Proxy,
     /// It publishes versions of a store.
     Publish,
+    /// It is one of four processes that put, get and pin blocks of a cache that is too small for them, and that all die.
+    Kv,
 }
 
 impl What {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Push,
         Self::Stream,
         Self::Pop,
@@ -42,6 +44,7 @@ impl What {
         Self::Client,
         Self::Proxy,
         Self::Publish,
+        Self::Kv,
     ];
 
     const fn name(self) -> &'static str {
@@ -56,6 +59,7 @@ impl What {
             Self::Client => "client",
             Self::Proxy => "proxy",
             Self::Publish => "publish",
+            Self::Kv => "kv",
         }
     }
 }

@@ -133,6 +133,7 @@ impl Stage {
             What::AllReduce | What::Client | What::Proxy => self.play_together(&round)?,
             What::Attach => self.play_attach(&round)?,
             What::Job => self.play_job(&round)?,
+            What::Kv => self.play_cache(&round)?,
         };
         self.clean(&round)?;
         Ok(outcome)
@@ -260,6 +261,24 @@ impl Stage {
         self.first.tell("sweep", round, &[])?;
         let Outcome { fell, operations } = ends.swap_remove(0).outcome;
         Ok(Outcome { fell, operations: operations.min(JOB_OPERATIONS) })
+    }
+
+    /// Processes of two hosts share a cache, and all of them die. No block is wrong, and nothing of theirs is in the way of others.
+    fn play_cache(&mut self, round: &Round) -> Result<Outcome, Failure> {
+        self.first.tell("prepare", round, &[])?;
+        let mut dice = Dice(round.seed);
+        let mut running = vec![];
+        for rank in 0..4 {
+            let drawn = 1 + dice.draw() % CACHE_OPERATIONS;
+            let operation = if rank == 0 { round.fate.operation } else { drawn };
+            let one = Round { fate: Fate { operation, action: TriggerAction::Kill }, ..*round };
+            running.push(self.crew.start(Task::Talk(one, rank))?);
+        }
+        let mut ends = running.iter_mut().map(Running::end).collect::<Result<Vec<_>, _>>()?;
+        self.first.ask("maintain")?;
+        self.judge(round, &ends[0])?;
+        let Outcome { fell, operations } = ends.swap_remove(0).outcome;
+        Ok(Outcome { fell, operations: operations.min(CACHE_OPERATIONS) })
     }
 
     /// The kernel of the other machine dies at the victim's operation. The first survivor is told, the hosts of that kernel are evicted
@@ -396,6 +415,9 @@ impl Stage {
 /// Where the endpoints of a job die. How many operations one takes depends on how long it waits for the others; those beyond
 /// are of waiting.
 const JOB_OPERATIONS: u64 = 6000;
+
+/// Where the processes that share a cache die: about as many operations as one makes.
+const CACHE_OPERATIONS: u64 = 4000;
 
 /// Where the first of two victims dies: about as many operations as a create scene has.
 const CREATE_OPERATIONS: u64 = 1500;

@@ -23,7 +23,7 @@ pub(super) enum Task {
     Fall(Round),
     /// Its fate is counted from the beginning of its attachment.
     Attach(Round),
-    /// It is an endpoint of a job.
+    /// It is an endpoint of a job, or a process that shares a cache.
     Talk(Round, usize),
     /// It cleans up for a host.
     Maintain(u16),
@@ -35,7 +35,7 @@ impl Task {
         match self {
             Self::Survive(host, _) | Self::Maintain(host) => *host,
             Self::Fall(round) | Self::Attach(round) => round.scene.host(),
-            Self::Talk(_, 1) => FIRST_HOST,
+            Self::Talk(_, 1 | 3) => FIRST_HOST,
             Self::Talk(round, _) => round.scene.host(),
         }
     }
@@ -53,7 +53,7 @@ impl Task {
             }
             Self::Fall(ref round) => with(&settings, |pool| acts::victim(&mut Actor { pool, wire }, round)),
             Self::Talk(ref round, rank) => {
-                with(&settings, |pool| acts::talk(&mut Actor { pool, wire }, round, rank))
+                with(&settings, |pool| acts::take_part(&mut Actor { pool, wire }, round, rank))
             }
             Self::Attach(ref round) => attach(&mut settings, wire, round),
             Self::Maintain(_) => with(&settings, |pool| Ok(pool.maintain()?)),

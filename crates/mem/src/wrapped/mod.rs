@@ -197,6 +197,10 @@ impl Memory for Wrapped {
         inner!(self, memory => memory.address(at, bytes))
     }
 
+    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+        inner!(self, memory => memory.populate(at, bytes, writes));
+    }
+
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {
         self.operations.next();

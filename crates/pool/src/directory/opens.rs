@@ -1,12 +1,14 @@
-//! Announcements: which objects each process holds open, so that no extent is used again while a process looks at it.
+//! Announcements: which objects each process holds open, so that no extent is used again while a process looks at it; and which slots of
+//! caches of blocks it has pinned.
 //!
 //! A process announces an object, and then looks at the entry once more. The owner condemns an entry, and then looks at the
-//! announcements. So at least one of the two sees the other.
+//! announcements. So at least one of the two sees the other. With a slot of a cache it is the same.
 //!
 //! # Words
 //! An announcement is a checked word: bits 0..19 the low bits of the generation, bits 19..49 the slot of the entry, bits
 //! 49..55 its owner, bit 55 is 1. If two objects have the same word, neither is freed while the other is open; nothing worse
 //! happens.
+//! A pin is a checked word too: bit 0 is 1, bits 17..49 the slot, bits 49..55 its owner, bit 55 is 0. Slots of two caches may have the same.
 //! A mark is a checked word: the lines of announcements that the process ever used.
 
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
@@ -17,6 +19,8 @@ use crate::{PoolError, word};
 
 const GENERATION_BITS: u32 = 19;
 const SLOT_BITS: u32 = 30;
+/// Below the slot of a pin, so that its owner stands where that of an object does.
+const PIN_SLOT_SHIFT: u32 = GENERATION_BITS + SLOT_BITS - u32::BITS;
 const WORDS_PER_LINE: u32 = (LINE / 8) as u32;
 
 const _: () = assert!(GENERATION_BITS + SLOT_BITS + 6 + 1 == word::BITS);
@@ -31,6 +35,11 @@ impl Announcement {
         let slot = (slot as u64) << GENERATION_BITS;
         let owner = (owner as u64) << (GENERATION_BITS + SLOT_BITS);
         Self(generation | slot | owner | 1 << (word::BITS - 1))
+    }
+
+    /// A slot of a cache of blocks, whatever block is there.
+    pub(crate) const fn pin(owner: u16, slot: u32) -> Self {
+        Self(1 | (slot as u64) << PIN_SLOT_SHIFT | (owner as u64) << (GENERATION_BITS + SLOT_BITS))
     }
 
     /// The owner and slot of the entry.

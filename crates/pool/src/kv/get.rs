@@ -3,7 +3,8 @@
 use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::replica::Place;
+use super::index::Place;
+use super::slabs::Slab;
 use super::wire::{Entry, State};
 use super::{Cache, Key};
 use crate::PoolError;
@@ -12,14 +13,15 @@ use crate::line::{self, Words};
 use crate::pool::locked;
 
 /// A block that is being read.
-struct Read {
+pub(super) struct Read {
     /// Which of the keys.
-    index: usize,
-    place: Place,
+    pub(super) index: usize,
+    pub(super) place: Place,
+    pub(super) slab: Slab,
     entry: Offset,
-    block: Offset,
+    pub(super) block: Offset,
     /// Where its hits are counted.
-    count: u64,
+    pub(super) count: u64,
     /// What the slot's line said at the first look.
     words: Words,
 }
@@ -35,6 +37,7 @@ impl<M: Memory> Cache<M> {
         self.expect_blocks(keys.len(), into.iter().map(|buffer| buffer.len()))?;
         let mut reads = self.find(keys)?;
         self.look(&mut reads, keys)?;
+        self.map_blocks(reads.iter().map(|read| read.block), false);
         let copied: Vec<_> = reads.iter().map(|read| self.copy(read, into[read.index])).collect();
         let memory = self.pool.memory();
         // A CPU may drop a line from its caches before loads that stand before that are done, and have it again from before they were.
@@ -61,9 +64,8 @@ impl<M: Memory> Cache<M> {
     }
 
     /// Where the blocks lie, as far as is known.
-    fn find(&self, keys: &[Key]) -> Result<Vec<Read>, PoolError> {
-        let mut replica = locked(&self.replica);
-        self.poll(&mut replica)?;
+    pub(super) fn find(&self, keys: &[Key]) -> Result<Vec<Read>, PoolError> {
+        let mut replica = self.polled()?;
         let mut reads = vec![];
         for (index, key) in keys.iter().enumerate() {
             let Some(place) = replica.place(self.own(key)) else { continue };
@@ -74,7 +76,7 @@ impl<M: Memory> Cache<M> {
                 Some(slab) => {
                     let (entry, block) = (slab.entry(place.slot.index()), slab.block(place.slot.index()));
                     let count = self.count_of(place.host, &slab, place.slot.index());
-                    reads.push(Read { index, place, entry, block, count, words: [0; line::WORDS] });
+                    reads.push(Read { index, place, slab, entry, block, count, words: [0; line::WORDS] });
                 }
                 None => replica.forget(self.own(key), place),
             }
@@ -83,7 +85,7 @@ impl<M: Memory> Cache<M> {
     }
 
     /// The first look: keeps what the slots' lines say is there.
-    fn look(&self, reads: &mut Vec<Read>, keys: &[Key]) -> Result<(), PoolError> {
+    pub(super) fn look(&self, reads: &mut Vec<Read>, keys: &[Key]) -> Result<(), PoolError> {
         let memory = self.pool.memory();
         self.refresh_entries(reads);
         let mut gone = vec![];
@@ -132,7 +134,7 @@ impl<M: Memory> Cache<M> {
         memory.fence_invalidations();
     }
 
-    fn is_others(&self, place: Place) -> bool {
+    pub(super) fn is_others(&self, place: Place) -> bool {
         place.host != self.pool.member().host
     }
 

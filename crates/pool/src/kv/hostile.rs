@@ -84,10 +84,10 @@ fn open(pool: &Arc<Pool<Heap>>) -> Option<Cache<Heap>> {
     Cache::open_with(Arc::clone(pool), NAME, identity, options, ROOT).ok()
 }
 
-/// Puts, looks up or gets some blocks.
+/// Puts, looks up, gets or pins some blocks, or gives all of its host up.
 fn act(script: &mut Script<'_>, cache: &Cache<Heap>) {
     let keys: Vec<Key> = (0..1 + script.byte() % 5).map(|_| [script.byte() % 9; 16]).collect();
-    match script.byte() % 4 {
+    match script.byte() % 6 {
         0 => _ = cache.lookup(&keys),
         1 => {
             let mut buffers = vec![[0; BLOCK as usize]; keys.len()];
@@ -96,6 +96,8 @@ fn act(script: &mut Script<'_>, cache: &Cache<Heap>) {
             _ = cache.get(&keys, &mut into);
         }
         2 => _ = cache.stat(),
+        3 => drop(cache.pin(&keys)),
+        4 => _ = Cache::give_up_part(cache.pool(), NAME),
         _ => {
             let blocks: Vec<_> = keys.iter().map(|key| [key[0]; BLOCK as usize]).collect();
             let blocks: Vec<&[u8]> = blocks.iter().map(<[u8; BLOCK as usize]>::as_slice).collect();
@@ -129,6 +131,7 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             incarnation: number(),
             busy: number() % 2 == 0,
             wants: number() % 2 == 0,
+            pins: number() % 2 == 0,
             puts: number(),
             evictions: number(),
         }

@@ -3,13 +3,10 @@
 use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::slabs::Slab;
-use super::uses::Uses;
 use super::wire::{Control, Entry, Record, Slot, State};
 use super::{Cache, Key};
-use crate::deviation::Deviation;
+use crate::line::Words;
 use crate::object::Object;
-use crate::pool::locked;
 use crate::{PoolError, line};
 
 /// What came of a put.
@@ -24,36 +21,29 @@ pub struct Put {
     pub refused: u64,
 }
 
-/// Where a host goes on among its slabs: at a slot of the one that has this place in the order of their numbers.
-#[derive(Clone, Copy, Debug, Default)]
-struct Hand {
-    place: usize,
-    index: u32,
-    /// How often it has come to the end since the call began.
-    turns: u32,
-}
-
 /// A put whose slots are taken.
 #[derive(Debug)]
 pub(crate) struct Begun {
     put: Put,
     /// Blocks that are not there yet.
     wanted: u64,
-    taken: Vec<Taken>,
+    pub(super) taken: Vec<Taken>,
     /// The slabs that they are in, held open.
-    held: Vec<(u32, Object)>,
+    pub(super) held: Vec<(u32, Object)>,
 }
 
 /// A slot that was taken for a block.
 #[derive(Clone, Copy, Debug)]
-struct Taken {
+pub(super) struct Taken {
     /// Which of the blocks.
-    index: usize,
-    slot: Slot,
-    entry: Offset,
-    block: Offset,
+    pub(super) index: usize,
+    pub(super) slot: Slot,
+    pub(super) entry: Offset,
+    pub(super) block: Offset,
     /// What its line says.
-    line: Entry,
+    pub(super) line: Entry,
+    /// What it said before, where there was a block.
+    pub(super) before: Option<Words>,
 }
 
 impl<M: Memory> Cache<M> {
@@ -85,10 +75,24 @@ impl<M: Memory> Cache<M> {
         Ok(begun)
     }
 
+    /// As [`Cache::put`], of blocks that are left to be holes of the pool: for measurements of all that lies beside them.
+    ///
+    /// # Errors
+    /// Those of [`Cache::put`].
+    #[cfg(feature = "model")]
+    pub fn put_holes(&self, keys: &[Key]) -> Result<Put, PoolError> {
+        self.end(self.begin(keys)?)
+    }
+
     /// Fills the slots that were taken, and says so.
     pub(crate) fn finish(&self, mut begun: Begun, blocks: &[&[u8]]) -> Result<Put, PoolError> {
+        self.fill(&mut begun.taken, blocks);
+        self.end(begun)
+    }
+
+    /// Says that the blocks are there.
+    fn end(&self, mut begun: Begun) -> Result<Put, PoolError> {
         if !begun.taken.is_empty() {
-            self.fill(&mut begun.taken, blocks);
             match self.change(|control| Ok(self.publish(control, &begun.taken))) {
                 Ok(stored) => begun.put.stored = stored,
                 Err(error) => {
@@ -109,201 +113,13 @@ impl<M: Memory> Cache<M> {
 
     /// Which of the keys have no block yet, each once.
     fn missing(&self, keys: &[Key]) -> Result<Vec<usize>, PoolError> {
-        let mut replica = locked(&self.replica);
-        self.poll(&mut replica)?;
+        let replica = self.polled()?;
         let mut seen = std::collections::HashSet::new();
         let is_missing = |index: &usize| {
             let key = self.own(&keys[*index]);
             replica.place(key).is_none() && seen.insert(key)
         };
         Ok((0..keys.len()).filter(is_missing).collect())
-    }
-
-    /// Takes slots for blocks, evicting the oldest that were not read since where there is no room. Once this returns, no reader takes what is written there.
-    fn take(
-        &self,
-        control: &mut Control,
-        keys: &[Key],
-        wanted: &[usize],
-        Begun { taken, held, .. }: &mut Begun,
-    ) -> Result<(), PoolError> {
-        let mut known = locked(&self.own_slabs);
-        if known.changes != Some(control.changes) {
-            known.slabs = self.find_own(control)?;
-        }
-        let own = &mut known.slabs;
-        let (at, last) = self.hand()?;
-        let mut hand = self.hand_in(own, last)?;
-        let mut uses = self.uses(wanted.len());
-        let mut wanted = wanted.iter().copied().peekable();
-        while let Some(&index) = wanted.peek() {
-            let Some((slot, slab)) = self.next_slot(control, own, &mut hand)? else { break };
-            if held.last().is_none_or(|(held, _)| *held != slot.slab()) {
-                let Some(object) = self.hold_slab(slot.slab(), &slab)? else {
-                    // It was removed.
-                    own.remove(hand.place);
-                    continue;
-                };
-                held.push((slot.slab(), object));
-            }
-            if hand.turns > 1 {
-                // All have been passed once.
-                uses.spare_no_more();
-            }
-            if let Some(line) = self.take_slot(control, slot, &slab, self.own(&keys[index]), &mut uses)? {
-                let (entry, block) = (slab.entry(slot.index()), slab.block(slot.index()));
-                taken.push(Taken { index, slot, entry, block, line });
-                wanted.next();
-            }
-        }
-        // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there.
-        self.pool.memory().sfence();
-        let next = match own.get(hand.place) {
-            Some((number, slab)) if hand.index < slab.head.slots => Slot::new(*number, hand.index),
-            Some((number, _)) => Slot::new(number + 1, 0),
-            None => Slot::new(control.slabs, 0),
-        };
-        known.changes = Some(control.changes);
-        self.set_hand(at, next);
-        Ok(())
-    }
-
-    /// Where among its slabs this host goes on.
-    fn hand_in(&self, own: &[(u32, Slab)], last: Option<Slot>) -> Result<Hand, PoolError> {
-        let Some(last) = last else { return self.behind_the_last(own) };
-        let place = own.partition_point(|(number, _)| *number < last.slab());
-        let is_there = own.get(place).is_some_and(|(number, _)| *number == last.slab());
-        Ok(Hand { place, index: if is_there { last.index() } else { 0 }, turns: 0 })
-    }
-
-    /// The slot that comes next, in a new slab where all have been passed and there is room; nothing after two turns.
-    fn next_slot(
-        &self,
-        control: &mut Control,
-        own: &mut Vec<(u32, Slab)>,
-        hand: &mut Hand,
-    ) -> Result<Option<(Slot, Slab)>, PoolError> {
-        loop {
-            match own.get(hand.place) {
-                Some(&(number, slab))
-                    if slab.head.block == self.identity.block && hand.index < slab.head.slots =>
-                {
-                    hand.index += 1;
-                    return Ok(Some((Slot::new(number, hand.index - 1), slab)));
-                }
-                Some(_) => *hand = Hand { place: hand.place + 1, index: 0, ..*hand },
-                None => match self.make_room(control, own)? {
-                    Some(place) => {
-                        *hand = Hand { place, index: 0, ..*hand };
-                        continue;
-                    }
-                    None if hand.turns > 1 || own.is_empty() => return Ok(None),
-                    None => *hand = Hand { place: 0, index: 0, turns: hand.turns + 1 },
-                },
-            }
-            self.share(control, own, hand.place)?;
-        }
-    }
-
-    /// This host's slabs, in the order of their numbers.
-    fn find_own(&self, control: &Control) -> Result<Vec<(u32, Slab)>, PoolError> {
-        let slab = |number| Ok(self.slab(self.pool.member().host, number)?.map(|slab| (number, slab)));
-        self.slab_numbers(control.slabs).filter_map(|number| slab(number).transpose()).collect()
-    }
-
-    /// Makes a slab for blocks of this size, in the place of one for others where this host has none for these; its place.
-    fn make_room(
-        &self,
-        control: &mut Control,
-        own: &mut Vec<(u32, Slab)>,
-    ) -> Result<Option<usize>, PoolError> {
-        let made = self.grow(control, own)?;
-        if made.is_some() || own.iter().any(|(_, slab)| slab.head.block == self.identity.block) {
-            return Ok(made);
-        }
-        for place in 0..own.len() {
-            let (number, slab) = own[place];
-            if self.give_up_slab(control, number, &slab)? {
-                own.remove(place);
-                return self.grow(control, own);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Gives up the slab that comes now, which has the oldest blocks, where another host wants one and this host has more than its part.
-    fn share(
-        &self,
-        control: &mut Control,
-        own: &mut Vec<(u32, Slab)>,
-        place: usize,
-    ) -> Result<(), PoolError> {
-        let Some(&(number, slab)) = own.get(place) else { return Ok(()) };
-        let shares = self.shares(control, slab.head.bytes())?;
-        if shares.wanted && control.claimed > shares.fair && self.give_up_slab(control, number, &slab)? {
-            own.remove(place);
-        }
-        Ok(())
-    }
-
-    /// Where a host goes on that does not know where it was: behind the last slot that holds a block, so that none is evicted while there
-    /// is room.
-    fn behind_the_last(&self, slabs: &[(u32, Slab)]) -> Result<Hand, PoolError> {
-        let mut behind = Hand::default();
-        for (place, (_, slab)) in slabs.iter().enumerate() {
-            let slots = if slab.head.block == self.identity.block { slab.head.slots } else { 0 };
-            for index in 0..slots {
-                let words = line::load(self.pool.memory(), slab.entry(index))?;
-                let entry = words.and_then(|words| Entry::decode(&words));
-                if entry.is_some_and(|entry| entry.state == State::Live) {
-                    behind = Hand { place, index: index + 1, turns: 0 };
-                }
-            }
-        }
-        Ok(behind)
-    }
-
-    /// Takes a slot, unless a process that lives has it, or its block is one to spare.
-    fn take_slot(
-        &self,
-        control: &mut Control,
-        slot: Slot,
-        slab: &Slab,
-        key: u128,
-        uses: &mut Uses,
-    ) -> Result<Option<Entry>, PoolError> {
-        let (memory, me) = (self.pool.memory(), &self.pool.local);
-        let at = slab.entry(slot.index());
-        let (words, sum) = line::load_torn(memory, at)?;
-        let old = (sum == line::checksum(&words)).then(|| Entry::decode(&words)).flatten();
-        match old.map(|old| old.state) {
-            Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
-                return Ok(None);
-            }
-            Some(State::Live) => {
-                if self.is_spared(uses, slab, slot.index())? {
-                    return Ok(None);
-                }
-                control.evictions = control.evictions.wrapping_add(1);
-            }
-            _ => {}
-        }
-        let entry = Entry {
-            key,
-            generation: Entry::next_generation(&words),
-            state: State::Reserved,
-            identity: self.identity.tag(),
-            bytes: self.identity.block,
-            host: self.pool.member().host,
-            slab: slot.slab(),
-            sum: 0,
-            holder: me.holder(),
-        };
-        if !Deviation::TakesInSilence.is_on() {
-            line::store(memory, at, &entry.encode());
-            memory.write_back(at, LINE);
-        }
-        Ok(Some(entry))
     }
 
     /// Frees slots that this process took and will not fill. Nobody else writes their lines meanwhile, unless this host was evicted.
@@ -321,6 +137,7 @@ impl<M: Memory> Cache<M> {
     /// Copies the blocks to the slots that were taken for them; drops those whose memory fails.
     fn fill(&self, taken: &mut Vec<Taken>, blocks: &[&[u8]]) {
         let memory = self.pool.memory();
+        self.map_blocks(taken.iter().map(|taken| taken.block), true);
         taken.retain_mut(|taken| {
             let block = blocks[taken.index];
             if self.verify {

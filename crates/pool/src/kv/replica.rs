@@ -1,14 +1,13 @@
-//! A process's own index of a cache: where the blocks of all hosts lie, as slots and logs have said so far.
+//! A process's own index of a cache, as slots and logs have said so far: how it is built and kept up.
 
-use std::collections::HashMap;
+use std::sync::MutexGuard;
 
 use polder_mem::{LINE, Memory};
 
 use super::Cache;
+use super::index::Replica;
 use super::slabs::Slab;
 use super::wire::{Entry, LogLine, SLAB_IS_GONE, Slot, State};
-use crate::object::Object;
-#[cfg(feature = "model")]
 use crate::pool::locked;
 use crate::{PoolError, line};
 
@@ -17,115 +16,22 @@ const AHEAD: u64 = 16;
 /// How often a call reads all slots of a host anew because it has fallen behind: the next call goes on.
 const RESCANS: u32 = 2;
 
-/// Where a block was when its host last said so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) host: u16,
-    pub(super) slot: Slot,
-    /// The low bits of the generation.
-    pub(super) generation: u32,
-}
-
-/// What is known of a host.
-#[derive(Debug, Default)]
-struct Peer {
-    /// Its object, once it is there.
-    part: Option<Object>,
-    /// The sequence number of the line of its log that is read next.
-    cursor: u64,
-    slabs: Vec<Option<Slab>>,
-    keys: HashMap<Slot, u128>,
-}
-
-/// Counts of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Counts {
-    pub(super) hits: u64,
-    pub(super) misses: u64,
-    /// Copies that were made void by the second look, or by a checksum.
-    pub(super) void: u64,
-}
-
-/// The index.
-#[derive(Debug)]
-pub(super) struct Replica {
-    places: HashMap<u128, Place>,
-    peers: Vec<Peer>,
-    pub(super) counts: Counts,
-}
-
-impl Replica {
-    pub(super) fn new(hosts: u16) -> Self {
-        let peers = (0..hosts).map(|_| Peer::default()).collect();
-        Self { places: HashMap::new(), peers, counts: Counts::default() }
-    }
-
-    /// Where the block of a key is.
-    pub(super) fn place(&self, key: u128) -> Option<Place> {
-        self.places.get(&key).copied()
-    }
-
-    /// How many blocks are known.
-    pub(super) fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    /// How many slots of a host are known to hold a block.
-    pub(super) fn blocks_of(&self, host: u16) -> u64 {
-        self.peers[usize::from(host)].keys.len() as u64
-    }
-
-    /// Forgets a place where a block was not, unless the key has another by now.
-    pub(super) fn forget(&mut self, key: u128, place: Place) {
-        if self.places.get(&key) == Some(&place) {
-            self.places.remove(&key);
-        }
-    }
-
-    /// A slab was given up: its number may be another's by now.
-    fn forget_slab(&mut self, host: u16, number: u32) {
-        if let Some(slab) = self.peers[usize::from(host)].slabs.get_mut(number as usize) {
-            *slab = None;
-        }
-        let keys = self.peers[usize::from(host)].keys.keys();
-        let gone: Vec<_> = keys.filter(|slot| slot.slab() == number).copied().collect();
-        gone.into_iter().for_each(|slot| self.set(host, slot, None));
-    }
-
-    /// Keeps where a slab of a host is.
-    fn know(&mut self, host: u16, number: u32, slab: Option<Slab>) {
-        let slabs = &mut self.peers[usize::from(host)].slabs;
-        if slabs.len() <= number as usize {
-            slabs.resize(number as usize + 1, None);
-        }
-        slabs[number as usize] = slab;
-    }
-
-    /// The objects that it holds open.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &Object> {
-        self.peers.iter().filter_map(|peer| peer.part.as_ref())
-    }
-
-    /// A slot of a host holds this block from now on, or none.
-    fn set(&mut self, host: u16, slot: Slot, holds: Option<(u128, u32)>) {
-        let keys = &mut self.peers[usize::from(host)].keys;
-        let before = match holds {
-            Some((key, _)) => keys.insert(slot, key),
-            None => keys.remove(&slot),
-        };
-        if let Some(before) = before
-            && self.places.get(&before).is_some_and(|place| (place.host, place.slot) == (host, slot))
-        {
-            self.places.remove(&before);
-        }
-        if let Some((key, generation)) = holds {
-            // Of two blocks of one key the one that was heard of last counts: both are right.
-            self.places.insert(key, Place { host, slot, generation });
-        }
-    }
-}
-
 impl<M: Memory> Cache<M> {
+    /// What is known now. A host that is asked for a slab, and has more than its part, gives one up before.
+    pub(super) fn polled(&self) -> Result<MutexGuard<'_, Replica>, PoolError> {
+        let mut replica = locked(&self.replica);
+        self.poll(&mut replica)?;
+        if std::mem::take(&mut replica.is_asked) {
+            // Whoever holds the host's lock may want the replica.
+            drop(replica);
+            if let Err(error) = self.give_to_others() {
+                tracing::debug!("the cache {} gives up no slab: {error}", self.name);
+            }
+            replica = locked(&self.replica);
+        }
+        Ok(replica)
+    }
+
     /// Takes up what every host has put since the last call: one line for each host where there is nothing new.
     pub(super) fn poll(&self, replica: &mut Replica) -> Result<(), PoolError> {
         let (mut rescans, mut ahead) = (0, 1);
@@ -210,17 +116,24 @@ impl<M: Memory> Cache<M> {
                 let control = self.control_of(host)?;
                 return Ok(control.is_some_and(|control| control.position <= peer.cursor));
             };
-            let found = LogLine::decode(&words);
-            if found.sequence != peer.cursor {
-                return Ok(found.sequence < peer.cursor);
+            let (found, cursor) = (LogLine::decode(&words), peer.cursor);
+            if found.sequence != cursor {
+                return Ok(found.sequence < cursor);
             }
-            (peer.cursor, *is_news) = (peer.cursor + 1, true);
+            *is_news = true;
             for record in found.records {
                 match record.generation {
+                    SLAB_IS_GONE if record.slot == Slot::NONE => {
+                        replica.is_asked |= host != self.pool.member().host;
+                    }
                     SLAB_IS_GONE => replica.forget_slab(host, record.slot.slab()),
-                    generation => replica.set(host, record.slot, Some((record.key, generation))),
+                    generation => {
+                        self.slab_of(replica, host, record.slot.slab())?;
+                        replica.set(host, record.slot, Some((record.key, generation)));
+                    }
                 }
             }
+            replica.peers[usize::from(host)].cursor = cursor + 1;
         }
         Ok(true)
     }
@@ -240,9 +153,11 @@ impl<M: Memory> Cache<M> {
         };
         peer.cursor = position;
         for number in self.slab_numbers(slabs) {
-            let slab = self.slab(host, number)?;
+            let Some(slab) = self.slab(host, number)? else {
+                replica.forget_slab(host, number);
+                continue;
+            };
             replica.know(host, number, slab);
-            let Some(slab) = slab else { continue };
             if host != self.pool.member().host {
                 memory.invalidate(slab.entry(0), u64::from(slab.head.slots) * LINE);
             }
@@ -267,12 +182,12 @@ impl<M: Memory> Cache<M> {
         host: u16,
         number: u32,
     ) -> Result<Option<Slab>, PoolError> {
-        let known = replica.peers[usize::from(host)].slabs.get(number as usize).copied().flatten();
+        let known = replica.slab(host, number);
         if known.is_some() {
             return Ok(known);
         }
         let found = self.slab(host, number)?;
-        replica.know(host, number, found);
+        found.into_iter().for_each(|slab| replica.know(host, number, slab));
         Ok(found)
     }
 }

@@ -1,13 +1,14 @@
 //! The slabs of a host: how they are made within the budget, and given up where another host has less than its part.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use polder_mem::{LINE, Memory, Offset};
 
-use super::wire::{Control, Entry, MAX_SLABS, MAX_SLOTS, Record, SLAB_IS_GONE, SlabHead, Slot, State};
-use super::{Cache, HEADER_BYTES};
+use super::wire::{Control, Entry, MAX_SLABS, MAX_SLOTS, Record, Root, SLAB_IS_GONE, SlabHead, Slot, State};
+use super::{Cache, HEADER_BYTES, Identity, Options, expect_name};
 use crate::object::{self, InitialContents, Object};
-use crate::{PoolError, line};
+use crate::{Pool, PoolError, line};
 
 /// Blocks of a slab, where that many take more than a slab of the usual size.
 const FEW_BLOCKS: u64 = 64;
@@ -29,6 +30,16 @@ impl Slab {
     pub(super) fn block(&self, index: u32) -> Offset {
         self.at.lines(1 + u64::from(self.head.slots)) + u64::from(index) * self.head.stride()
     }
+}
+
+/// What became of a host's slabs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct GivenUp {
+    /// Bytes of the slabs that were given up.
+    pub bytes: u64,
+    /// Slabs that stay, because a process is writing there or has pinned a block.
+    pub kept: u64,
 }
 
 /// What all hosts say of their parts.
@@ -71,9 +82,9 @@ impl<M: Memory> Cache<M> {
         Ok(head.filter(|head| head.bytes() <= object.bytes()).map(|head| Slab { at: object.at(), head }))
     }
 
-    /// The object of a slab of this host, held open for writing to it; nothing when it is no longer that slab's.
-    pub(super) fn hold_slab(&self, number: u32, slab: &Slab) -> Result<Option<Object>, PoolError> {
-        let name = self.slab_name(self.pool.member().host, number);
+    /// The object of a slab, held open; nothing when it is no longer that slab's.
+    pub(super) fn hold_slab(&self, host: u16, number: u32, slab: &Slab) -> Result<Option<Object>, PoolError> {
+        let name = self.slab_name(host, number);
         let Some(object) = self.pool.open_if_there(&name)? else { return Ok(None) };
         match self.slab_in(&object) {
             Ok(Some(found)) if found == *slab => Ok(Some(object)),
@@ -113,7 +124,10 @@ impl<M: Memory> Cache<M> {
         control.claimed = control.claimed.saturating_add(head.bytes());
         self.publish_control(control);
         let shares = self.shares(control, head.bytes())?;
-        let made = match shares.claimed <= self.geometry.budget {
+        // What another host waits for is not taken by one that has its part.
+        let is_first = control.claimed == head.bytes();
+        let may_have = !shares.wanted || is_first || control.claimed <= shares.fair;
+        let made = match may_have && shares.claimed <= self.geometry.budget {
             true => {
                 let name = self.slab_name(host, number);
                 self.pool.create_filled(&name, head.bytes(), InitialContents::Nothing)
@@ -134,13 +148,21 @@ impl<M: Memory> Cache<M> {
                 error @ (PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }),
             ) => {
                 tracing::debug!("the cache {} gets no further slab: {error}", self.name);
-                let would_have = control.claimed;
-                control.claimed = control.claimed.saturating_sub(head.bytes());
-                control.wants = control.claimed == 0 || would_have <= shares.fair;
-                self.publish_control(control);
+                self.do_without(control, &head, &shares);
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Takes back what was claimed for a slab, and asks others for one where this host has less than its part.
+    fn do_without(&self, control: &mut Control, head: &SlabHead, shares: &Shares) {
+        let would_have = control.claimed;
+        control.claimed = control.claimed.saturating_sub(head.bytes());
+        control.wants = control.claimed == 0 || would_have <= shares.fair;
+        self.publish_control(control);
+        if control.wants {
+            self.log(control, &[Record { key: 0, slot: Slot::NONE, generation: SLAB_IS_GONE }]);
         }
     }
 
@@ -205,8 +227,48 @@ impl<M: Memory> Cache<M> {
         Ok(())
     }
 
-    /// Gives up a slab with its blocks, unless a process that lives is writing there; whether it did. No reader takes what is written
-    /// there from then on.
+    /// Gives up the slabs of the host as which this process has attached, with their blocks: their room is any host's then. So the room of
+    /// a host that never comes back returns, once its id is free to take: until then its blocks stay readable.
+    ///
+    /// # Errors
+    /// [`PoolError::Name`]; [`PoolError::NotFound`] when there is no such cache; [`PoolError::Corrupt`] when its root is damaged; those of
+    /// [`Cache::put`].
+    pub fn give_up_part(pool: &Arc<Pool<M>>, name: &str) -> Result<GivenUp, PoolError> {
+        expect_name(name)?;
+        let root = pool.open(&format!("/kv/{name}"))?;
+        let found = line::read(pool.memory(), root.at());
+        let corrupt = PoolError::Corrupt { offset: root.at(), what: "root of a cache" };
+        pool.close(root);
+        let geometry = found?.and_then(|words| Root::decode(&words)).ok_or(corrupt)?;
+        match pool.open_if_there(&format!("/kv/{name}/host/{}", pool.member().host))? {
+            Some(part) => pool.close(part),
+            None => return Ok(GivenUp::default()),
+        }
+        let nobody = Identity { hash: [0; 32], text: String::new(), block: 1 };
+        let cache = Self::open_part(Arc::clone(pool), name, nobody, Options::default(), geometry)?;
+        let given = cache.change(|control| cache.give_up_slabs(control))?;
+        drop(cache);
+        pool.maintain()?;
+        Ok(given)
+    }
+
+    /// Gives up all slabs of this host that can be.
+    pub(super) fn give_up_slabs(&self, control: &mut Control) -> Result<GivenUp, PoolError> {
+        let mut given = GivenUp::default();
+        // Nobody is left that wants more.
+        control.wants = false;
+        for (number, slab) in self.find_own(control)? {
+            match self.give_up_slab(control, number, &slab)? {
+                true => given.bytes += slab.head.bytes(),
+                false => given.kept += 1,
+            }
+        }
+        self.publish_control(control);
+        Ok(given)
+    }
+
+    /// Gives up a slab with its blocks, unless a process that lives is writing there or has pinned one; whether it did. No reader takes
+    /// what is written there from then on.
     pub(super) fn give_up_slab(
         &self,
         control: &mut Control,
@@ -214,13 +276,13 @@ impl<M: Memory> Cache<M> {
         slab: &Slab,
     ) -> Result<bool, PoolError> {
         let (memory, me) = (self.pool.memory(), &self.pool.local);
-        let mut lines = vec![];
+        let (mut live, mut lines) = (vec![], vec![]);
         for index in 0..slab.head.slots {
             let (words, sum) = line::load_torn(memory, slab.entry(index))?;
             let entry = (sum == line::checksum(&words)).then(|| Entry::decode(&words)).flatten();
             match entry.map(|entry| (entry.state, entry.holder)) {
                 Some((State::Reserved, holder)) if !me.is_gone(memory, holder) => return Ok(false),
-                Some((State::Live, _)) => control.evictions = control.evictions.wrapping_add(1),
+                Some((State::Live, _)) => live.push((index, words)),
                 _ => {}
             }
             let generation = Entry::next_generation(&words);
@@ -228,7 +290,19 @@ impl<M: Memory> Cache<M> {
         }
         for (index, words) in (0..).zip(&lines) {
             line::store(memory, slab.entry(index), words);
+            memory.write_back(slab.entry(index), LINE);
         }
+        // SYNC: pairs with `Cache::pin`: of a reader that announces and looks again, and this, at least one sees the other.
+        memory.mfence();
+        let pinned = self.pinned(control)?;
+        if (0..slab.head.slots).any(|index| pinned.has(Slot::new(number, index))) {
+            for (index, words) in live {
+                line::store(memory, slab.entry(index), &words);
+                memory.write_back(slab.entry(index), LINE);
+            }
+            return Ok(false);
+        }
+        control.evictions = control.evictions.wrapping_add(live.len() as u64);
         // An object's lines are in memory before its bytes are another's: the second look of `Cache::get` meets them.
         self.remove_object(&self.slab_name(self.pool.member().host, number))?;
         control.claimed = control.claimed.saturating_sub(slab.head.bytes());

@@ -9,7 +9,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::wire::{Control, Entry, Root, SlabHead, State};
 use super::{Cache, line};
 use crate::inspect::{Inspection, ObjectStat};
-use crate::pool::locked;
 use crate::{PoolError, inspect as inspect_pool};
 
 /// The longest text of an identity that is shown.
@@ -71,6 +70,8 @@ pub struct IdentityStat {
 pub struct UseStat {
     /// Blocks that it knows of.
     pub blocks: u64,
+    /// Bytes of its own memory in which it keeps where they are.
+    pub index_bytes: u64,
     /// Bytes that the cache's slabs take or are about to take.
     pub claimed: u64,
     /// Bytes that they may take.
@@ -91,11 +92,11 @@ impl<M: Memory> Cache<M> {
     /// # Errors
     /// [`PoolError::Memory`], [`PoolError::Evicted`].
     pub fn stat(&self) -> Result<UseStat, PoolError> {
-        let mut replica = locked(&self.replica);
-        self.poll(&mut replica)?;
+        let replica = self.polled()?;
         let counts = replica.counts;
         let mut stat = UseStat {
             blocks: replica.len() as u64,
+            index_bytes: replica.bytes(),
             claimed: 0,
             budget: self.geometry.budget,
             hits: counts.hits,

@@ -5,6 +5,7 @@ use polder_mem::{Heap, HeapShape, ProcessSlot};
 use super::*;
 use crate::Member;
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+use crate::keeper::{MembershipChange, change_membership};
 use crate::local::LocalLayout;
 
 const BYTES: u64 = 4 << 20;
@@ -18,7 +19,7 @@ fn heap() -> Heap {
         levels: 4,
         chunk_bytes: 64 << 10,
         opens: 20,
-        keepers: 1,
+        keepers: 2,
     };
     let layout = Layout::new(&geometry, BYTES).unwrap();
     let local_words = LocalLayout::new(&layout).words();
@@ -163,10 +164,15 @@ fn a_host_that_has_no_room_is_given_a_slab_by_one_that_has_more_than_its_part() 
     let caches: Vec<_> = pools.iter().map(cache).collect();
     put(&caches[0], &(0..16).collect::<Vec<u8>>());
     assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 0, present: 0, refused: 2 });
-    // The other host comes to its next slab, and does not wait for anybody.
+    // The other host is asked, and does not wait for anybody: a look-up is enough.
+    assert_eq!(caches[0].lookup(&[key(8)]), Ok(vec![true]));
+    assert_eq!(got(&caches[0], &(0..16).collect::<Vec<u8>>()), (8..16).collect::<Vec<u8>>());
     assert_eq!(put(&caches[0], &[20]), Put { stored: 1, present: 0, refused: 0 });
     assert_eq!(put(&caches[1], &[50, 51]), Put { stored: 2, present: 0, refused: 0 });
     assert_eq!(got(&caches[0], &[50, 51, 20]), [50, 51, 20]);
+    // Both have their part: neither asks.
+    assert_eq!(put(&caches[1], &(60..70).collect::<Vec<u8>>()).stored, 8);
+    assert_eq!(got(&caches[0], &[20]), [20]);
     // From then on each keeps its part.
     for name in 100..200 {
         put(&caches[usize::from(name % 2)], &[name]);
@@ -295,4 +301,108 @@ fn a_cache_that_was_removed_takes_nothing_more() {
     assert_eq!(got(&anew, &[1]), [0; 0]);
     put(&anew, &[1]);
     assert_eq!(got(&anew, &[1]), [1]);
+}
+
+#[test]
+fn a_block_that_is_pinned_stays_where_it_is_until_nobody_pins_it() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &(0..16).collect::<Vec<u8>>());
+    let pin = caches[1].pin(&[key(3), key(99), key(12)]).unwrap();
+    let bytes = |pin: &Pin<Heap>, index| {
+        let mut bytes = vec![0; BLOCK as usize];
+        heap.copy_out(pin.block(index)?, &mut bytes).unwrap();
+        Some(bytes)
+    };
+    assert_eq!((bytes(&pin, 1), pin.block(7)), (None, None));
+    // More than the cache has at once, many times: all others make room.
+    for round in 0..5 {
+        let names: Vec<u8> = (100 + 30 * round..130 + 30 * round).collect();
+        assert_eq!(put(&caches[0], &names), Put { stored: 14, present: 0, refused: 16 }, "round {round}");
+        assert_eq!(bytes(&pin, 0), Some(vec![3; BLOCK as usize]));
+        assert_eq!(bytes(&pin, 2), Some(vec![12; BLOCK as usize]));
+    }
+    assert_eq!(got(&caches[1], &[3, 12]), [3, 12]);
+    let given = Cache::give_up_part(&pools[0], "llm").unwrap();
+    assert_eq!((given.bytes, given.kept), (0, 2), "each slab has one");
+    drop(pin);
+    assert_eq!(put(&caches[0], &(50..66).collect::<Vec<u8>>()).stored, 16);
+    assert_eq!(got(&caches[1], &[3, 12]), [0; 0]);
+    // It was announced as an open object is.
+    let many: Vec<Key> = (50..66).map(key).collect();
+    assert_eq!(caches[1].pin(&many).unwrap_err(), PoolError::TooManyOpen { limit: 20 });
+    drop(caches[1].pin(&many[..10]).unwrap());
+    drop(caches[1].pin(&many[..10]).unwrap());
+}
+
+#[test]
+fn what_a_dead_process_has_pinned_is_free_once_its_host_has_cleaned_up() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &(0..16).collect::<Vec<u8>>());
+    let dies = pool(&heap, 1, 1);
+    let theirs = cache(&dies);
+    let pin = theirs.pin(&[key(3)]).unwrap();
+    let words = (0..20).map(|index| dies.layout().announcement(1, ProcessSlot(1), index));
+    let announced: Vec<_> = words.map(|at| (at, heap.load(at).unwrap())).collect();
+    drop((pin, theirs));
+    Arc::into_inner(dies).expect("nobody else has it").die();
+    // As when it was killed.
+    announced.into_iter().for_each(|(at, word)| heap.store(at, word));
+    let more = |first: u8| put(&caches[0], &(first..first + 16).collect::<Vec<u8>>()).stored;
+    assert_eq!(more(100), 15);
+    pools[1].maintain().unwrap();
+    assert_eq!(more(120), 16);
+}
+
+#[test]
+fn the_blocks_of_a_host_that_is_gone_stay_until_its_room_is_given_back() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[1], &(0..16).collect::<Vec<u8>>());
+    let [ours, theirs] = <[_; 2]>::try_from(caches).unwrap();
+    drop(theirs);
+    let [stays, goes] = pools;
+    Arc::into_inner(goes).expect("nobody else has it").die();
+    for change in [MembershipChange::Evict, MembershipChange::Fence] {
+        let Member { timeout, silence, .. } = Member::new(1, 7);
+        change_membership(&heap, 1, change, timeout, silence).unwrap();
+    }
+    assert_eq!(got(&ours, &[0, 7, 15]), [0, 7, 15]);
+    assert_eq!(put(&ours, &[50]), Put { stored: 0, present: 0, refused: 1 }, "the budget is its");
+    // Another machine stands in for it.
+    let member = Member { timeout: Duration::from_secs(5), ..Member::new(1, 8) };
+    let stands_in = Arc::new(Pool::attach(heap.process(1, ProcessSlot(2)), member).unwrap());
+    let given = Cache::give_up_part(&stands_in, "llm").unwrap();
+    assert_eq!((given.bytes, given.kept), (2 * (9 * 64 + 8 * 4096), 0));
+    assert_eq!(Cache::give_up_part(&stands_in, "llm"), Ok(GivenUp::default()), "it has none");
+    let missing = Cache::give_up_part(&stands_in, "other").unwrap_err();
+    assert_eq!(missing, PoolError::NotFound { name: "/kv/other".into() });
+    drop(stands_in);
+    assert_eq!(put(&ours, &(100..116).collect::<Vec<u8>>()).stored, 16, "all of the budget");
+    assert_eq!(got(&ours, &[0, 7, 15]), [0; 0]);
+    drop((ours, stays));
+}
+
+#[test]
+fn an_index_takes_at_most_40_bytes_a_block() {
+    let heap = heap();
+    let pool = pool(&heap, 0, 0);
+    let budget = 900 * (64 + 64);
+    let root = Root { slab_bytes: 100 * 128 + 576, log_lines: 8, budget, hosts: 2 };
+    let small =
+        Cache::open_with(Arc::clone(&pool), "small", identity(1, 64), Options::default(), root).unwrap();
+    let keys: Vec<Key> =
+        (0..800_u64).map(|name| std::array::from_fn(|at| (name >> (8 * (at % 2))) as u8)).collect();
+    for keys in keys.chunks(7) {
+        small.put(keys, &vec![&[1; 64][..]; keys.len()]).unwrap();
+        let stat = small.stat().unwrap();
+        // The slab that is being filled has all its slots.
+        assert!(stat.index_bytes <= 40 * (stat.blocks + 100) + 200, "{stat:?}");
+    }
+    let stat = small.stat().unwrap();
+    assert!(stat.index_bytes <= 40 * stat.blocks, "{stat:?}");
 }

@@ -166,7 +166,7 @@ pub(super) const fn use_lines(budget: u64) -> u64 {
     match budget / (COUNTED_BYTES * LINE) {
         0 => 1,
         lines if lines > MOST_LINES => MOST_LINES,
-        lines => lines.next_power_of_two(),
+        lines => lines,
     }
 }
 
@@ -177,6 +177,6 @@ mod tests {
     #[test]
     fn bytes_are_added_each_alone() {
         assert_eq!(sum_of(0xff01_7f80_00ff_80ff, 0x0102_0180_00ff_80ff), 0x0003_8000_00fe_00fe);
-        assert_eq!([0, 1 << 20, 3 << 20, u64::MAX].map(use_lines), [1, 1, 4, MOST_LINES]);
+        assert_eq!([0, 1 << 20, 3 << 20, u64::MAX].map(use_lines), [1, 1, 3, MOST_LINES]);
     }
 }

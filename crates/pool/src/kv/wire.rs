@@ -3,7 +3,7 @@
 //! # Words of a root
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk1` |
+//! | 0 | `polderk2` |
 //! | 1 | bytes that a slab takes at most |
 //! | 2 | lines of a host's log |
 //! | 3 | budget in bytes |
@@ -16,7 +16,7 @@
 //! | 1 | bits 0..32 one more than the highest number of a slab, bits 32..64 how often its slabs have changed |
 //! | 2 | bytes of the slabs that it has or makes |
 //! | 3 | incarnation of the host, 0 before its first process |
-//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take |
+//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take, bit 2 once a process of it has pinned a block |
 //! | 5 | blocks that were put |
 //! | 6 | blocks that were evicted |
 //!
@@ -41,13 +41,13 @@
 //! |---|---|
 //! | 0 | sequence, from the number of lines on |
 //! | 1, 2 | key of the first record |
-//! | 3 | bits 0..14 slot, bits 14..32 slab, bits 32..64 generation, 0 where the slab was given up |
+//! | 3 | bits 0..14 slot, bits 14..32 slab, bits 32..64 generation, 0 where the slab was given up; all of slot and slab 1 where the host asks for one |
 //! | 4..7 | the second record, or a last word of ones |
 //!
 //! # Words of a slab's head
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk1` |
+//! | 0 | `polderk2` |
 //! | 1 | bytes of a block |
 //! | 2 | bits 0..32 slots, bits 32..64 the first of its counts of hits |
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
@@ -55,7 +55,7 @@
 use crate::line::Words;
 
 /// What a root and a slab begin with: `polderk` and the version of what follows.
-const MAGIC: u64 = u64::from_le_bytes(*b"polderk1");
+const MAGIC: u64 = u64::from_le_bytes(*b"polderk2");
 /// Bits of a slot's index in its slab.
 const SLOT_BITS: u32 = 14;
 /// The most slots of a slab.
@@ -105,23 +105,27 @@ pub(super) struct Control {
     pub(super) incarnation: u64,
     pub(super) busy: bool,
     pub(super) wants: bool,
+    pub(super) pins: bool,
     pub(super) puts: u64,
     pub(super) evictions: u64,
 }
 
 impl Control {
     pub(super) fn encode(&self) -> Words {
-        let Self { position, slabs, changes, claimed, incarnation, busy, wants, puts, evictions } = *self;
+        let Self { position, slabs, changes, claimed, incarnation, busy, wants, pins, puts, evictions } =
+            *self;
         let slabs = u64::from(slabs) | u64::from(changes) << 32;
-        [position, slabs, claimed, incarnation, u64::from(busy) | u64::from(wants) << 1, puts, evictions]
+        let flags = u64::from(busy) | u64::from(wants) << 1 | u64::from(pins) << 2;
+        [position, slabs, claimed, incarnation, flags, puts, evictions]
     }
 
     /// What the words say; nothing before the host's first process.
     pub(super) fn decode(words: &Words) -> Option<Self> {
         let [position, slabs, claimed, incarnation, flags, puts, evictions] = *words;
         let (slabs, changes) = (slabs as u32, (slabs >> 32) as u32);
-        let (busy, wants) = (flags & 1 != 0, flags & 2 != 0);
-        let control = Self { position, slabs, changes, claimed, incarnation, busy, wants, puts, evictions };
+        let [busy, wants, pins] = [1, 2, 4].map(|flag| flags & flag != 0);
+        let control =
+            Self { position, slabs, changes, claimed, incarnation, busy, wants, pins, puts, evictions };
         let fits = slabs <= MAX_SLABS && position <= SEQUENCES + MOST_LINES;
         (incarnation != 0 && fits).then_some(control)
     }
@@ -135,6 +139,9 @@ impl Slot {
     pub(super) const fn new(slab: u32, index: u32) -> Self {
         Self(slab << SLOT_BITS | index)
     }
+
+    /// No slot: in a record of generation [`SLAB_IS_GONE`] its host asks others for a slab.
+    pub(super) const NONE: Self = Self(u32::MAX);
 
     pub(super) const fn of(word: u32) -> Self {
         Self(word)
@@ -330,7 +337,7 @@ mod tests {
         assert_eq!(Root::decode(&root.encode()), Some(root));
         assert_eq!(Control::decode(&[0; 7]), None);
         let control =
-            Control { incarnation: 1, slabs: MAX_SLABS, changes: 9, wants: true, ..Control::default() };
+            Control { incarnation: 1, slabs: MAX_SLABS, changes: 9, pins: true, ..Control::default() };
         assert_eq!(Control::decode(&control.encode()), Some(control));
         let head = SlabHead { block: 100, slots: 3, first_count: u32::MAX };
         assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));

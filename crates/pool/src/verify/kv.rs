@@ -6,13 +6,16 @@
 //! The oracle is beside the pool. A block's bytes follow from its key, so whoever gets one knows whether it is right. In scenes
 //! where nothing need be evicted, what a put has returned for is found by every look-up that begins after.
 
+mod adoption;
+mod pins;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless};
@@ -27,8 +30,17 @@ pub(super) fn suites() -> Vec<Suite> {
     let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
     // A host that boots again did die here: its scene leaves out that it is fenced.
     let kv = |seed| Deviation::SilenceIsEnough.during(|| kv(seed, true));
-    let files =
-        &["kv.rs", "kv/part.rs", "kv/slabs.rs", "kv/replica.rs", "kv/get.rs", "kv/put.rs", "kv/uses.rs"];
+    let files = &[
+        "src/kv.rs",
+        "kv/part.rs",
+        "kv/slabs.rs",
+        "kv/replica.rs",
+        "kv/get.rs",
+        "kv/pin.rs",
+        "kv/put.rs",
+        "kv/take.rs",
+        "kv/uses.rs",
+    ];
     vec![Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS)]
 }
 
@@ -56,6 +68,9 @@ pub(super) fn canaries() -> Vec<Suite> {
     vec![
         Suite::new("kv-looks-once", "a reader of a block does not look at its line again", |seed| {
             Deviation::LooksOnce.during(|| kv(seed, false))
+        }),
+        Suite::new("kv-ignores-pins", "an owner does not look for pins before it evicts", |seed| {
+            Deviation::IgnoresPins.during(|| kv(seed, false))
         }),
         Suite::new("kv-takes-in-silence", "a slot is written before its line says so", |seed| {
             Deviation::TakesInSilence.during(|| kv(seed, false))
@@ -170,18 +185,23 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         Some(Crash::Host) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let scene = dice.roll(13);
+    let scene = dice.roll(17);
     // Two that ask for the last room need a fence of both kinds of hosts.
     let coherence = match dice.roll(if scene == 4 { 2 } else { 8 }) {
         0 => Coherence::Coherent,
         _ => Coherence::Software,
     };
-    let mut world = World::new(seed, shape_of(&POOL.1, kernels, coherence));
+    let shape = shape_of(&POOL.1, kernels, coherence);
+    // A machine more than there are hosts, for one that is gone.
+    let mut world = World::new(seed, Shape { hosts: HOSTS + 1, ..shape });
     match scene {
         0..4 => return moment(world, kernels, &mut dice),
         4 => return last_room(world, kernels, &mut dice),
         5 | 6 => return publication(world, kernels, &mut dice),
         7 | 8 => return slab(world, kernels, &mut dice),
+        13 => return pins::held(world, kernels, &mut dice),
+        14 | 15 => return pins::pins(world, kernels, crash, &mut dice),
+        16 => return adoption::adoption(world, kernels, crash, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;
@@ -435,7 +455,7 @@ fn judge(world: &mut World, witness: &Rc<Witness>) {
     clippy::arc_with_non_send_sync,
     reason = "a cache shares its pool; all threads of a world run on one"
 )]
-fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<ModelMemory> {
+fn pool_as(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Arc<Pool<ModelMemory>> {
     let (superblock, layout) = &*POOL;
     // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long. When the judge comes, all
     // have ended: a host line that a dead process left torn has it watch for heartbeats.
@@ -443,10 +463,14 @@ fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<
     let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
     let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours");
+    Arc::new(Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours"))
+}
+
+fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<ModelMemory> {
+    let pool = pool_as(memory, host, pid, witness);
     let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
     let options = Options { budget: Some(witness.budget()), verify: false };
     let slab_bytes = 512 + 64 + SLOTS * (64 + 128);
     let root = Root { slab_bytes, log_lines: witness.log_lines, budget: witness.budget(), hosts: HOSTS };
-    Cache::open_with(Arc::new(pool), NAME, identity, options, root).expect("there is room")
+    Cache::open_with(pool, NAME, identity, options, root).expect("there is room")
 }

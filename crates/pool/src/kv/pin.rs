@@ -1,0 +1,156 @@
+//! Pins: blocks that a reader uses where they lie, for as long as it likes, because no other block comes in their place.
+//!
+//! A pin is announced as an open object is ([`crate::opens`]). The reader announces the slot, and then looks at its line once more. The
+//! owner says in the line that the slot is taken, and then looks at the announcements. So at least one of the two sees the other. Where the owner
+//! finds a pin, it says again what stood in the line. What a dead process has pinned is free once its host, or the keeper, has cleared
+//! its announcements.
+
+use std::fmt;
+use std::sync::Arc;
+
+use polder_mem::{Memory, Offset};
+
+use super::get::Read;
+use super::wire::{Control, Slot};
+use super::{Cache, Key};
+use crate::deviation::Deviation;
+use crate::object::Object;
+use crate::opens::{Announced, Announcement, Opens};
+use crate::pool::locked;
+use crate::{Pool, PoolError};
+
+/// Blocks that stay where they are until this is dropped, for readers that do not copy.
+pub struct Pin<M: Memory> {
+    pool: Arc<Pool<M>>,
+    blocks: Vec<Option<PinnedBlock>>,
+    /// The slabs that they are in, held open.
+    slabs: Vec<(u16, u32, Object)>,
+}
+
+#[derive(Debug)]
+struct PinnedBlock {
+    at: Offset,
+    /// The announcement word that pins it.
+    held: u32,
+}
+
+impl<M: Memory> Pin<M> {
+    /// Where the block of the key with this index lies; nothing where it was not there.
+    #[must_use]
+    pub fn block(&self, index: usize) -> Option<Offset> {
+        self.blocks.get(index)?.as_ref().map(|block| block.at)
+    }
+
+    /// Holds the slab of a block open and announces the block's slot; whether the slab is still there.
+    fn announce(&mut self, cache: &Cache<M>, read: &Read) -> Result<bool, PoolError> {
+        let (host, slot) = (read.place.host, read.place.slot);
+        let is_held = self.slabs.iter().any(|(of, number, _)| (*of, *number) == (host, slot.slab()));
+        if !is_held {
+            let Some(object) = cache.hold_slab(host, slot.slab(), &read.slab)? else { return Ok(false) };
+            self.slabs.push((host, slot.slab(), object));
+        }
+        let opens = Opens(cache.pool.directory().site);
+        let held = opens.reserve()?;
+        self.blocks[read.index] = Some(PinnedBlock { at: read.block, held });
+        opens.announce(held, Announcement::pin(host, slot.word()));
+        Ok(true)
+    }
+
+    fn release(&mut self, index: usize) {
+        if let Some(block) = self.blocks[index].take() {
+            Opens(self.pool.directory().site).release(block.held);
+        }
+    }
+}
+
+impl<M: Memory> fmt::Debug for Pin<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
+}
+
+impl<M: Memory> Drop for Pin<M> {
+    fn drop(&mut self) {
+        (0..self.blocks.len()).for_each(|index| self.release(index));
+        self.slabs.drain(..).for_each(|(_, _, object)| self.pool.close(object));
+    }
+}
+
+/// Slots of this host that processes have pinned.
+pub(super) struct Pinned {
+    host: u16,
+    announced: Announced,
+}
+
+impl Pinned {
+    pub(super) fn has(&self, slot: Slot) -> bool {
+        self.announced.holders(Announcement::pin(self.host, slot.word())) != 0
+            && !Deviation::IgnoresPins.is_on()
+    }
+}
+
+impl<M: Memory> Cache<M> {
+    /// Keeps the blocks of these keys where they are, for whoever reads them there: they are not evicted while the [`Pin`] is held. Each takes
+    /// one of the announcements that a process has for open objects, and so does each slab. Checksums are not looked at.
+    ///
+    /// # Errors
+    /// [`PoolError::TooManyOpen`], [`PoolError::Evicted`], [`PoolError::Memory`]; [`PoolError::Timeout`] when another process of this
+    /// host does not let go of a lock.
+    pub fn pin(&self, keys: &[Key]) -> Result<Pin<M>, PoolError> {
+        self.pool.expect_member()?;
+        self.say_that_it_pins()?;
+        let mut pin =
+            Pin { pool: Arc::clone(&self.pool), blocks: keys.iter().map(|_| None).collect(), slabs: vec![] };
+        let mut reads = vec![];
+        for read in self.find(keys)? {
+            if pin.announce(self, &read)? {
+                reads.push(read);
+            }
+        }
+        let memory = self.pool.memory();
+        // SYNC: pairs with `Cache::take` and `Cache::give_up_slab`: the pins are announced before the lines are looked at.
+        memory.mfence();
+        self.look(&mut reads, keys)?;
+        self.map_blocks(reads.iter().map(|read| read.block), false);
+        for read in reads.iter().filter(|read| self.is_others(read.place)) {
+            memory.invalidate(read.block, self.identity.block.into());
+        }
+        // SYNC: pairs with `Cache::publish`: the blocks were in memory before their lines were.
+        memory.fence_invalidations();
+        let mut is_there = vec![false; keys.len()];
+        for read in &reads {
+            is_there[read.index] = true;
+            self.touch(read.place.host, read.count);
+        }
+        (0..keys.len()).filter(|index| !is_there[*index]).for_each(|index| pin.release(index));
+        let mut replica = locked(&self.replica);
+        replica.counts.hits += reads.len() as u64;
+        replica.counts.misses += (keys.len() - reads.len()) as u64;
+        Ok(pin)
+    }
+
+    /// Has the owners of slots look at the announcements of this host from now on.
+    fn say_that_it_pins(&self) -> Result<(), PoolError> {
+        let mut pins = locked(&self.pins);
+        if !*pins {
+            self.change(|control| {
+                control.pins = true;
+                // SYNC: pairs with `pinners`: this is in memory before anything is announced.
+                self.publish_control(control);
+                Ok(())
+            })?;
+            *pins = true;
+        }
+        Ok(())
+    }
+
+    /// Which slots of this host are pinned. The caller has said in their lines that they are taken, and fenced.
+    pub(super) fn pinned(&self, control: &Control) -> Result<Pinned, PoolError> {
+        let host = self.pool.member().host;
+        let announced = match self.pinners(control)? {
+            0 => Announced::default(),
+            pinners => Opens(self.pool.directory().site).collect(pinners)?,
+        };
+        Ok(Pinned { host, announced })
+    }
+}

@@ -1,0 +1,87 @@
+//! A host is gone for good. Its blocks stay readable, and a process that stands in for it gives their room back.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use polder_mem::Memory;
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
+
+use super::super::group::Dice;
+use super::super::stage::expect_all_clean;
+use super::{JUDGE, NAME, SPARE, Witness, attach, names, pool_as};
+use crate::kv::{Cache, inspect};
+
+/// The host that goes.
+const GONE: u16 = 1;
+/// The machine that stands in for it, and had no host's id before. It has read the pool from outside.
+const STANDS_IN: u16 = 2;
+
+/// Host 1 puts and goes; host 0 reads and puts meanwhile and after. The process that stands in may die as well.
+pub(super) fn adoption(mut world: World, kernels: Kernels, crash: Option<Crash>, dice: &mut Dice) -> Outcome {
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: true,
+        slabs: 2,
+        log_lines: [2, 8][dice.roll(2) as usize],
+        crash,
+        kernels,
+        boots: Default::default(),
+    });
+    let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
+    world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
+    let stays = world.setup_as(0, 1, |memory| attach(memory, 0, 200, &witness));
+    let looks = dice.roll(3);
+    world.spawn(STANDS_IN, 0, move |memory| {
+        // What changes meanwhile may be missing, or look damaged.
+        (0..looks).for_each(|_| drop(inspect(&memory)));
+    });
+    let (known, calls) = (Rc::clone(&witness), [names(dice, 4), names(dice, 4)]);
+    let writer = world.spawn(GONE, 0, move |_| {
+        calls.iter().for_each(|names| _ = known.put(&goes, names));
+    });
+    if crash == Some(Crash::Host) {
+        world.crash_within(writer, Crash::Host, 300);
+    }
+    let known = Rc::clone(&witness);
+    let stand_in = world.spawn_after(writer, STANDS_IN, 1, move |memory| stand_in(memory, &known, 1));
+    if let Some(dies @ (Crash::Host | Crash::Process)) = crash {
+        world.crash_within(stand_in, dies, 500);
+        let (known, boot) = (Rc::clone(&witness), 1 + u64::from(dies == Crash::Host));
+        // In the same slot: the model knows of no process of one host on another's machine that it is dead.
+        world.spawn_after_crash(stand_in, STANDS_IN, 1, move |memory| self::stand_in(memory, &known, boot));
+    }
+    let (known, calls) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)]);
+    world.spawn(0, 1, move |_| {
+        for names in calls {
+            known.get(&stays, &[0, 1, 2, 3]);
+            known.put(&stays, &names);
+        }
+        known.get(&stays, &[0, 1, 2, 3]);
+    });
+    let [ours, theirs] = [(0, SPARE), (STANDS_IN, SPARE)].map(|(host, slot)| world.memory(host, slot));
+    world.check(0, move |_| {
+        let cache = attach(ours, 0, JUDGE, &witness);
+        witness.get(&cache, &[0, 1, 2, 3, 4, 5]);
+        let refused = witness.put(&cache, &[10, 11, 12, 13]);
+        assert_eq!(refused, 0, "the room of the host that is gone is lost: {:?}", cache.stat());
+        assert_eq!(witness.get(&cache, &[10, 11, 12, 13]), 4);
+        let stat = cache.stat().expect("the model has no faults");
+        assert!(stat.claimed <= stat.budget, "{stat:?}");
+        let pools = [Arc::clone(cache.pool()), pool_as(theirs, GONE, JUDGE, &witness)];
+        drop(cache);
+        Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
+        assert_eq!(pools[0].list(""), Ok(vec![]));
+        expect_all_clean(&pools);
+    });
+    world.run()
+}
+
+/// Stands in for the host that is gone.
+fn stand_in(memory: ModelMemory, witness: &Witness, boot: u64) {
+    witness.boots[usize::from(GONE)].set(boot);
+    memory.pause();
+    let pool = pool_as(memory, GONE, 300, witness);
+    let given = Cache::give_up_part(&pool, NAME).expect("nobody keeps a lock");
+    assert_eq!(given.kept, 0, "nobody writes there, and nobody pins");
+}

@@ -1,0 +1,99 @@
+//! Blocks are read where they lie while their owner evicts, gives up its slab, or dies in the middle of either.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use polder_mem::Memory;
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
+
+use super::super::group::Dice;
+use super::{BLOCK, HOSTS, NAME, Witness, attach, block, judge, key, names};
+use crate::kv::Cache;
+
+/// Blocks that are there at first, which others pin.
+const FIRST: [u8; 2] = [0, 1];
+
+/// One host puts, another process pins what was there; each of them may die or stop.
+pub(super) fn pins(mut world: World, kernels: Kernels, crash: Option<Crash>, dice: &mut Dice) -> Outcome {
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: true,
+        slabs: 1 + dice.roll(2),
+        log_lines: [2, 8][dice.roll(2) as usize],
+        crash,
+        kernels,
+        boots: Default::default(),
+    });
+    let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    let owner = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
+    world.setup_as(hosts[0], 0, |_| witness.put(&owner, &FIRST));
+    let reader = world.setup_as(hosts[1], 2, |memory| attach(memory, hosts[1], 200, &witness));
+    if dice.roll(2) == 0 {
+        world.setup_as(hosts[1], 2, |memory| pin(&reader, &memory));
+    }
+    let calls: Vec<_> = (0..1 + dice.roll(3)).map(|_| names(dice, 6)).collect();
+    let (known, gives_up) = (Rc::clone(&witness), dice.roll(3) == 0);
+    let writer = world.spawn(hosts[0], 0, move |_| {
+        calls.iter().for_each(|names| _ = known.put(&owner, names));
+        if gives_up {
+            Cache::give_up_part(owner.pool(), NAME).expect("nobody keeps a lock");
+            known.put(&owner, &[5]);
+        }
+    });
+    let pins = 1 + dice.roll(3);
+    let holder = world.spawn(hosts[1], 2, move |memory| {
+        (0..pins).for_each(|_| pin(&reader, &memory));
+    });
+    if let Some(crash) = crash {
+        let (thread, host, slot) = [(writer, hosts[0], 0), (holder, hosts[1], 2)][dice.roll(2) as usize];
+        world.crash_within(thread, crash, 400);
+        let (known, names) = (Rc::clone(&witness), names(dice, 6));
+        // A process that stops keeps its slot.
+        let slot = if crash == Crash::Pause { 4 } else { slot };
+        world.spawn_after_crash(thread, host, slot, move |memory| {
+            if known.crash == Some(Crash::Host) {
+                known.boots[usize::from(host)].set(1);
+            }
+            let cache = attach(memory.clone(), host, 300, &known);
+            known.put(&cache, &names);
+            pin(&cache, &memory);
+        });
+    }
+    judge(&mut world, &witness);
+    world.run()
+}
+
+/// Two blocks that another host is about to evict are pinned, and looked at meanwhile: all that matters and nothing else.
+pub(super) fn held(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Witness::of_a_slab(kernels, true, 8);
+    let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    let owner = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
+    world.setup_as(hosts[0], 0, |_| witness.put(&owner, &FIRST));
+    let reader = world.setup_as(hosts[1], 2, |memory| attach(memory, hosts[1], 200, &witness));
+    let pins_before = dice.roll(3) > 0;
+    if pins_before {
+        // Its host has said that it pins.
+        world.setup_as(hosts[1], 2, |memory| pin(&reader, &memory));
+    }
+    let known = Rc::clone(&witness);
+    world.spawn(hosts[0], 0, move |_| _ = known.put(&owner, &[2, 3]));
+    world.spawn(hosts[1], 2, move |memory| {
+        (0..1 + u32::from(pins_before)).for_each(|_| pin(&reader, &memory));
+    });
+    judge(&mut world, &witness);
+    world.run()
+}
+
+/// Pins the first blocks, and reads those that are there where they lie, more than once.
+fn pin(cache: &Cache<ModelMemory>, memory: &ModelMemory) {
+    let pin = cache.pin(&FIRST.map(key)).expect("nobody keeps a lock, and the model has no faults");
+    for _ in 0..3 {
+        for (index, name) in FIRST.into_iter().enumerate() {
+            let Some(at) = pin.block(index) else { continue };
+            let mut bytes = [0; BLOCK as usize];
+            memory.copy_out(at, &mut bytes).expect("the model has no faults");
+            assert_eq!(bytes[..], block(name), "block {name} is pinned, and has another's bytes");
+        }
+        memory.pause();
+    }
+}
