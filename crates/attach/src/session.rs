@@ -13,7 +13,7 @@ use polder_mem::{AnyMemory, Coherence, HostError, HostPlan, Memory, Region, Regi
 use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
 use polder_pool::endpoint::EndpointOptions;
 use polder_pool::local::LocalLayout;
-use polder_pool::membership::live_process;
+use polder_pool::membership::{host_of_other_kernel, live_process};
 use polder_pool::{
     Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
@@ -46,6 +46,16 @@ pub enum SessionError {
         kept: Coherence,
         /// What is set.
         asked: Coherence,
+    },
+    /// A pool for one kernel that another kernel uses too.
+    #[error(
+        "{path}: host {host} runs under another kernel, and coherent memory is for one: a host that dies alone takes with it what it stored and did not write back; use the pool with --coherence software on each host (hdm-db where the device keeps their caches coherent)"
+    )]
+    SecondKernel {
+        /// The region.
+        path: PathBuf,
+        /// The host that lives under another kernel.
+        host: u16,
     },
     /// A file larger than what its file system has free: it would be made, and a later write into it would fail.
     #[error(
@@ -284,6 +294,15 @@ impl Session {
             None => HostPlan::directory_for(memory.region())?,
         };
         let member = member(settings, host, boot);
+        let one_kernel = || match memory.coherence() {
+            Coherence::Coherent => host_of_other_kernel(&memory, &superblock, boot, member.silence),
+            _ => Ok(None),
+        };
+        let expect_one_kernel = || match one_kernel().map_err(refused)? {
+            Some(host) => Err(SessionError::SecondKernel { path: path.to_owned(), host }),
+            None => Ok(()),
+        };
+        expect_one_kernel()?;
         let plan = host_plan(&superblock, &member, directory).map_err(refused)?;
         let attach =
             || -> Result<AnyPool, Refused> { Ok(Pool::attach(memory.clone().attach(&plan)?, member)?) };
@@ -305,6 +324,8 @@ impl Session {
             }
         })?;
         let beat = Heartbeat::start(Arc::clone(&pool));
+        // Of two kernels that attach at once, one at least sees the other.
+        expect_one_kernel()?;
         let coherence = pool.memory().coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
         Ok(Self { _beat: beat, pool, memory_per_rank: settings.memory_per_rank })
@@ -612,6 +633,29 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!(scratch.files(), 1);
+    }
+
+    #[test]
+    fn coherent_memory_is_refused_where_a_host_of_another_kernel_lives() {
+        let scratch = Scratch::new("kernels");
+        drop(Session::open_or_create(&scratch.settings(0), 64 << 20).unwrap());
+        let path = scratch.0.join("pool");
+        let memory = open_memory(&path, CoherenceChoice::Coherent).unwrap();
+        let superblock = read_superblock(&memory).unwrap();
+        let member = member(&scratch.settings(1), 1, !boot().unwrap());
+        let plan = host_plan(&superblock, &member, scratch.0.clone()).unwrap();
+        let other = Arc::new(Pool::attach(memory.attach(&plan).unwrap(), member).unwrap());
+        let beats = Heartbeat::start(Arc::clone(&other));
+        for host in [0, 2] {
+            let error = Session::open(&scratch.settings(host)).unwrap_err();
+            assert!(matches!(error, SessionError::SecondKernel { host: 1, .. }), "{error}");
+        }
+        let software = Settings { coherence: Some(CoherenceChoice::Software), ..scratch.settings(0) };
+        drop(Session::open(&software).unwrap());
+        // Nobody is there any more, whatever its line says.
+        drop(beats);
+        drop(Session::open(&scratch.settings(0)).unwrap());
+        drop(other);
     }
 
     #[test]

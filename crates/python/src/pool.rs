@@ -227,9 +227,10 @@ pub(crate) fn session_error(error: SessionError) -> PyErr {
         SessionError::Pool { path, source } => errors::raise_at(&path, source),
         SessionError::TooShort { .. } => errors::plain("NotAPoolError", error.to_string()),
         SessionError::OtherSize { .. } => argument(error.to_string()),
-        SessionError::NoPool | SessionError::NoHostId { .. } | SessionError::Coherence { .. } => {
-            errors::plain("SettingsError", error.to_string())
-        }
+        SessionError::NoPool
+        | SessionError::NoHostId { .. }
+        | SessionError::Coherence { .. }
+        | SessionError::SecondKernel { .. } => errors::plain("SettingsError", error.to_string()),
         SessionError::Host(polder_mem::HostError::NoSlot { .. }) => {
             errors::plain("NoSlotError", error.to_string())
         }
