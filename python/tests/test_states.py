@@ -261,9 +261,21 @@ class Clipped(optim.SGD):
         return super().step(closure)
 
 
+class Single(optim.SGD):
+    """Steps one parameter alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Steps it, or fails."""
+        if sum(len(group["params"]) for group in self.param_groups) > 1:
+            raise ValueError("one at a time")
+        return super().step(closure)
+
+
 def test_what_cannot_step_in_turns_is_one_clear_error(disk: Path) -> None:  # noqa: F811
     model, tiers = net(), two_tiers(disk)
     far = {"optimizer states": [0, 1]}
+    with pytest.raises(ArgumentError, match=r"Single: .*no step over two parameters of shape .*: one at a time"):
+        offload.place(model, Single(model.parameters(), momentum=0.9), far, tiers=tiers)
     with pytest.raises(ArgumentError, match=r"LBFGS: its states cannot be placed, because it takes no step over a par"):
         offload.place(model, optim.LBFGS(model.parameters()), tiers=tiers)
     counted = Counted([*model.parameters()], lr=0.1, momentum=0.9)

@@ -3,8 +3,9 @@
 import copy
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -199,25 +200,18 @@ class OptimizerStates:
             numbers = {key: it for key, it in _attributes(other).items() if isinstance(it, int | float)}
             return {**numbers, **{key: it for key, it in other.param_groups[0].items() if key != "params"}}
 
-        try:
-            # A rule that rounds at random must not take the program's random numbers.
-            with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
-                before = noted()
+        with self._trying("a parameter alone"):
+            before = noted()
+            _raw_step(kind)(other)
+            first = noted()
+            likes = _likes(other.state.get(stand_in, {}))
+            if odd := _differing(before, first):
+                # What the first step alone sets is no obstacle.
                 _raw_step(kind)(other)
-                first = noted()
-                likes = _likes(other.state.get(stand_in, {}))
-                if odd := _differing(before, first):
-                    # What the first step alone sets is no obstacle.
-                    _raw_step(kind)(other)
-                    odd = _differing(first, noted())
-                # As the step that follows one in turns finds it.
-                other.param_groups[0]["params"] = []
-                _raw_step(kind)(other)
-        except Exception as error:
-            raise ArgumentError(
-                f"optimizer {kind.__module__}.{kind.__qualname__}: its states cannot be placed, because it takes no "
-                f"step over a parameter alone: {type(error).__name__}: {error}"
-            ) from error
+                odd = _differing(first, noted())
+            # As the step that follows one in turns finds it.
+            other.param_groups[0]["params"] = []
+            _raw_step(kind)(other)
         if odd and not self._together:
             self._together = f"each step changes {odd[0]!r}"
         return {**({_MASTER: zeros.to("meta")} if is_mastered else {}), **likes}
@@ -232,7 +226,7 @@ class OptimizerStates:
         def stepped(turns: list[list[int]]) -> list[torch.nn.Parameter]:
             parameters = [torch.nn.Parameter(it.clone()) for it in numbers]
             other = self._trial(group, parameters)
-            with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+            with self._trying(f"two parameters of shape {tuple(shape)}"):
                 for factor in (1e3, 1.0):
                     for it, number in zip(parameters, numbers, strict=True):
                         it.grad = number * factor
@@ -243,6 +237,19 @@ class OptimizerStates:
 
         pairs = zip(stepped([[0, 1]]), stepped([[0], [1]]), strict=True)
         return all(torch.allclose(one, it, rtol=0, atol=0, equal_nan=True) for one, it in pairs)
+
+    @contextmanager
+    def _trying(self, what: str) -> Generator[None]:
+        """Steps over ``what``. A rule that rounds at random takes none of the program's random numbers."""
+        kind = type(self.optimizer)
+        try:
+            with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+                yield
+        except Exception as error:
+            raise ArgumentError(
+                f"optimizer {kind.__module__}.{kind.__qualname__}: its states cannot be placed, because it takes no "
+                f"step over {what}: {type(error).__name__}: {error}"
+            ) from error
 
     def _trial(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
         """A copy of the optimizer that steps other parameters, with the settings of a group, and shares no state."""
