@@ -509,8 +509,9 @@ impl<M: Memory> Group<M> {
             self.publish();
         }
         let looks = Cell::new(0);
-        self.looks.set([self.memory.now(); 2]);
-        let mut deadline = self.memory.now() + self.options.timeout;
+        let begin = self.memory.now();
+        self.looks.set([begin; 2]);
+        let mut deadline = begin + self.options.timeout;
         let mut latest = deadline + self.options.timeout;
         loop {
             let came = wait::until(
