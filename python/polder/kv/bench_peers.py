@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import mmap
 import os
 import select
@@ -113,23 +114,22 @@ class Floor(Contender):
         self._array: Bytes = np.frombuffer(self._map, np.uint8)
 
     def open(self, block: int, count: int, procs: int, buffers: tuple[Bytes, Bytes]) -> None:
-        """Begins at this process's part."""
-        self._block, self._share, self._procs = block, count * block, procs
-        self._put_at = self._got_at = 0
+        """Cuts this process's part, and that of the next one, into blocks."""
+        parts = (self._number, (self._number + 1) % procs)
+        starts = ([(part * count + index) * block for index in range(count)] for part in parts)
+        self._own, self._next = (
+            itertools.cycle([self._array[start : start + block] for start in part]) for part in starts
+        )
 
     def put(self, keys: list[bytes], blocks: list[Any]) -> None:
         """Copies into this process's part."""
-        for block in blocks:
-            at = self._number * self._share + self._put_at
-            np.copyto(self._array[at : at + self._block], block)
-            self._put_at = (self._put_at + self._block) % self._share
+        for block, place in zip(blocks, self._own, strict=False):
+            np.copyto(place, block)
 
     def get(self, keys: list[bytes], blocks: list[Any]) -> None:
         """Copies out of the next process's part."""
-        for block in blocks:
-            at = (self._number + 1) % self._procs * self._share + self._got_at
-            np.copyto(block, self._array[at : at + self._block])
-            self._got_at = (self._got_at + self._block) % self._share
+        for block, place in zip(blocks, self._next, strict=False):
+            np.copyto(block, place)
 
 
 class _InFolder(Contender):
