@@ -29,14 +29,13 @@ from polder.bench import HOSTS, ROUNDS, print_row
 from polder.kv.bench_peers import PEERS, POPULATE, Contender, Failed, Floor, Server
 
 SIZES = [64 << 10, 2 << 20, 16 << 20]
-MIB = 64
+MIB = 32
 """Of blocks that a process puts in a round; at least `LEAST_BLOCKS` of them."""
-LEAST_BLOCKS = 4
+LEAST_BLOCKS = 2
 BATCH_BYTES = 8 << 20
 """A call has blocks of so many bytes, and at least one."""
 KINDS = ("coherent", "software")
-WARM_TURNS = 3
-"""A cache holds the blocks of two rounds: in the third each slot has been written."""
+WARM_TURNS = 1
 LOOK_UPS, CALLS = 1000, 50
 SMALL_BYTES = 4 << 10
 """Of the blocks whose keys are looked up."""
@@ -49,9 +48,9 @@ Bytes = NDArray[np.uint8]
 class Ours(Contender):
     """A cache in a pool; a process belongs to one of the emulated hosts."""
 
-    def __init__(self, folder: Path, kind: str, *, verify: bool) -> None:
+    def __init__(self, folder: Path, kind: str, turns: int, *, verify: bool) -> None:
         super().__init__(f"{kind} checksum" if verify else kind)
-        self._path, self._kind, self._verify = folder / kind, kind, verify
+        self._path, self._kind, self._turns, self._verify = folder / kind, kind, turns, verify
         self._cache: Any = None
 
     def join(self, number: int, procs: int) -> None:
@@ -60,9 +59,9 @@ class Ours(Contender):
         populate(self._path)
 
     def open(self, block: int, count: int, procs: int, buffers: tuple[Bytes, Bytes]) -> None:
-        """Opens a cache for the blocks of two rounds; a slab has a line beside each block."""
+        """Opens a cache with room for the blocks of all rounds, so that none makes room."""
         self.leave_cache()
-        budget = 2 * procs * count * (block + 4096) + (64 << 20)
+        budget = room_for(self._turns * procs * count * block)
         self._cache = kv.Cache(
             self._pool, self.name.replace(" ", "-"), identity={}, block=block, budget=budget, verify=self._verify
         )
@@ -76,7 +75,7 @@ class Ours(Contender):
     def get(self, keys: list[bytes], blocks: list[Any]) -> None:
         """Fills buffers."""
         if not all(self._cache.get(keys, blocks)):
-            raise Failed(f"{self.name}: a block is not there")
+            raise Failed(f"{self.name}: a block is not there; {self._cache.stat()}")
 
     def leave_cache(self) -> None:
         """Lets go of the cache."""
@@ -87,6 +86,11 @@ class Ours(Contender):
     def remove(self) -> None:
         """Removes the cache, in one process."""
         kv.remove(self._pool, self.name.replace(" ", "-"))
+
+
+def room_for(nbytes: int) -> int:
+    """Bytes of slabs for so many bytes of blocks: with lines, and with a slab of each host that is not full."""
+    return nbytes * 3 // 2 + (64 << 20)
 
 
 def populate(path: Path) -> None:
@@ -122,10 +126,12 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
     """Measures blocks of each size by each number of processes, then look-ups."""
     most, sizes = max(arguments.procs), arguments.sizes
     share = max(max(arguments.mib << 20, LEAST_BLOCKS * size) for size in sizes)
+    turns = WARM_TURNS + arguments.rounds
     for kind in KINDS:
-        room = 2 * (2 * most * (share + (share >> 3)) + (128 << 20))
+        # A cache with checksums, and one without.
+        room = 2 * room_for(turns * most * share) + (128 << 20)
         _core.format(folder / kind, room, hosts=HOSTS, processes=most + 2, coherence=kind)
-    ours: list[Contender] = [Ours(folder, kind, verify=verify) for kind in KINDS for verify in (False, True)]
+    ours: list[Contender] = [Ours(folder, kind, turns, verify=verify) for kind in KINDS for verify in (False, True)]
     floor = Floor(folder, share * most)
     with ExitStack() as stack:
         homes = homes_of(stack, [*ours, floor], None, most, share)
@@ -260,7 +266,7 @@ class State:
         return cpu, begin, end
 
     def clear(self, name: str) -> None:
-        """Removes what a peer holds; a cache makes room by itself."""
+        """Removes what a peer holds; a cache has room for all rounds."""
         self._contenders[name].clear()
 
     def close(self, name: str) -> None:

@@ -25,7 +25,7 @@ pub(super) struct Arguments {
     #[arg(long, num_args = 1..)]
     sizes: Vec<u32>,
     /// Mebibytes of blocks that a process puts in a round.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     mib: u32,
     #[command(flatten)]
     rounds: Rounds,
