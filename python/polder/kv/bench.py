@@ -377,8 +377,11 @@ def look_ups(folder: Path, peers: dict[str, Workers], rounds: int) -> None:
     for contender, turn in itertools.product(joined, (0, 1)):
         case = f"look-up of {LOOK_UPS} keys {('hit', 'miss')[turn]} {contender.name} through Python"
         base = f"{contender.kind} {JOINED[0]} hosts"
+        mine = figures[contender.name, turn][1:]
+        if contender.name == base:
+            print_row("kv", case, "CPU", "us", mine)
         for peer in (*[base][contender.name == base :], *peers):
-            print_row("kv", case, "CPU", "us", figures[contender.name, turn][1:], peer, figures[peer, turn][1:])
+            print_row("kv", case, "CPU", "us", mine, peer, figures[peer, turn][1:])
 
 
 if __name__ == "__main__":
