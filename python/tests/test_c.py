@@ -127,3 +127,17 @@ def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
             sender.kill()
             stdout, _ = receiver.communicate(timeout=60)
         assert stdout == f"0 messages, 0 bytes; then: host 0 pid {sender.pid} died or stopped\n"
+
+
+@pytest.mark.parametrize("environment", [{}, {"POLDER_COHERENCE": "software"}, {"POLDER_WRAP": "shadow"}])
+def test_what_one_host_puts_into_a_cache_another_gets(scratch: Path, environment: dict[str, str]) -> None:
+    program = compiled(scratch, "cache")
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):
+        assert run(program, 1, "get", **environment).stdout == "0 of 3 blocks\n"
+        stored = run(program, 0, "put", **environment)
+        assert (stored.returncode, stored.stderr) == (0, "")
+        found = run(program, 1, "get", **environment)
+        assert (found.stdout, found.stderr) == ("2 of 3 blocks\n", "")
+        refused = run(program, 1, "twice", **environment)
+        assert refused.returncode == 1
+        assert "two buffers share memory" in refused.stderr

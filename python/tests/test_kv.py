@@ -4,8 +4,10 @@ import contextlib
 import hashlib
 import os
 import random
+import select
 import subprocess
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,63 @@ def test_what_is_no_block_key_or_identity_is_refused(pool: polder.Pool) -> None:
             kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="1MiB")
     with pytest.raises(polder.ClosedError):
         cache.lookup([])
+
+
+def test_jobs_end_in_the_order_of_their_lane_and_a_descriptor_says_so(pool: polder.Pool) -> None:
+    with kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="8MiB") as cache:
+        told = select.poll()
+        told.register(cache.event_fd(), select.POLLIN)
+        assert cache.drain() == [] and told.poll(0) == []
+        names = range(200)
+        puts = [cache.submit_put([key(name)], [block(name)]) for name in names]
+        assert told.poll(60_000)
+        ended = cache.drain(wait=True)
+        assert [it.job for it in ended] == puts
+        assert {(it.put, it.error, it.found) for it in ended} == {(kv.Put(1, 0, 0), None, None)}
+        assert told.poll(0) == [] and cache.drain(wait=True) == []
+        buffers = [bytearray(BLOCK) for _ in range(3)]
+        get = cache.submit_get([key(1), key(2), key(1000)], buffers)
+        wrong = cache.submit_put([key(1)], [bytes(100)])
+        done = {it.job: it for it in cache.drain(wait=True)}
+        assert done[get].found == [True, True, False] and done[get].seconds > 0
+        assert buffers[:2] == [block(1), block(2)]
+        assert isinstance(done[wrong].error, polder.ArgumentError) and "100 bytes" in str(done[wrong].error)
+        # What they were lent is the program's again.
+        buffers[0].clear()
+
+
+def test_what_a_job_has_is_lent_until_it_is_told_of_and_a_close_lets_it_end(pool: polder.Pool) -> None:
+    cache = kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="8MiB")
+    lent = bytearray(block(1))
+    cache.submit_put([key(1)], [lent])
+    with pytest.raises(BufferError):
+        lent.clear()
+    with pytest.raises(polder.ArgumentError, match="read-only"):
+        cache.submit_get([key(1)], [bytes(BLOCK)])
+    with pytest.raises(polder.ArgumentError, match="share memory"):
+        cache.submit_get([key(1), key(2)], [lent, lent])
+    cache.close()
+    lent.clear()
+    with pytest.raises(polder.ClosedError):
+        cache.drain()
+    with kv.Cache(pool, "llm", identity={}, block=BLOCK) as again:
+        assert found_by(again, [1]) == [1]
+
+
+def test_an_identity_that_is_retired_is_described_no_more(pool: polder.Pool) -> None:
+    def described() -> list[str]:
+        return [it.name for it in pool.list("/kv/llm/id/")]
+
+    with (
+        kv.Cache(pool, "llm", identity={"weights": "known"}, block=BLOCK, budget="8MiB"),
+        kv.Cache(pool, "llm", identity={"weights": "unknown"}, block=BLOCK) as cache,
+    ):
+        assert len(described()) == 2
+        cache.put([key(1)], [block(1)])
+        cache.retire()
+        cache.retire()
+        assert len(described()) == 1
+        assert found_by(cache, [1]) == [1]
 
 
 def test_threads_of_a_process_share_a_cache(pool: polder.Pool) -> None:
@@ -187,7 +246,63 @@ def test_the_command_shows_and_removes_a_cache(scratch: Path) -> None:
             assert "host 0: 2 blocks, 2 put, 0 evicted" in said
             assert f"identity {cache.hash[:12]}: 2 blocks of 8.0 KiB: " in said
             assert '"claimed"' in polder_says("stat", "llm", "--json")
-            assert "no cache" in polder_says("stat", "other")
+            assert "no cache" in polder_says("stat", "other") and "no cache" in polder_says("check", "other")
+            assert polder_says("check") == "cache llm: 2 blocks, 0 of them read; 0 damaged\n"
             assert "is open in" in polder_says("flush", "llm")
         assert polder_says("flush", "llm").endswith("removed the cache llm\n")
         assert pool.list() == []
+
+
+def test_a_damaged_block_is_named_by_slab_and_slot_and_is_a_miss(scratch: Path) -> None:
+    here = {"PATH": os.environ["PATH"], "POLDER_RUN": str(scratch)}
+    command = ["polder", "kv", "check", "--pool", str(scratch / "pool")]
+
+    def check() -> tuple[int, str]:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=here)
+        return done.returncode, done.stdout
+
+    with (
+        polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool,
+        kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="8MiB", verify=True) as cache,
+    ):
+        cache.put([key(1), key(2)], [block(1), block(2)])
+        assert check() == (0, "cache llm: 2 blocks, 2 of them read; 0 damaged\n")
+        with (scratch / "pool").open("r+b") as file:
+            bytes_there = file.read()
+            file.seek(bytes_there.index(block(2)) + 100)
+            file.write(b"damage")
+        code, said = check()
+        assert code == 1
+        assert "2 blocks, 2 of them read; 1 damaged" in said
+        assert "slab 0/0 slot 1 at offset 0x" in said and "does not match its checksum" in said
+        assert found_by(cache, [1, 2]) == [1]
+
+
+def test_prometheus_and_top_see_what_a_cache_holds(scratch: Path) -> None:
+    here = {"PATH": os.environ["PATH"], "POLDER_RUN": str(scratch)}
+
+    def started(*words: str) -> subprocess.Popen[str]:
+        command = ["polder", "kv", *words, "--pool", str(scratch / "pool")]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=here)
+
+    with (
+        polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool,
+        kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="8MiB") as cache,
+    ):
+        cache.put([key(1), key(2)], [block(1), block(2)])
+        with started("metrics", "--listen", "127.0.0.1:0") as serving:
+            assert serving.stderr
+            address = serving.stderr.readline().split()[-1]
+            text = urllib.request.urlopen(address, timeout=60).read().decode()
+            serving.terminate()
+        assert 'polder_kv_puts_total{cache="llm",host="0"} 2\n' in text
+        assert f'polder_kv_bytes{{cache="llm",identity="{cache.hash}"}} {2 * BLOCK}\n' in text
+        with started("top") as shown:
+            assert shown.stdout
+            lines = [shown.stdout.readline() for _ in range(7)]
+            shown.terminate()
+        assert lines[0].startswith("cache llm: 2 blocks of 8.0 KiB")
+        assert "  0 put/s, 0 evicted/s\n" in lines
+    with started("metrics", "--listen", "0.0.0.0:0") as refused:
+        assert "127.0.0.1" in refused.communicate(timeout=60)[1]

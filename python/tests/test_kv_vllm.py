@@ -6,7 +6,6 @@ import inspect
 import itertools
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import vllm_stub
 
 import polder
+import polder.kv
 import polder.weights
 from polder.errors import ArgumentError, MemoryFaultError, RegionError, SettingsError
 from polder.kv import fingerprint as of_files
@@ -106,6 +106,7 @@ def tier(scratch: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         of: SimpleNamespace | None = None,
         engine: Engine | None = None,
         size: str = "64MiB",
+        events: bool = False,
         **options: Any,
     ) -> Any:
         pool = scratch / "pool"
@@ -116,7 +117,9 @@ def tier(scratch: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         vllm_config = engine or Engine(model)
         view = memoryview(np.zeros((CHUNKS, CHUNK_BYTES), np.int8))
         found = door.PolderTier(
-            offloading_spec=SimpleNamespace(config=of or config()),
+            offloading_spec=SimpleNamespace(
+                config=of or config(), kv_events_config=SimpleNamespace(enable_kv_cache_events=events)
+            ),
             primary_kv_view=view,
             tier_type="polder",
             **{"pool": str(pool), **options},
@@ -182,9 +185,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         found = self._replaced.get(name) or getattr(self._cache, name)
 
-        def call(*given: Any) -> Any:
-            self.calls.append((name, len(given[0]) if given else 0))
-            return found(*given)
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, len(given[0]) if given else named.get("wait", 0)))
+            return found(*given, **named)
 
         return call
 
@@ -249,7 +252,8 @@ def test_a_key_that_did_not_load_is_a_miss_until_the_cache_has_lost_it(tier: Mak
     known = keys(1, 2, 3)
     assert store(one, known, [0, 1, 2]).success
     whole = one._cache
-    one._cache = Watched(whole, get=lambda given, into: [True, False, True])
+    ended = [polder.kv.Done(1000, None, None, [True, False, True], 0.5)]
+    one._cache = Watched(whole, submit_get=lambda given, into: 1000, drain=lambda wait: ended)
     result = load(one, known, [3, 4, 5])
     assert (result.success, list(result.successful_keys)) == (False, [known[0], known[2]])
     assert look_up(one, known) == look_up(one, known) == [HIT, MISS, HIT]
@@ -264,7 +268,7 @@ def test_a_cache_that_fails_is_a_miss_and_the_engine_goes_on(tier: Maker, caplog
     known = keys(1, 2)
     assert store(one, known, [0, 1]).success
     whole = one._cache
-    one._cache = Watched(whole, lookup=fails, put=fails, get=fails)
+    one._cache = Watched(whole, lookup=fails, submit_put=fails, submit_get=fails)
     assert look_up(one, known) == look_up(one, known) == [MISS] * 2
     assert not store(one, keys(3), [2]).success
     result = load(one, known, [3, 4])
@@ -411,30 +415,59 @@ def test_weights_without_a_fingerprint_are_refused_by_name(tier: Maker, model: P
     tier(engine=Engine(model, load_format="dummy"), weights=str(tmp_path / "version"))
 
 
+# --------------------------------------------------------------------------------------------------------- events
+
+
+def test_routers_are_told_what_was_stored_and_what_was_gone(tier: Maker) -> None:
+    one = tier(events=True)
+    known = keys(1, 2)
+    assert store(one, known, [0, 1]).success
+    assert [(it.keys, it.medium, it.removed) for it in one.take_events()] == [(known, door.Medium.CPU, False)]
+    assert list(one.take_events()) == []
+    assert not load(one, [*known, *keys(3)], [2, 3, 4]).success
+    assert [(it.keys, it.removed) for it in one.take_events()] == [(keys(3), True)]
+    # A failure of the pool says nothing of the blocks.
+    one._cache = Watched(one._cache, submit_get=fails)
+    assert not load(one, known, [0, 1]).success
+    assert list(one.take_events()) == []
+
+
+def test_nobody_is_told_if_vllm_publishes_no_events(tier: Maker) -> None:
+    one = tier()
+    assert store(one, keys(1), [0]).success
+    assert list(one.take_events()) == []
+
+
 # ---------------------------------------------------------------------------------------------- changes of weights
 
 
-def test_a_drain_waits_for_all_transfers(tier: Maker) -> None:
+def test_a_drain_waits_for_all_transfers_and_their_results_are_kept(tier: Maker) -> None:
     one = tier()
-    entered, may_go, order = threading.Event(), threading.Event(), []
-    whole = one._cache
+    one._cache = watched = Watched(one._cache)
+    submitted = [job(keys(number), [number]) for number in range(CHUNKS)]
+    for it in submitted:
+        one.submit_store(it)
+    one.drain_jobs()
+    assert watched.calls == [("submit_put", 1)] * CHUNKS + [("drain", True), ("close", 0)]
+    assert one.has_pending_work()
+    assert [(it.job_id, it.success) for it in one.get_finished_jobs()] == [(it.job_id, True) for it in submitted]
+    assert not one.has_pending_work()
 
-    def slow(given: Any, blocks: Any) -> Any:
-        entered.set()
-        may_go.wait()
-        order.append("put")
-        return whole.put(given, blocks)
 
-    one._cache = Watched(whole, put=slow)
-    for number in (1, 2):
-        one.submit_store(job(keys(number), [number]))
-    draining = threading.Thread(target=lambda: (one.drain_jobs(), order.append("drained")))
-    entered.wait()
-    draining.start()
-    may_go.set()
-    draining.join()
-    assert order == ["put", "put", "drained"]
-    assert [it.success for it in one.get_finished_jobs()] == [True, True]
+def test_drains_leave_no_description_of_an_identity_that_nobody_has(tier: Maker, scratch: Path) -> None:
+    one = tier()
+
+    def described() -> int:
+        return len(one._pool.list("/kv/vllm/id/"))
+
+    assert described() == 1
+    for number in range(3):
+        one.drain_jobs()
+        assert store(one, keys(number), [0]).success
+        assert described() == 2
+    one.shutdown()
+    with polder.Pool(scratch / "pool") as pool:
+        assert len(pool.list("/kv/vllm/id/")) == 1
 
 
 def test_after_a_drain_nobody_knows_the_weights_and_no_old_block_is_met(tier: Maker) -> None:

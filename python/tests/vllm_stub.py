@@ -66,6 +66,16 @@ class JobResult:
     transfer_bytes: int | None = None
 
 
+@dataclass
+class OffloadingEvent:
+    keys: list[bytes]
+    medium: Medium
+    removed: bool
+    locality: Any = None
+    ownership: str | None = None
+    removal_expected: bool = False
+
+
 class OffloadingWorker(ABC):
     @abstractmethod
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool: ...
@@ -195,7 +205,8 @@ MODULES = {
     "vllm.utils.hashing": {"get_hash_fn_by_name": get_hash_fn_by_name},
     "vllm.v1.core.kv_cache_utils": {"resolve_none_hash_seed": resolve_none_hash_seed},
     f"{OFFLOAD}.base": {
-        it.__name__: it for it in (LookupResult, Medium, OffloadingWorker, RequestOffloadingContext, TransferResult)
+        it.__name__: it
+        for it in (LookupResult, Medium, OffloadingEvent, OffloadingWorker, RequestOffloadingContext, TransferResult)
     },
     f"{OFFLOAD}.cpu.shared_offload_region": {"SharedOffloadRegion": SharedOffloadRegion},
     f"{OFFLOAD}.factory": {"OffloadingSpecFactory": Registry("register_spec")},

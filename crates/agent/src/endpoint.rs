@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
-use crate::Metrics;
+/// What is answered, as it is now.
+pub type Text = Box<dyn Fn() -> Arc<str> + Send>;
 
 /// Clients at a time.
 const MOST_CLIENTS: usize = 32;
@@ -30,8 +31,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// As the kernel refuses the address.
-pub fn listen(address: SocketAddr, metrics: Arc<Metrics>) -> io::Result<SocketAddr> {
-    let mut endpoint = Endpoint::new(address, metrics)?;
+pub fn listen(address: SocketAddr, text: Text) -> io::Result<SocketAddr> {
+    let mut endpoint = Endpoint::new(address, text)?;
     let address = endpoint.listener.local_addr()?;
     std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
         loop {
@@ -49,7 +50,7 @@ struct Endpoint {
     listener: TcpListener,
     /// Whether there may be connections that were not accepted.
     is_asked: bool,
-    metrics: Arc<Metrics>,
+    text: Text,
     /// The oldest first.
     clients: Vec<Client>,
     next: Token,
@@ -75,11 +76,11 @@ struct Answer {
 const LISTENER: Token = Token(0);
 
 impl Endpoint {
-    fn new(address: SocketAddr, metrics: Arc<Metrics>) -> io::Result<Self> {
+    fn new(address: SocketAddr, text: Text) -> io::Result<Self> {
         let (poll, mut listener) = (Poll::new()?, TcpListener::bind(address)?);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let events = Events::with_capacity(MOST_CLIENTS);
-        Ok(Self { poll, events, listener, is_asked: false, metrics, clients: Vec::new(), next: Token(1) })
+        Ok(Self { poll, events, listener, is_asked: false, text, clients: Vec::new(), next: Token(1) })
     }
 
     /// Waits until a client can go on, or its time is over; then takes one more.
@@ -94,8 +95,8 @@ impl Endpoint {
             polled => polled?,
         }
         let ready: BTreeSet<Token> = self.events.iter().map(|event| event.token()).collect();
-        let metrics = &self.metrics;
-        self.clients.retain_mut(|client| !ready.contains(&client.token) || client.goes_on(metrics));
+        let text = &*self.text;
+        self.clients.retain_mut(|client| !ready.contains(&client.token) || client.goes_on(text));
         self.is_asked |= ready.contains(&LISTENER);
         if self.is_asked { self.accept(now) } else { Ok(()) }
     }
@@ -120,7 +121,7 @@ impl Endpoint {
         self.next = Token(token.0 + 1);
         self.poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let mut client = Client { stream, token, since: now, active: now, request: Vec::new(), answer: None };
-        if client.goes_on(&self.metrics) {
+        if client.goes_on(&*self.text) {
             self.clients.push(client);
         }
         Ok(())
@@ -136,12 +137,12 @@ impl Endpoint {
 
 impl Client {
     /// Whether more is to come of it, or to go to it.
-    fn goes_on(&mut self, metrics: &Metrics) -> bool {
-        matches!(self.go_on(metrics), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    fn goes_on(&mut self, text: &dyn Fn() -> Arc<str>) -> bool {
+        matches!(self.go_on(text), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
     /// Reads and writes as far as it goes without waiting.
-    fn go_on(&mut self, metrics: &Metrics) -> io::Result<()> {
+    fn go_on(&mut self, text: &dyn Fn() -> Arc<str>) -> io::Result<()> {
         let mut part = [0; 1024];
         while self.answer.is_none() {
             let room = part.len().min(MOST_BYTES - self.request.len());
@@ -151,7 +152,7 @@ impl Client {
             }
             self.active = Instant::now();
             self.request.extend_from_slice(&part[..count]);
-            self.answer = answer(&self.request, metrics);
+            self.answer = answer(&self.request, text);
         }
         let Some(Answer { head, body, sent }) = &mut self.answer else { return Ok(()) };
         while *sent < head.len() + body.len() {
@@ -164,7 +165,7 @@ impl Client {
 }
 
 /// The answer to a request; [`None`] while more of it is to come.
-fn answer(request: &[u8], metrics: &Metrics) -> Option<Answer> {
+fn answer(request: &[u8], text: &dyn Fn() -> Arc<str>) -> Option<Answer> {
     const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
@@ -189,7 +190,7 @@ fn answer(request: &[u8], metrics: &Metrics) -> Option<Answer> {
         },
     };
     let (kind, body) = match words {
-        "" => (OPENMETRICS, metrics.text()),
+        "" => (OPENMETRICS, text()),
         words => ("text/plain; charset=utf-8", words.into()),
     };
     let head = format!(
@@ -202,12 +203,18 @@ fn answer(request: &[u8], metrics: &Metrics) -> Option<Answer> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, Endpoint, Instant, Metrics, Read, SocketAddr, Write};
+    use super::{Endpoint, Instant, Read, SocketAddr, Text, Write};
     use super::{MOST_CLIENTS, PATIENCE, answer, listen};
+    use crate::Metrics;
     use std::net::{Ipv4Addr, TcpStream};
 
+    fn text() -> Text {
+        let metrics = Metrics::new();
+        Box::new(move || metrics.text())
+    }
+
     fn endpoint() -> SocketAddr {
-        listen((Ipv4Addr::LOCALHOST, 0).into(), Arc::new(Metrics::new())).unwrap()
+        listen((Ipv4Addr::LOCALHOST, 0).into(), text()).unwrap()
     }
 
     /// All that comes back for these bytes.
@@ -255,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_request_may_come_byte_by_byte_and_end_early() {
-        let metrics = Metrics::new();
+        let metrics = text();
         let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
         for end in 0..request.len() {
             assert!(answer(&request[..end], &metrics).is_none(), "{end}");
@@ -300,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_client_has_ten_seconds_and_the_idlest_gives_way_to_a_new_one() {
-        let mut endpoint = Endpoint::new((Ipv4Addr::LOCALHOST, 0).into(), Arc::new(Metrics::new())).unwrap();
+        let mut endpoint = Endpoint::new((Ipv4Addr::LOCALHOST, 0).into(), text()).unwrap();
         let address = endpoint.listener.local_addr().unwrap();
         let start = Instant::now();
         let connect = |endpoint: &mut Endpoint, now| {

@@ -19,7 +19,7 @@ mod state;
 mod telemetry;
 
 pub use control::{Agent, AgentError};
-pub use endpoint::listen;
+pub use endpoint::{Text, listen};
 pub use forecast::{Forecast, forecast};
 pub use name::Name;
 pub use polder_place::pages::{Link, RecordedRound, TierRule, replay};

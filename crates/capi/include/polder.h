@@ -50,12 +50,13 @@ typedef enum polder_status {
 } polder_status;
 
 /* Handles: a pool that this process has attached; an object that it holds open; the two ends of a ring; one rank's side of a
- * window. */
+ * window; a cache. */
 typedef struct polder_pool polder_pool;
 typedef struct polder_object polder_object;
 typedef struct polder_sender polder_sender;
 typedef struct polder_receiver polder_receiver;
 typedef struct polder_window polder_window;
+typedef struct polder_kv polder_kv;
 
 /* What went wrong last in this thread; "" if nothing did. Stays as it is until the next call of this thread fails. */
 const char *polder_error(void);
@@ -168,6 +169,28 @@ int polder_window_publish(polder_window *window, uint32_t rank, size_t offset, s
 
 /* Drops what this host's caches hold of such a range. */
 int polder_window_refresh(polder_window *window, uint32_t rank, size_t offset, size_t bytes);
+
+/* A cache holds blocks of one size, which are named by what they are computed from. Hosts that store one key both succeed, and the
+ * oldest blocks make room. Threads may share a cache. */
+
+/* Opens the cache `name`, without "/" in it, which the first process makes. `identity` says what computes the blocks, such as a model
+ * and its weights as JSON, and `hash` is its SHA-256, of 32 bytes: blocks of two hashes never meet. The slabs of the cache take
+ * `budget` bytes at most; 0 means what the cache has, and for a new one four fifths of what is free. */
+int polder_kv_open(polder_pool *pool, const char *name, const char *identity, const void *hash, uint32_t block_bytes, uint64_t budget,
+                   polder_kv **kv);
+
+/* Says of each of `count` keys, of 16 bytes each, whether it has a block: 1 or 0 in `count` bytes at `found`. */
+int polder_kv_lookup(polder_kv *kv, const void *keys, size_t count, void *found);
+
+/* Stores the blocks at `count` addresses that are not there yet. Once this returns, every process finds them. `refused` is how many had
+ * no room, and may be NULL. */
+int polder_kv_put(polder_kv *kv, const void *keys, const void *const *blocks, size_t count, uint64_t *refused);
+
+/* Copies blocks to `count` addresses, and says in `count` bytes at `found` which were there. The bytes at the others mean nothing. */
+int polder_kv_get(polder_kv *kv, const void *keys, void *const *into, size_t count, void *found);
+
+/* Lets go of a cache. Its blocks stay. */
+int polder_kv_close(polder_kv *kv);
 
 #ifdef __cplusplus
 }

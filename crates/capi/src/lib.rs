@@ -2,6 +2,7 @@
 
 mod failure;
 mod guard;
+mod kv;
 mod object;
 mod pool;
 mod ring;

@@ -33,6 +33,8 @@ fn c_type(rust: &str) -> &str {
         "*const c_char" => "const char *",
         "*mut c_void" => "void *",
         "*const c_void" => "const void *",
+        "*const *const c_void" => "const void *const *",
+        "*const *mut c_void" => "void *const *",
         "*mut Pool" => "polder_pool *",
         "*mut *mut Pool" => "polder_pool **",
         "*mut Object" => "polder_object *",
@@ -42,6 +44,8 @@ fn c_type(rust: &str) -> &str {
         "*mut *mut Sender" => "polder_sender **",
         "*mut Receiver" => "polder_receiver *",
         "*mut *mut Receiver" => "polder_receiver **",
+        "*mut Kv" => "polder_kv *",
+        "*mut *mut Kv" => "polder_kv **",
         "*mut Window" => "polder_window *",
         "*mut *mut Window" => "polder_window **",
         other => panic!("{other} has no name in C: add it here"),
@@ -54,7 +58,8 @@ fn declaration(kind: &str, name: &str) -> String {
 
 /// What the sources export, as the header would declare it.
 fn exported() -> BTreeSet<String> {
-    let sources = ["src/lib.rs", "src/pool.rs", "src/object.rs", "src/ring.rs", "src/window.rs"].map(read);
+    let sources =
+        ["lib", "pool", "object", "ring", "window", "kv"].map(|name| read(&format!("src/{name}.rs")));
     let functions = sources.iter().flat_map(|source| source.split("extern \"C\" fn ").skip(1));
     functions
         .map(|function| {

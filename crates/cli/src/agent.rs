@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
-    Agent, Alarm, DeviceHealth, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State, forecast,
-    listen, replay,
+    Agent, Alarm, DeviceHealth, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State, Text,
+    forecast, listen, replay,
 };
 use polder_front::Teller;
 use polder_linux::{
@@ -187,7 +187,12 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let asked = signals()?;
     // A reader that went away is an error of the next write, and not this process's end.
     let _caught = Signals::new([SIGPIPE])?;
-    let metrics = arguments.listen.map(serve).transpose()?;
+    let metrics = arguments.listen.map(|address| {
+        let metrics = Arc::new(Metrics::new());
+        let told = Arc::clone(&metrics);
+        serve(address, Box::new(move || told.text())).map(|()| metrics)
+    });
+    let metrics = metrics.transpose()?;
     let (host, journal) = (host(&arguments.root), text(&arguments.journal.journal)?);
     let state = text(&arguments.state.state)?;
     // Also of the state: two agents with a journal each would take each other's settings for what was found.
@@ -403,7 +408,7 @@ pub(crate) fn said(alarm: &Alarm, dry_run: bool) -> String {
 }
 
 /// Answers Prometheus, in a thread that ends with the process.
-fn serve(address: SocketAddr) -> Result<Arc<Metrics>, Failure> {
+pub(crate) fn serve(address: SocketAddr, text: Text) -> Result<(), Failure> {
     if !address.ip().is_loopback() {
         return Err(Failure(format!(
             "--listen {address} is reached from other machines; give an address such as 127.0.0.1:{}, and a proxy that \
@@ -411,11 +416,9 @@ fn serve(address: SocketAddr) -> Result<Arc<Metrics>, Failure> {
             address.port()
         )));
     }
-    let metrics = Arc::new(Metrics::new());
-    let address = listen(address, Arc::clone(&metrics))
-        .map_err(|error| Failure(format!("--listen {address}: {error}")))?;
+    let address = listen(address, text).map_err(|error| Failure(format!("--listen {address}: {error}")))?;
     eprintln!("polder: metrics at http://{address}/metrics");
-    Ok(metrics)
+    Ok(())
 }
 
 fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {

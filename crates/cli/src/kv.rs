@@ -1,12 +1,17 @@
 //! `polder kv`: caches of blocks, seen from outside.
 
+mod metrics;
+mod top;
+
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
 use polder_platform::{printable, quoted};
-use polder_pool::kv::{Cache, CacheStat, inspect};
+use polder_pool::kv::{Cache, CacheStat, check as check_caches, inspect};
 
 use crate::Failure;
 use crate::pool::{at, bytes, listed, shown};
@@ -20,6 +25,25 @@ pub(crate) enum Command {
         /// Print one JSON object a cache.
         #[arg(long)]
         json: bool,
+    },
+    /// Show caches each second, with blocks put and evicted in a second; q ends.
+    Top {
+        /// This cache; without it all of the pool.
+        name: Option<String>,
+    },
+    /// Look for damage: read the lines of all blocks, and the blocks that have a checksum. Fails if there is any; changes nothing.
+    Check {
+        /// This cache; without it all of the pool.
+        name: Option<String>,
+        /// Print one JSON object a cache.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Answer Prometheus until stopped.
+    Metrics {
+        /// At this address of this machine alone; port 0 takes any.
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9587")]
+        listen: SocketAddr,
     },
     /// Remove a cache with all its blocks, unless a process has it open.
     Flush {
@@ -36,29 +60,69 @@ pub(crate) fn run(command: &Command, settings: &Settings) -> Result<ExitCode, Fa
         Command::Stat { name, json } => stat(settings, name.as_deref(), *json),
         Command::Flush { name, host: None } => flush(settings, name),
         Command::Flush { name, host: Some(host) } => flush_host(settings, name, *host),
+        Command::Top { name } => top::run(settings, name.as_deref()),
+        Command::Check { name, json } => check(settings, name.as_deref(), *json),
+        Command::Metrics { listen } => metrics::run(settings, *listen),
     }
 }
 
-fn stat(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode, Failure> {
+/// The pool, and its caches or the one of this name.
+fn caches<'s>(settings: &'s Settings, name: Option<&str>) -> Result<(&'s Path, Vec<CacheStat>), Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     let caches = inspect(&memory).map_err(at(path))?;
-    let wanted: Vec<_> = caches.iter().filter(|cache| name.is_none_or(|name| name == cache.name)).collect();
-    if let (Some(name), true) = (name, wanted.is_empty()) {
-        let names: Vec<_> = caches.iter().map(|cache| printable(&cache.name)).collect();
-        let there = listed(&names);
+    let names: Vec<_> = caches.iter().map(|cache| cache.name.clone()).collect();
+    Ok((path, wanted(path, name, &names, caches)?))
+}
+
+/// Those of this name, or all.
+fn wanted<T>(path: &Path, name: Option<&str>, names: &[String], all: Vec<T>) -> Result<Vec<T>, Failure> {
+    let Some(name) = name else { return Ok(all) };
+    let one = all.into_iter().zip(names).filter(|(_, its)| *its == name).map(|(it, _)| it);
+    let one: Vec<_> = one.collect();
+    if one.is_empty() {
+        let there = listed(&names.iter().map(|name| printable(name)).collect::<Vec<_>>());
         return Err(Failure(format!("{}: no cache {}; there are {there}", path.display(), quoted(name))));
     }
-    if wanted.is_empty() && !json {
+    Ok(one)
+}
+
+fn stat(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode, Failure> {
+    let (path, caches) = caches(settings, name)?;
+    if caches.is_empty() && !json {
         println!("{}: no caches", shown(path));
     }
-    for cache in wanted {
+    for cache in &caches {
         match json {
             true => println!("{}", serde_json::to_string(cache)?),
             false => print!("{}", table(cache)),
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn check(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+    let checked = check_caches(&memory).map_err(at(path))?;
+    let names: Vec<_> = checked.iter().map(|cache| cache.name.clone()).collect();
+    let mut is_whole = true;
+    for cache in wanted(path, name, &names, checked)? {
+        is_whole &= cache.damaged.is_empty();
+        if json {
+            println!("{}", serde_json::to_string(&cache)?);
+            continue;
+        }
+        let (name, damaged) = (printable(&cache.name), cache.damaged.len());
+        println!("cache {name}: {} blocks, {} of them read; {damaged} damaged", cache.blocks, cache.read);
+        for it in &cache.damaged {
+            println!(
+                "  slab {}/{} slot {} at offset {:#x}: {}",
+                it.host, it.slab, it.slot, it.offset, it.what
+            );
+        }
+    }
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn table(cache: &CacheStat) -> String {

@@ -218,7 +218,7 @@ fn show(
 }
 
 /// Whether a key ends the display.
-fn ends(event: &Event) -> bool {
+pub(crate) fn ends(event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
         || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL))

@@ -3,6 +3,7 @@
 mod ab;
 pub(crate) mod collectives;
 mod fabric;
+mod kv;
 mod lines;
 mod memory;
 mod mpi;
@@ -71,6 +72,8 @@ enum Bench {
     Snapshot(snapshot::Arguments),
     /// Weights that several processes load from a pool, beside a safetensors file in /dev/shm.
     Weights(weights::Arguments),
+    /// Blocks of keys and values in a cache, beside copying into a mapped file, files, vLLM's fs tier, LMCache, Redis and Mooncake.
+    Kv(kv::Arguments),
 }
 
 /// Runs one benchmark and prints its rows.
@@ -97,6 +100,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Bench::Weights(weights) => {
             weights::run(weights, |row| print(row, arguments.json))?;
+            return Ok(());
+        }
+        Bench::Kv(kv) => {
+            kv::run(kv, |row| print(row, arguments.json))?;
             return Ok(());
         }
         Bench::Snapshot(snapshot) => {

@@ -27,6 +27,7 @@
 //! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; its log; counts of its hits; what it has seen of all hosts' counts of its slots |
 //! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
 
+mod check;
 mod get;
 #[cfg(feature = "hostile")]
 pub mod hostile;
@@ -55,6 +56,7 @@ use crate::object::{InitialContents, Object};
 use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
+pub use check::{CacheCheck, DamagedSlot, check};
 pub use pin::Pin;
 pub use put::Put;
 pub use slabs::GivenUp;

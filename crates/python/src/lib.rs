@@ -66,6 +66,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<store::Version>()?;
     module.add_class::<kv::Cache>()?;
+    module.add_class::<kv::KvConnector>()?;
     module.add_function(wrap_pyfunction!(kv::kv_remove, module)?)?;
     module.add_class::<service::ServiceClient>()?;
     module.add_function(wrap_pyfunction!(service::service_proxy, module)?)?;

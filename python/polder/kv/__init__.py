@@ -25,7 +25,7 @@ from polder import _core
 from polder.errors import ArgumentError
 from polder.pool import Pool
 
-__all__ = ["Cache", "Part", "Put", "Stat", "remove"]
+__all__ = ["Cache", "Done", "Part", "Put", "Stat", "remove"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,21 @@ class Put:
     stored: int
     present: int
     refused: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job.
+
+    `job` is its number. Either there is an `error`, or `put` says what a put did, or `found` what a get found. It ran
+    for `seconds`.
+    """
+
+    job: int
+    error: Exception | None
+    put: Put | None
+    found: list[bool] | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -110,12 +125,7 @@ class Cache:
         budget: int | str | None = None,
         verify: bool = False,
     ) -> None:
-        whole = {**identity, "block_bytes": block}
-        try:
-            text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"the identity is no JSON: {error}") from None
-        digest = hashlib.sha256(text.encode()).digest()
+        digest, text = describe({**identity, "block_bytes": block})
         self._cache = _core.Cache(pool, name, digest, text, block, budget, verify)
         self._hash = digest.hex()
 
@@ -161,14 +171,65 @@ class Cache:
         """
         return self._cache.get(keys, into)
 
+    def submit_put(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> int:
+        """As `put`, on a thread of its own that runs no Python; the number of the job.
+
+        The blocks are the cache's until `drain` has told that the job has ended. Nobody changes them meanwhile. Puts
+        run in the order of their submission.
+        """
+        return self._cache.submit_put(keys, blocks)
+
+    def submit_get(self, keys: Sequence[bytes], into: Sequence[Any]) -> int:
+        """As `get`, on another thread of its own, so that it waits for no put; the number of the job.
+
+        Nobody touches the buffers until `drain` has told that the job has ended.
+        """
+        return self._cache.submit_get(keys, into)
+
+    def event_fd(self) -> int:
+        """A file descriptor for ``select`` and the like, readable when `drain` has something to tell.
+
+        It is the cache's, and ends with it.
+        """
+        return self._cache.event_fd()
+
+    def drain(self, *, wait: bool = False) -> list[Done]:
+        """The jobs that have ended since the last call, each once. With `wait`, all that were submitted end first."""
+        return [
+            Done(job, error, None if put is None else Put(*put), found, seconds)
+            for job, error, put, found, seconds in self._cache.drain(wait)
+        ]
+
+    def retire(self) -> None:
+        """Removes what is written down of the identity, which no process will have again.
+
+        Its blocks, which nobody will find, make room by and by.
+        """
+        self._cache.retire()
+
     def stat(self) -> Stat:
         """What this process knows of the cache, and has done with it."""
         numbers, hosts = self._cache.stat()
         return Stat(*numbers, hosts=[Part(*host) for host in hosts])
 
     def close(self) -> None:
-        """Lets go of it; blocks stay. Closing twice is harmless."""
+        """Lets all jobs end, and lets go of it; blocks stay. Closing twice is harmless."""
         self._cache.close()
+
+
+def describe(identity: Mapping[str, str | int | float | bool | None]) -> tuple[bytes, str]:
+    """The SHA-256 of an identity, and the JSON that it is of.
+
+    Raises
+    ------
+    ArgumentError
+        It is no JSON.
+    """
+    try:
+        text = json.dumps(dict(identity), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"the identity is no JSON: {error}") from None
+    return hashlib.sha256(text.encode()).digest(), text
 
 
 def remove(pool: Pool, name: str) -> None:

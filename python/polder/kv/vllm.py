@@ -7,7 +7,7 @@ A user types it into vLLM's ``--kv-transfer-config``, as docs/kv.md says::
         "secondary_tiers": [{"type": "polder", "pool": "/dev/dax0.0"}]}}
 
 vLLM calls a tier in its scheduler's process, under one lock. A look-up is answered in place. A thread stores and
-another loads, so that a load never waits for a store.
+another loads, so that a load never waits for a store; they run no Python.
 """
 
 import inspect
@@ -16,8 +16,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +33,7 @@ try:
     from vllm.v1.kv_offload.base import (
         LookupResult,
         Medium,
+        OffloadingEvent,
         OffloadingWorker,
         RequestOffloadingContext,
         TransferResult,
@@ -45,7 +45,7 @@ except ImportError as error:
     raise ImportError(f"polder.kv.vllm needs vLLM 0.30 to 0.33 beside Polder, in one environment: {error}") from error
 
 from polder.errors import ArgumentError, PolderError, SettingsError
-from polder.kv import Cache
+from polder.kv import Cache, Done
 from polder.kv.fingerprint import fingerprint
 from polder.pool import Pool
 from polder.weights.vllm import fingerprint_of
@@ -60,6 +60,8 @@ __all__ = ["PolderCpuSpec", "PolderTier"]
 _KEY_BYTES = 16
 _GROUP_BYTES = 4
 """At the end of vLLM's key: the index of a group of layers."""
+_UNKNOWN = "unknown since "
+"""What the fingerprint of weights begins with that nobody knows: no two engines have the same."""
 _LABELS = ("_name_or_path", "transformers_version")
 """Of a model's configuration: what changes nothing."""
 _log = logging.getLogger(__name__)
@@ -289,9 +291,11 @@ class PolderTier(SecondaryTierManager):
             self._pool.close()
             raise
         self._identity = identity
-        self._stores, self._loads = (ThreadPoolExecutor(1, f"polder-{what}") for what in ("store", "load"))
-        self._running: dict[int, Future[JobResult]] = {}
-        self._keys_loading: dict[int, list[bytes]] = {}
+        # vLLM's jobs by the cache's numbers, and the results of those that have ended.
+        self._running: dict[int, Any] = {}
+        self._results: list[Any] = []
+        events = getattr(offloading_spec, "kv_events_config", None)
+        self._events: list[Any] | None = [] if events is not None and events.enable_kv_cache_events else None
         # Keys that did not load although the cache had them when it was asked.
         self._failed: set[bytes] = set()
         # What the cache said in this step, and the requests that had a hit in it.
@@ -351,43 +355,65 @@ class PolderTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: Any) -> None:
         """Hands chunks to the thread that stores."""
-        self._running[job_metadata.job_id] = self._stores.submit(self._timed, self._store, job_metadata)
+        self._submit(job_metadata, lambda cache, keys, chunks: cache.submit_put(keys, chunks))
 
     def submit_load(self, job_metadata: Any) -> None:
         """Hands chunks to the thread that loads."""
-        self._keys_loading[job_metadata.job_id] = list(job_metadata.keys)
-        self._running[job_metadata.job_id] = self._loads.submit(self._timed, self._load, job_metadata)
+        self._submit(job_metadata, lambda cache, keys, chunks: cache.submit_get(keys, chunks))
 
-    def _timed(self, run: Callable[[Any], tuple[bool, Collection[bytes] | None]], job: Any) -> Any:
-        """Runs in a thread."""
-        began = time.monotonic()
+    def _submit(self, job: Any, begin: Callable[[Cache, list[bytes], list[memoryview]], int]) -> None:
+        if self._cache is None:
+            self._end(job, Done(0, None, None, None, 0.0))
+            return
         try:
-            done, loaded = run(job)
+            chunks = self._chunks(job)
+            self._running[begin(self._cache, [key_of(key) for key in job.keys], chunks)] = job
         except Exception as error:
             # Whatever it is, the engine goes on without the cache.
-            self._warn("load" if job.is_promotion else "store", error)
-            done, loaded = False, None
-        return JobResult(
-            job_id=job.job_id,
-            success=done,
-            successful_keys=loaded,
-            transfer_time=time.monotonic() - began,
-            transfer_bytes=len(job.keys) * self._chunk_bytes,
+            self._end(job, Done(0, error, None, None, 0.0))
+
+    def _end(self, job: Any, done: Done) -> None:
+        """Notes the result of a job. A key that did not load is a miss from then on."""
+        keys, loaded = list(job.keys), None
+        if done.error is not None:
+            self._warn("load" if job.is_promotion else "store", done.error)
+        if done.found is not None:
+            loaded = [key for key, is_there in zip(keys, done.found, strict=True) if is_there]
+        is_good = (done.put is not None and not done.put.refused) or (loaded is not None and len(loaded) == len(keys))
+        if job.is_promotion and not is_good:
+            lost = set(keys).difference(loaded or ())
+            self._failed.update(lost)
+            if loaded is not None:
+                self._tell(lost, is_removed=True)
+        elif is_good and not job.is_promotion:
+            self._tell(keys, is_removed=False)
+        self._results.append(
+            JobResult(
+                job_id=job.job_id,
+                success=is_good,
+                successful_keys=loaded,
+                transfer_time=done.seconds,
+                transfer_bytes=len(keys) * self._chunk_bytes,
+            )
         )
 
-    def _store(self, job: Any) -> tuple[bool, Collection[bytes] | None]:
-        if self._cache is None:
-            return False, None
-        put = self._cache.put([key_of(key) for key in job.keys], self._chunks(job))
-        return not put.refused, None
+    def _collect(self, *, wait: bool) -> None:
+        """Notes the results of all jobs that have ended; with `wait`, of all."""
+        if self._cache is not None and self._running:
+            for done in self._cache.drain(wait=wait):
+                self._end(self._running.pop(done.job), done)
 
-    def _load(self, job: Any) -> tuple[bool, Collection[bytes] | None]:
-        if self._cache is None:
-            return False, None
-        keys = list(job.keys)
-        found = self._cache.get([key_of(key) for key in keys], self._chunks(job))
-        loaded = [key for key, is_there in zip(keys, found, strict=True) if is_there]
-        return len(loaded) == len(keys), loaded
+    def _tell(self, keys: Iterable[bytes], *, is_removed: bool) -> None:
+        if self._events is not None:
+            self._events.append(OffloadingEvent(keys=list(keys), medium=self.medium, removed=is_removed))
+
+    def take_events(self) -> Iterable[Any]:
+        """What routers are told, once: keys that this engine has stored, and keys that were gone when it loaded them.
+
+        There are none unless vLLM publishes events of its own cache.
+        """
+        events, self._events = self._events, [] if self._events is not None else None
+        return events or ()
 
     def _chunks(self, job: Any) -> list[memoryview]:
         """The chunks of a job in the primary tier."""
@@ -401,18 +427,14 @@ class PolderTier(SecondaryTierManager):
         return [whole[chunk * size : (chunk + 1) * size] for chunk in at]
 
     def get_finished_jobs(self) -> Iterable[Any]:
-        """The results of all jobs that have ended, each once. A key that did not load is a miss from then on."""
-        ended = [job for job, future in self._running.items() if future.done()]
-        results = [self._running.pop(job).result() for job in ended]
-        for result in results:
-            keys = self._keys_loading.pop(result.job_id, [])
-            if not result.success:
-                self._failed.update(set(keys).difference(result.successful_keys or ()))
+        """The results of all jobs that have ended, each once."""
+        self._collect(wait=False)
+        results, self._results = self._results, []
         return results
 
     def has_pending_work(self) -> bool:
         """Whether vLLM has to ask for results."""
-        return bool(self._running)
+        return bool(self._running or self._results)
 
     def drain_jobs(self) -> None:
         """Waits until no thread touches the primary tier, then asks which weights are in force.
@@ -421,23 +443,34 @@ class PolderTier(SecondaryTierManager):
         that. Without this option nobody knows: the files of the model say what was loaded, not what was changed since.
         Then the engine goes on with an identity of its own. It neither meets nor leaves blocks of other weights.
         """
-        wait(self._running.values())
+        self._collect(wait=True)
         self._answers.clear()
         self._hit.clear()
         self._failed.clear()
-        unknown = f"unknown since {uuid.uuid4()}"
+        unknown = f"{_UNKNOWN}{uuid.uuid4()}"
         try:
             found = fingerprint(self._weights) if self._weights else unknown
         except (OSError, PolderError) as error:
             self._warn("look at the weights", error)
             found = unknown
         if found != self._identity["weights"]:
+            self._leave()
             self._identity = {**self._identity, "weights": found}
             self._reopen()
 
+    def _leave(self) -> None:
+        """Lets go of the cache, and of an identity that no engine will have again."""
+        if self._cache is None:
+            return
+        if str(self._identity["weights"]).startswith(_UNKNOWN):
+            try:
+                self._cache.retire()
+            except PolderError as error:
+                self._warn("change of weights", error)
+        self._cache.close()
+        self._cache = None
+
     def _reopen(self) -> None:
-        if self._cache is not None:
-            self._cache.close()
         try:
             self._cache = self._open(self._identity)
         except PolderError as error:
@@ -446,11 +479,8 @@ class PolderTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         """Waits for what runs, and lets go of the pool and of vLLM's memory."""
-        for threads in (self._stores, self._loads):
-            threads.shutdown()
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+        self._collect(wait=True)
+        self._leave()
         self._pool.close()
         # A job that has failed may have left its chunks in a traceback.
         with suppress(BufferError):

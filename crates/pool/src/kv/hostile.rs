@@ -58,6 +58,7 @@ pub fn drive(bytes: &[u8]) {
             }
         }
         let _ = super::inspect(&memory);
+        let _ = super::check(&memory);
         assert!(is_untouched(), "an object of no cache was written");
     }
     peer.close(other);

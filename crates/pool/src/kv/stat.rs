@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use polder_mem::{LINE, Memory, Offset};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::wire::{Control, Entry, Root, SlabHead, State};
@@ -15,7 +15,7 @@ use crate::{PoolError, inspect as inspect_pool};
 const TEXT_BYTES: u64 = 64 << 10;
 
 /// What is in a cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub struct CacheStat {
     /// Its name.
@@ -35,7 +35,7 @@ pub struct CacheStat {
 }
 
 /// A host's part of a cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub struct PartStat {
     /// The host.
@@ -51,7 +51,7 @@ pub struct PartStat {
 }
 
 /// The blocks of one identity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub struct IdentityStat {
     /// The first 4 bytes of its hash, as hexadecimal digits; all 32 where its text is known.
@@ -114,22 +114,46 @@ impl<M: Memory> Cache<M> {
     }
 }
 
+impl<M: Memory> Cache<M> {
+    /// Removes what is written down of its identity, which no process will have again. Its blocks make room by and by.
+    ///
+    /// # Errors
+    /// Those of [`Pool::destroy`](crate::Pool::destroy); none when nothing is written down.
+    pub fn retire(&self) -> Result<(), PoolError> {
+        match self.pool.destroy(&format!("/kv/{}/id/{}", self.name, self.identity.name())) {
+            Ok(()) | Err(PoolError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The caches of a pool, by name, from outside: nothing is written, and no byte is trusted. What changes meanwhile may be missing.
 ///
 /// # Errors
 /// Those of [`inspect`](crate::inspect()); [`PoolError::Corrupt`] when the root of a cache is damaged.
 pub fn inspect<M: Memory>(memory: &M) -> Result<Vec<CacheStat>, PoolError> {
     let Inspection { objects, .. } = inspect_pool(memory)?;
+    named(&objects)
+        .into_iter()
+        .filter_map(|(name, objects)| inspect_cache(memory, name, &objects).transpose())
+        .collect()
+}
+
+/// The objects of each cache, with what stands behind the cache's name.
+pub(super) fn named(objects: &[ObjectStat]) -> BTreeMap<&str, Vec<(&str, &ObjectStat)>> {
     let mut caches = BTreeMap::<&str, Vec<(&str, &ObjectStat)>>::new();
-    for object in &objects {
+    for object in objects {
         let Some(name) = object.name.strip_prefix("/kv/") else { continue };
         let (name, rest) = name.split_once('/').unwrap_or((name, ""));
         caches.entry(name).or_default().push((rest, object));
     }
     caches
-        .into_iter()
-        .filter_map(|(name, objects)| inspect_cache(memory, name, &objects).transpose())
-        .collect()
+}
+
+/// The host and the number of a slab, of what stands behind the cache's name.
+pub(super) fn slab_of(rest: &str) -> Option<(u16, u32)> {
+    let (host, slab) = rest.strip_prefix("slab/")?.split_once('/')?;
+    Some((host.parse().ok()?, slab.parse().ok()?))
 }
 
 /// Nothing where a cache is being removed.
@@ -172,11 +196,8 @@ fn inspect_cache<M: Memory>(
             tag.into_iter().for_each(|tag| drop(identities.insert(tag, found.clone())));
         }
     }
-    for (rest, object) in objects.iter().filter(|(rest, _)| rest.starts_with("slab/")) {
-        let place = rest["slab/".len()..].split_once('/');
-        let place =
-            place.and_then(|(host, slab)| Some((host.parse::<u16>().ok()?, slab.parse::<u32>().ok()?)));
-        let Some((host, slab)) = place else { continue };
+    for (rest, object) in objects {
+        let Some((host, slab)) = slab_of(rest) else { continue };
         for entry in
             entries(memory, object)?.into_iter().filter(|entry| (entry.host, entry.slab) == (host, slab))
         {
@@ -229,7 +250,7 @@ fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<Entry>, Poo
     Ok(found)
 }
 
-fn refresh<M: Memory>(memory: &M, at: Offset, bytes: u64) {
+pub(super) fn refresh<M: Memory>(memory: &M, at: Offset, bytes: u64) {
     memory.invalidate(at, bytes);
     // SYNC: pairs with `Cache::publish`.
     memory.fence_invalidations();

@@ -406,3 +406,26 @@ fn an_index_takes_at_most_40_bytes_a_block() {
     let stat = small.stat().unwrap();
     assert!(stat.index_bytes <= 40 * stat.blocks, "{stat:?}");
 }
+
+#[test]
+fn a_check_names_a_damaged_block_and_a_damaged_line_by_slab_and_slot() {
+    let heap = heap();
+    let pool = pool(&heap, 0, 0);
+    let cache = cache_of(&pool, identity(1, BLOCK), Options { verify: true, ..Options::default() }).unwrap();
+    put(&cache, &[1, 2, 3]);
+    let whole = check(&heap).unwrap();
+    assert_eq!((whole.len(), whole[0].blocks, whole[0].read, whole[0].damaged.len()), (1, 3, 3, 0));
+    let slab = cache.slab(0, 0).unwrap().unwrap();
+    heap.store(slab.block(1) + 4088, 7);
+    heap.store(slab.entry(2), 7);
+    let checked = check(&heap).unwrap();
+    let found = &checked[0];
+    assert_eq!((found.blocks, found.read), (2, 2));
+    let damaged: Vec<_> = found.damaged.iter().map(|it| (it.host, it.slab, it.slot, it.offset)).collect();
+    assert_eq!(damaged, [(0, 0, 1, slab.block(1).0), (0, 0, 2, slab.entry(2).0)]);
+    assert!(found.damaged[0].what.contains("checksum") && found.damaged[1].what.contains("torn"));
+    // Blocks without a checksum are counted, and not read.
+    let plain = cache_of(&pool, identity(2, BLOCK), Options::default()).unwrap();
+    put(&plain, &[4]);
+    assert_eq!(check(&heap).unwrap()[0].read, 2);
+}

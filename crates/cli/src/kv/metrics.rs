@@ -1,0 +1,104 @@
+//! `polder kv metrics`: what the caches of a pool hold, for Prometheus.
+//!
+//! A look reads the lines of all blocks. So it is taken every few seconds, however often somebody asks.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use polder_attach::settings::Settings;
+use polder_pool::kv::CacheStat;
+
+use super::caches;
+use crate::Failure;
+use crate::agent::{serve, signals};
+
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Runs `polder kv metrics`.
+pub(super) fn run(settings: &Settings, listen: SocketAddr) -> Result<ExitCode, Failure> {
+    let stop = signals()?;
+    let look = || caches(settings, None).map(|(_, caches)| Arc::<str>::from(text(&caches)));
+    let last = Arc::new(Mutex::new(look()?));
+    let told = Arc::clone(&last);
+    serve(listen, Box::new(move || Arc::clone(&told.lock().unwrap_or_else(PoisonError::into_inner))))?;
+    while stop.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = look()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A series: its labels and its value.
+type Series = (String, u64);
+
+/// In the format of OpenMetrics.
+fn text(caches: &[CacheStat]) -> String {
+    let of_cache = |value: fn(&CacheStat) -> u64| {
+        caches.iter().map(|cache| (label("cache", &cache.name), value(cache))).collect::<Vec<Series>>()
+    };
+    let of_host = |value: fn(&polder_pool::kv::PartStat) -> u64| {
+        let parts = caches.iter().flat_map(|cache| cache.hosts.iter().map(move |part| (cache, part)));
+        let labels =
+            |cache: &CacheStat, host: u16| format!("{},host=\"{host}\"", label("cache", &cache.name));
+        parts.map(|(cache, part)| (labels(cache, part.host), value(part))).collect::<Vec<Series>>()
+    };
+    let of_identity = |value: fn(&polder_pool::kv::IdentityStat) -> u64| {
+        let all = caches.iter().flat_map(|cache| cache.identities.iter().map(move |it| (cache, it)));
+        let labels = |cache: &CacheStat, hash: &str| {
+            format!("{},{}", label("cache", &cache.name), label("identity", hash))
+        };
+        all.map(|(cache, it)| (labels(cache, &it.hash), value(it))).collect::<Vec<Series>>()
+    };
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, series: Vec<Series>| {
+        let total = if kind == "counter" { "_total" } else { "" };
+        let said: String = series
+            .iter()
+            .map(|(labels, value)| format!("polder_kv_{name}{total}{{{labels}}} {value}\n"))
+            .collect();
+        write!(text, "# HELP polder_kv_{name} {help}.\n# TYPE polder_kv_{name} {kind}\n{said}")
+            .expect("a string takes all");
+    };
+    family("budget_bytes", "gauge", "Bytes that the slabs of a cache may take", of_cache(|it| it.budget));
+    family("claimed_bytes", "gauge", "Bytes that a host's slabs take", of_host(|it| it.claimed));
+    family("host_blocks", "gauge", "Blocks in a host's slabs", of_host(|it| it.blocks));
+    family("puts", "counter", "Blocks that a host has put", of_host(|it| it.puts));
+    family("evictions", "counter", "Blocks of a host that made room", of_host(|it| it.evictions));
+    family("blocks", "gauge", "Blocks of an identity", of_identity(|it| it.blocks));
+    family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|it| it.bytes));
+    text + "# EOF\n"
+}
+
+/// A label, with what its value may not hold written otherwise.
+fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+    format!("{name}=\"{value}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_series_has_its_labels_and_a_name_cannot_break_out_of_one() {
+        let json = r#"{"name":"a\"} 1\nb","budget":100,"claimed":70,"blocks":3,"bytes":30,
+            "identities":[{"hash":"00ff","text":"{}","blocks":3,"bytes":30}],
+            "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6}]}"#;
+        let text = text(&[serde_json::from_str(json).unwrap()]);
+        let name = r#"cache="a\"} 1\nb""#;
+        for line in [
+            format!("polder_kv_budget_bytes{{{name}}} 100"),
+            format!("polder_kv_claimed_bytes{{{name},host=\"2\"}} 70"),
+            format!("polder_kv_puts_total{{{name},host=\"2\"}} 9"),
+            format!("polder_kv_evictions_total{{{name},host=\"2\"}} 6"),
+            format!("polder_kv_bytes{{{name},identity=\"00ff\"}} 30"),
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+        }
+        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 7);
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

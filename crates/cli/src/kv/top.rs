@@ -1,0 +1,150 @@
+//! `polder kv top`: caches each second, on a terminal as a screen and elsewhere as lines.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use polder_attach::settings::Settings;
+use polder_platform::printable;
+use polder_pool::kv::CacheStat;
+use ratatui::Frame;
+use ratatui::crossterm::event;
+use ratatui::style::Stylize;
+use ratatui::text::Line;
+use ratatui::widgets::{Block, List};
+
+use super::{caches, table};
+use crate::Failure;
+use crate::agent::signals;
+use crate::pool::shown;
+use crate::top::ends;
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// What a look saw, and when.
+struct Look {
+    at: Instant,
+    caches: Vec<CacheStat>,
+}
+
+impl Look {
+    fn new(settings: &Settings, name: Option<&str>) -> Result<Self, Failure> {
+        let (_, caches) = caches(settings, name)?;
+        Ok(Self { at: Instant::now(), caches })
+    }
+
+    /// Each cache as `polder kv stat` has it, with rates since the look before.
+    fn lines(&self, before: Option<&Self>) -> Vec<String> {
+        let mut lines = vec![];
+        for cache in &self.caches {
+            lines.extend(table(cache).lines().map(str::to_owned));
+            let old = before.and_then(|before| before.caches.iter().find(|old| old.name == cache.name));
+            if let Some((old, before)) = old.zip(before) {
+                lines.push(rates(cache, old, self.at - before.at));
+            }
+        }
+        lines
+    }
+}
+
+/// What all hosts have put and evicted since, in a second.
+fn rates(now: &CacheStat, then: &CacheStat, passed: Duration) -> String {
+    let sums = |cache: &CacheStat| {
+        cache.hosts.iter().fold((0_u64, 0_u64), |(puts, evictions), part| {
+            (puts.saturating_add(part.puts), evictions.saturating_add(part.evictions))
+        })
+    };
+    let (now, then) = (sums(now), sums(then));
+    let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / passed.as_secs_f64().max(1e-3);
+    format!("  {:.0} put/s, {:.0} evicted/s", rate(now.0, then.0), rate(now.1, then.1))
+}
+
+/// Runs `polder kv top`.
+pub(super) fn run(settings: &Settings, name: Option<&str>) -> Result<ExitCode, Failure> {
+    if std::io::stdout().is_terminal() {
+        let mut terminal = ratatui::init();
+        let outcome = show(&mut terminal, settings, name);
+        ratatui::restore();
+        return outcome.map(|()| ExitCode::SUCCESS);
+    }
+    let stop = signals()?;
+    let mut before = None;
+    loop {
+        let look = Look::new(settings, name)?;
+        println!("{}", look.lines(before.as_ref()).join("\n"));
+        std::io::stdout().flush()?;
+        if stop.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        before = Some(look);
+    }
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    settings: &Settings,
+    name: Option<&str>,
+) -> Result<(), Failure> {
+    let path = settings.pool.as_deref().unwrap_or(Path::new(""));
+    let mut before = None;
+    loop {
+        let look = Look::new(settings, name)?;
+        let lines = look.lines(before.as_ref());
+        terminal.draw(|frame| draw(frame, path, lines))?;
+        if event::poll(PERIOD)? && ends(&event::read()?) {
+            return Ok(());
+        }
+        before = Some(look);
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, path: &Path, lines: Vec<String>) {
+    let title = format!(" polder kv top {}: q ends ", printable(&shown(path)));
+    let lines = match lines.is_empty() {
+        true => vec![Line::from("no caches")],
+        false => lines
+            .into_iter()
+            .map(|line| if line.starts_with(' ') { line.into() } else { line.bold().into() })
+            .collect(),
+    };
+    frame.render_widget(List::new(lines).block(Block::bordered().title(title.bold())), frame.area());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn look(after_ms: u64, puts: u64, begin: Instant) -> Look {
+        let json = format!(
+            r#"{{"name":"llm","budget":1048576,"claimed":65536,"blocks":2,"bytes":8192,"identities":[],
+            "hosts":[{{"host":0,"blocks":2,"claimed":65536,"puts":{puts},"evictions":4}}]}}"#
+        );
+        let caches = vec![serde_json::from_str(&json).unwrap()];
+        Look { at: begin + Duration::from_millis(after_ms), caches }
+    }
+
+    #[test]
+    fn the_screen_shows_caches_with_rates_from_the_second_look_on() {
+        let begin = Instant::now();
+        let (first, second) = (look(0, 10, begin), look(2000, 30, begin));
+        assert!(!first.lines(None).join("\n").contains("put/s"));
+        let mut terminal = Terminal::new(TestBackend::new(100, 10)).unwrap();
+        let lines = second.lines(Some(&first));
+        terminal.draw(|frame| draw(frame, Path::new("/dev/shm/kv"), lines)).unwrap();
+        let screen = terminal.backend().to_string();
+        for words in [
+            "/dev/shm/kv: q ends",
+            "cache llm: 2 blocks of 8.0 KiB",
+            "30 put, 4 evicted",
+            "10 put/s, 0 evicted/s",
+        ] {
+            assert!(screen.contains(words), "{words}:\n{screen}");
+        }
+        terminal.draw(|frame| draw(frame, Path::new("/dev/shm/kv"), vec![])).unwrap();
+        assert!(terminal.backend().to_string().contains("no caches"));
+    }
+}

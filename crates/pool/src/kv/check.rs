@@ -1,0 +1,137 @@
+//! Looks for damaged blocks from outside: nothing is written, and no byte is trusted.
+
+use polder_mem::{LINE, Memory, Offset};
+use serde::Serialize;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::stat::{named, refresh, slab_of};
+use super::wire::{Entry, SlabHead, State};
+use crate::inspect::{Inspection, ObjectStat};
+use crate::line::{self, Words};
+use crate::{PoolError, inspect as inspect_pool};
+
+/// What is copied is summed while it is in the caches.
+const PIECE_BYTES: u64 = 128 << 10;
+
+/// How often a line is read that another process may be writing.
+const LOOKS: u32 = 1000;
+
+/// What a check found in a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CacheCheck {
+    /// Its name.
+    pub name: String,
+    /// Blocks that are there.
+    pub blocks: u64,
+    /// Of these, blocks with a checksum, whose bytes were read.
+    pub read: u64,
+    /// What is damaged.
+    pub damaged: Vec<DamagedSlot>,
+}
+
+/// A slot whose line or whose block is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DamagedSlot {
+    /// The host of the slab.
+    pub host: u16,
+    /// The slab.
+    pub slab: u32,
+    /// The slot in it.
+    pub slot: u32,
+    /// Where its damage lies in the pool: its line, or its block.
+    pub offset: u64,
+    /// What is wrong.
+    pub what: &'static str,
+}
+
+/// Reads the lines of all slots of each cache, and the blocks with a checksum. What changes meanwhile is passed over.
+///
+/// # Errors
+/// Those of [`inspect`](crate::inspect()).
+pub fn check<M: Memory>(memory: &M) -> Result<Vec<CacheCheck>, PoolError> {
+    let Inspection { objects, .. } = inspect_pool(memory)?;
+    let caches = named(&objects).into_iter();
+    let checked = caches.map(|(name, objects)| {
+        let mut found = CacheCheck { name: name.to_owned(), blocks: 0, read: 0, damaged: vec![] };
+        for (place, object) in objects.into_iter().filter_map(|(rest, object)| Some((slab_of(rest)?, object)))
+        {
+            check_slab(memory, place, object, &mut found)?;
+        }
+        Ok(found)
+    });
+    checked.collect()
+}
+
+/// Nothing is looked at in a slab that is being made.
+fn check_slab<M: Memory>(
+    memory: &M,
+    (host, slab): (u16, u32),
+    object: &ObjectStat,
+    found: &mut CacheCheck,
+) -> Result<(), PoolError> {
+    let words = if object.bytes < LINE { None } else { line::read(memory, object.at)? };
+    let head = words.and_then(|words| SlabHead::decode(&words, words[3]));
+    let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(()) };
+    for slot in 0..head.slots {
+        let at = object.at.lines(1 + u64::from(slot));
+        let block = object.at.lines(1 + u64::from(head.slots)) + u64::from(slot) * head.stride();
+        let mut damage = |offset: Offset, what| {
+            found.damaged.push(DamagedSlot { host, slab, slot, offset: offset.0, what });
+        };
+        let Some(words) = settled(memory, at)? else {
+            damage(at, "its line is torn, and its slot free");
+            continue;
+        };
+        match Entry::decode(&words) {
+            None => damage(at, "its line has a state that there is not"),
+            Some(entry) if entry.state != State::Live => {}
+            Some(entry) if (entry.host, entry.slab, entry.bytes) != (host, slab, head.block) => {
+                damage(at, "its line is of another place");
+            }
+            Some(entry) => {
+                found.blocks += 1;
+                found.read += u64::from(entry.sum != 0);
+                if entry.sum != 0 && !is_whole(memory, &entry, block) && is_still(memory, at, &words)? {
+                    damage(block, "its block does not match its checksum");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a block matches its checksum; memory that fails does not.
+// SYNC: pairs with `Cache::publish`: the block was in memory before its line was.
+fn is_whole<M: Memory>(memory: &M, entry: &Entry, block: Offset) -> bool {
+    let bytes = u64::from(entry.bytes);
+    refresh(memory, block, bytes);
+    let (mut hash, mut piece) = (Xxh3::new(), vec![0; PIECE_BYTES.min(bytes) as usize]);
+    for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
+        let piece = &mut piece[..PIECE_BYTES.min(bytes - begin) as usize];
+        if memory.copy_out(block + begin, piece).is_err() {
+            return false;
+        }
+        hash.update(piece);
+    }
+    hash.digest().max(1) == entry.sum
+}
+
+/// A slot's line; nothing where it stays torn, as a process that died leaves it.
+fn settled<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, PoolError> {
+    for _ in 0..LOOKS {
+        if let Some(words) = line::read(memory, at)? {
+            return Ok(Some(words));
+        }
+        memory.pause();
+    }
+    Ok(None)
+}
+
+/// The second look: whether a slot's line says what it said before its block was read.
+// SYNC: pairs with `Cache::take`, as the second look of `Cache::get`.
+fn is_still<M: Memory>(memory: &M, at: Offset, words: &Words) -> Result<bool, PoolError> {
+    memory.fence_invalidations();
+    Ok(line::read(memory, at)?.as_ref() == Some(words))
+}

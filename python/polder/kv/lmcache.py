@@ -1,0 +1,58 @@
+"""Polder's cache of keys and values as an L2 adapter of LMCache 0.5, by its ``native_plugin`` door.
+
+An operator types it, as docs/kv.md says::
+
+    lmcache server --l2-adapter '{"type": "native_plugin", "module_path": "polder.kv.lmcache", "class_name":
+        "Connector", "adapter_params": {"pool": "/dev/dax0.0", "weights": "/models/llama"}, "shared": true}'
+
+LMCache hands batches to threads that run no Python, and is told of their ends by a descriptor.
+"""
+
+from collections.abc import Mapping
+from typing import Self
+
+from polder import _core
+from polder.kv import describe
+from polder.kv.fingerprint import fingerprint
+from polder.pool import Pool
+
+__all__ = ["Connector"]
+
+
+class Connector(_core.KvConnector):
+    """What LMCache's ``native_plugin`` loads: blocks in a cache of a pool, which several servers share.
+
+    The name of a model, a rank, a group of layers and a salt are in LMCache's keys. Neither the weights nor the type
+    of the elements is: those are said here.
+
+    Parameters
+    ----------
+    weights : str
+        A file or folder whose contents stand for the weights, such as the model's folder. Other contents, other blocks.
+    pool : str, optional
+        The pool's path; the default is that of `polder.Pool`. It has to be there.
+    cache : str
+        The name of the cache in the pool.
+    budget : int or str, optional
+        Bytes that the cache may take, such as ``"64GiB"``. The server that makes the cache decides.
+    identity : mapping, optional
+        What else changes a byte of a block, such as ``{"kv_cache_dtype": "fp8"}``. Servers with another one never meet.
+
+    Raises
+    ------
+    ArgumentError
+        The folder holds no weights, or the identity is no JSON.
+    """
+
+    def __new__(
+        cls,
+        *,
+        weights: str,
+        pool: str | None = None,
+        cache: str = "lmcache",
+        budget: int | str | None = None,
+        identity: Mapping[str, str | int | float | bool | None] | None = None,
+    ) -> Self:
+        """Opens the pool and the cache."""
+        whole = {**(identity or {}), "engine": "lmcache", "weights": fingerprint(weights)}
+        return super().__new__(cls, Pool(pool), cache, *describe(whole), budget)
