@@ -50,10 +50,10 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def install() -> None:
+def install(libraries: set[str]) -> None:
     """Brings libraries and suite where they are not there yet."""
     for name, package in PACKAGES.items():
-        if not (CACHE / name / "bin").is_dir():
+        if name in libraries and not (CACHE / name / "bin").is_dir():
             say(f"installing {package}")
             subprocess.run([sys.executable, "-m", "venv", CACHE / name], check=True)
             pip = [CACHE / name / "bin/pip", "install", "-q", "--disable-pip-version-check", package]
@@ -205,12 +205,13 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a folder for what files said of which something failed")
     parser.add_argument("tests", nargs="*", help="files of mpi4py's suite, as test_rma; all without")
     given = parser.parse_args()
-    install()
+    libraries = given.libraries.split(",")
+    install({*libraries} if given.tests else {*libraries, "impi"})
     bad = False
     rows = []
     with tempfile.TemporaryDirectory(prefix="polder-check-", dir="/dev/shm") as directory:
         scratch = Path(directory)
-        for library in given.libraries.split(","):
+        for library in libraries:
             for ranks in map(int, given.ranks.split(",")):
                 check = Check(library, ranks, scratch, given.limit, given.log)
                 for what, ways in check.compare(given.ways.split(","), given.tests, given.all_over_tcp):

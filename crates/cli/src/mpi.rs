@@ -17,7 +17,7 @@ use polder_attach::settings::Settings;
 use polder_pool::Uuid;
 
 use crate::Failure;
-use library::quoted;
+use library::{in_path, quoted};
 
 pub use guard::Guard;
 pub use library::{Install, Library, Section};
@@ -56,9 +56,9 @@ pub(crate) struct Choice {
     /// Send messages between ranks of one host through the pool too, instead of through the library's own shared memory.
     #[arg(long)]
     all_through_pool: bool,
-    /// Put windows into the pool too, by preloading the window shim.
+    /// Leave windows to the MPI library: without it a preloaded shim puts them into the pool too.
     #[arg(long)]
-    windows: bool,
+    no_windows: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -103,7 +103,8 @@ fn env(arguments: &Env, settings: &Settings) -> Result<ExitCode, Failure> {
         Library::Impi => Some(Install::find(choice.mpiexec.as_deref(), Some(*library))?.mpiexec),
         Library::Mpich | Library::Openmpi => None,
     };
-    let variables = choice.variables(*library, mpiexec.as_deref(), choice.all_through_pool, settings)?;
+    let variables =
+        choice.variables(*library, mpiexec.as_deref(), choice.all_through_pool, settings, None)?;
     for (name, value) in variables {
         match shell {
             Shell::Sh => println!("export {name}={}", quoted(&value)),
@@ -115,6 +116,11 @@ fn env(arguments: &Env, settings: &Settings) -> Result<ExitCode, Failure> {
 }
 
 impl Choice {
+    /// Processes of the pool that each rank is: its provider is one, and its shim another once it has a window.
+    const fn places(&self) -> u16 {
+        if self.no_windows { 1 } else { 2 }
+    }
+
     /// What the environment of every rank has to say.
     fn variables(
         &self,
@@ -122,6 +128,7 @@ impl Choice {
         mpiexec: Option<&Path>,
         through_pool: bool,
         settings: &Settings,
+        program: Option<&str>,
     ) -> Result<Vec<(String, String)>, Failure> {
         let pool = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         let provider = provider(self.provider_path.as_deref())?;
@@ -132,8 +139,8 @@ impl Choice {
             ("FI_PROVIDER_PATH", folders),
             ("FI_PROVIDER", "polder".to_owned()),
         ];
-        if self.windows {
-            variables.push(("LD_PRELOAD", shim(&provider, library)?.display().to_string()));
+        if !self.no_windows {
+            variables.push(("LD_PRELOAD", preloaded(&shim(&provider, library, program)?)));
         }
         variables.extend(settings.coherence.map(|coherence| ("POLDER_COHERENCE", coherence.to_string())));
         variables.extend(settings.timeout.map(|span| ("POLDER_TIMEOUT", span.0.as_secs_f64().to_string())));
@@ -142,6 +149,14 @@ impl Choice {
             .extend(library.variables(through_pool).iter().map(|(name, value)| (*name, (*value).to_owned())));
         Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
+}
+
+/// The shim, before what the caller preloads already.
+fn preloaded(shim: &Path) -> String {
+    let others = std::env::var("LD_PRELOAD").unwrap_or_default();
+    let shim = shim.display().to_string();
+    let others = others.split([':', ' ']).filter(|other| !other.is_empty() && *other != shim);
+    [&*shim].into_iter().chain(others).collect::<Vec<_>>().join(":")
 }
 
 /// The folder with the provider, beside this command or where it was said to be.
@@ -166,21 +181,30 @@ pub fn provider(named: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The window shim for a library, which lies in a folder beside the provider's.
+/// The window shim for a program of a library, which lies in a folder beside the provider's.
 ///
 /// # Errors
 /// When it is not there.
-pub fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
+pub fn shim(provider: &Path, library: Library, program: Option<&str>) -> Result<PathBuf, Failure> {
     let shim = provider.with_file_name("polder").join(match library {
+        Library::Mpich | Library::Impi if program.is_some_and(is_of_standard) => "libpolder-mpi-abi.so",
         Library::Mpich | Library::Impi => "libpolder-mpich.so",
         Library::Openmpi => "libpolder-openmpi.so",
     });
     match shim.is_file() {
         true => Ok(shim),
         false => {
-            Err(Failure(format!("there is no {}; run `make setup`, or leave out --windows", shim.display())))
+            Err(Failure(format!("there is no {}; run `make setup`, or give --no-windows", shim.display())))
         }
     }
+}
+
+/// Whether a program was linked with the library of the standard ABI: its name stands in the file.
+fn is_of_standard(program: &str) -> bool {
+    const LIBRARY: &[u8] = b"libmpi_abi.so.";
+    let found = if program.contains('/') { vec![program.into()] } else { in_path(&[program]) };
+    let bytes = found.first().and_then(|path| std::fs::read(path).ok()).unwrap_or_default();
+    bytes.starts_with(b"\x7fELF") && bytes.windows(LIBRARY.len()).any(|window| window == LIBRARY)
 }
 
 /// The job that was set, or one of its own: short enough to type.

@@ -95,7 +95,7 @@ pub(crate) struct Format {
     /// Number of host ids, 1 to 64.
     #[arg(long)]
     hosts: Option<u16>,
-    /// Processes of a host at most, 1 to 64.
+    /// Processes of a host at most, 1 to 512.
     #[arg(long)]
     processes: Option<u16>,
     /// Slots of a directory level in one host's shard at most. More slots hold more objects.

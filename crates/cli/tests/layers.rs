@@ -25,6 +25,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi", &["attach", "pool", "mem"]),
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
+    ("mpi-abi", &["mpi"]),
     (
         "python",
         &["attach", "offload", "linux", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"],
@@ -206,7 +207,7 @@ fn the_model_and_what_kills_are_in_no_program_and_no_library_that_users_load() {
     let dist = include_str!("../../../scripts/dist.sh");
     // Instruments are in those that users find a missing publish with; the simulator is built with them, for the Python module.
     for (installed, instruments) in [
-        (&["cli", "ofi", "mpi-mpich", "mpi-openmpi"][..], false),
+        (&["cli", "ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], false),
         (&["capi", "sim"][..], true),
         (&["python"][..], true),
     ] {

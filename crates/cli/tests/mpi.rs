@@ -21,13 +21,15 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let bench = Self { scratch: Scratch::new() };
-        let geometry = Geometry { hosts: 3, processes: 4, ..Geometry::for_region(16 << 20) };
+        let geometry = Geometry { hosts: 3, processes: 8, ..Geometry::for_region(16 << 20) };
         session::create(&bench.path("pool"), 16 << 20, &geometry).unwrap();
         std::fs::create_dir(bench.path("bin")).unwrap();
         std::fs::create_dir(bench.path("lib")).unwrap();
         std::fs::write(bench.path("lib/libpolder-fi.so"), "").unwrap();
         std::fs::create_dir(bench.path("polder")).unwrap();
-        std::fs::write(bench.path("polder/libpolder-mpich.so"), "").unwrap();
+        for shim in ["libpolder-mpich.so", "libpolder-openmpi.so"] {
+            std::fs::write(bench.path("polder").join(shim), "").unwrap();
+        }
         bench
     }
 
@@ -108,10 +110,8 @@ fn the_settings_of_each_library_are_printed_for_each_shell() {
         assert!(mpich.lines().any(|said| said == line), "{line} is not in\n{mpich}");
     }
     assert!(!bench.say("env mpich").contains("NOLOCAL"));
-    let windows = bench.say("env mpich --windows");
-    assert!(windows.contains("export LD_PRELOAD=polder/libpolder-mpich.so\n"), "{windows}");
-    let refused = bench.refusal("env openmpi --windows");
-    assert!(refused.contains("there is no") && refused.contains("leave out --windows"), "{refused}");
+    assert!(mpich.contains("export LD_PRELOAD=polder/libpolder-mpich.so\n"), "{mpich}");
+    assert!(!bench.say("env mpich --no-windows").contains("LD_PRELOAD"));
     let openmpi = bench.say("env openmpi --shell csh");
     assert!(openmpi.contains("setenv OMPI_MCA_pml cm\nsetenv OMPI_MCA_mtl ofi\n"), "{openmpi}");
     // Intel's own providers stay in reach, behind ours.
@@ -122,6 +122,26 @@ fn the_settings_of_each_library_are_printed_for_each_shell() {
     let intel = bench.say(&format!("env impi --shell fish --mpiexec {}", mpiexec.display()));
     assert!(intel.contains("set -gx FI_PROVIDER_PATH lib:impi/lib\n"), "{intel}");
     assert!(intel.contains("set -gx I_MPI_FABRICS shm:ofi\n"), "{intel}");
+}
+
+#[test]
+fn windows_are_in_the_pool_unless_that_is_declined_and_other_preloaded_libraries_stay() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "echo preloaded ${LD_PRELOAD-nothing}");
+    let said = |arguments: &str| {
+        let mut command = bench.command("run --provider-path");
+        command.arg(bench.path("lib")).args(arguments.split(' ')).args(["-n", "1", "true"]);
+        // A library that the loader does not find is left out with a line on stderr.
+        let output = command.env("LD_PRELOAD", "libnone.so").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let shim = bench.path("polder/libpolder-mpich.so");
+    assert_eq!(said("--all-through-pool"), format!("preloaded {}:libnone.so\n", shim.display()));
+    assert_eq!(said("--no-windows"), "preloaded libnone.so\n");
+    std::fs::remove_file(&shim).unwrap();
+    let refused = bench.refusal("run -n 1 true");
+    assert!(refused.contains("there is no") && refused.contains("give --no-windows"), "{refused}");
+    bench.say("run -n 1 --no-windows true");
 }
 
 #[test]
@@ -162,9 +182,9 @@ fn ranks_are_dealt_out_to_hosts_as_each_library_is_told() {
         (
             OPEN_MPI,
             "--oversubscribe --bind-to none -n 2 -x POLDER_HOST=0 true : -n 1 -x POLDER_HOST=1 true",
-            "-n 2 --host a:2 -x POLDER_POOL -x POLDER_JOB -x FI_PROVIDER_PATH -x FI_PROVIDER -x OMPI_MCA_pml \
+            "-n 2 --host a:2 -x POLDER_POOL -x POLDER_JOB -x FI_PROVIDER_PATH -x FI_PROVIDER -x LD_PRELOAD -x OMPI_MCA_pml \
              -x OMPI_MCA_mtl -x OMPI_MCA_osc -x POLDER_HOST=0 true : -n 2 --host b:2 -x POLDER_POOL -x POLDER_JOB \
-             -x FI_PROVIDER_PATH -x FI_PROVIDER -x OMPI_MCA_pml -x OMPI_MCA_mtl -x OMPI_MCA_osc -x POLDER_HOST=1 true",
+             -x FI_PROVIDER_PATH -x FI_PROVIDER -x LD_PRELOAD -x OMPI_MCA_pml -x OMPI_MCA_mtl -x OMPI_MCA_osc -x POLDER_HOST=1 true",
         ),
     ] {
         let bench = Bench::new();
@@ -185,14 +205,20 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
     bench.install("bin/mpiexec", MPICH, "");
     let refused = bench.refusal("run -n 2 -- no-such-program");
     assert!(refused.contains("no-such-program: no such program"), "{refused}");
+    let small = bench.path("small");
+    let geometry = Geometry { hosts: 3, processes: 8, ..Geometry::for_region(4 << 20) };
+    session::create(&small, 4 << 20, &geometry).unwrap();
     for (arguments, expected) in [
         ("-n 8 --emulate 4", "is made for 3 hosts, not for 4; take fewer"),
         ("-n 2 --emulate 3", "3 hosts are too many for 2 ranks"),
-        ("-n 9 --emulate 2", "has room for 4 ranks on a host, not 5; take more hosts"),
-        ("-n 3 --windows", "has room for 2 ranks on a host, not 3"),
+        ("-n 17 --no-windows --emulate 2", "has room for 8 ranks on a host, not 9; take more hosts"),
         (
-            "-n 8 --emulate 2",
-            "of 16.0 MiB is too small for the 56 rings between 8 ranks; format one with --size 32MiB, or take fewer",
+            "-n 5",
+            "room for 4 ranks on a host, not 5; take more hosts, or format a pool with --processes 10, or leave windows out",
+        ),
+        (
+            &format!("-n 16 --emulate 2 --no-windows --pool {}", small.display()),
+            "of 4.0 MiB is too small for the 240 small rings between 16 ranks; format one with --size 8MiB, or take fewer",
         ),
         ("-n 2 --hosts a,a", "a is named twice"),
         ("-n 2 --host 1", "--host does not apply here"),
@@ -205,7 +231,7 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         assert!(refused.contains(expected), "{arguments}: {refused}");
     }
     // What the ranks of one host send to one another does not come here, nor what they do not send.
-    for arguments in ["-n 4", "-n 4 --hosts a,b", "-n 8 --emulate 2 --partners 2"] {
+    for arguments in ["-n 4", "-n 4 --hosts a,b", "-n 8 --emulate 2 --no-windows"] {
         bench.dry(arguments);
     }
     bench.install("bin/mpiexec.hydra", INTEL_MPI, "");
@@ -249,7 +275,7 @@ fn a_program_and_its_arguments_stand_behind_two_dashes_or_without_them() {
         ("-n 2 true -np 3 --flag -- -n 4", "-n 2 true -np 3 --flag -- -n 4"),
         ("-np 2 true -np 3", "-n 2 true -np 3"),
         ("-np 3 --emulate 2 -- true", "-n 2 -env POLDER_HOST 0 true : -n 1 -env POLDER_HOST 1 true"),
-        ("-n2 true --windows", "-n 2 true --windows"),
+        ("-n2 true --no-windows", "-n 2 true --no-windows"),
         ("--ranks 2 true -np", "-n 2 true -np"),
     ] {
         let said = bench.say(&format!("run --dry-run {arguments}"));
@@ -304,11 +330,10 @@ fn more_ranks_than_a_host_can_have_are_refused_before_anything_starts() {
     let bench = Bench::new();
     bench.install("bin/mpiexec", MPICH, "echo started");
     for (line, words) in [
-        ("run -n 65 -- true", "65 ranks are too many for one host: 64 fit; take more hosts"),
-        ("run -n 130 --emulate 2 -- true", "65 ranks are too many for one host: 64 fit; take more hosts"),
+        ("run -n 513 --no-windows -- true", "513 ranks are too many for one host: 512 fit; take more hosts"),
         (
-            "run -n 33 --windows -- true",
-            "33 ranks are too many for one host: 32 fit with --windows; take more hosts",
+            "run -n 514 --emulate 2 -- true",
+            "257 ranks are too many for one host: 256 fit with windows; take more hosts",
         ),
     ] {
         let output = bench.command(line).env_remove("POLDER_POOL").output().unwrap();

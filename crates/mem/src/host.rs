@@ -155,7 +155,7 @@ pub enum HostError {
     },
     /// Every process slot is taken.
     #[error(
-        "host {host} already has {slots} processes in this pool; start fewer on it, or format the pool with more --processes, 64 at most"
+        "host {host} already has {slots} processes in this pool; start fewer on it, or format the pool with more --processes, 512 at most"
     )]
     NoSlot {
         /// The host id.

@@ -5,19 +5,17 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A value that one thread at a time works on: behind a lock, or by the program's promise. A lock and its release are two
 /// locked instructions, which wait for all stores before them; as much as all else that a short message costs.
 pub struct Serial<T> {
-    turns: Turns,
+    /// Whether turns take the lock. Set once.
+    locks: AtomicBool,
+    lock: Mutex<()>,
+    /// Whether a thread has its turn by the promise.
+    taken: AtomicBool,
     value: UnsafeCell<T>,
-}
-
-enum Turns {
-    Locked(Mutex<()>),
-    /// Whether a thread has its turn.
-    Promised(AtomicBool),
 }
 
 // SAFETY: one thread at a time has the value: the one that has the lock, or the one that has its turn by the contract of `promised`.
@@ -27,22 +25,37 @@ impl<T> Serial<T> {
     /// Behind a lock.
     #[must_use]
     pub const fn locked(value: T) -> Self {
-        Self { turns: Turns::Locked(Mutex::new(())), value: UnsafeCell::new(value) }
+        Self::new(true, value)
     }
 
     /// By a promise.
     ///
     /// # Safety
-    /// Of any two calls of [`Serial::take_turn`], with all that is done until what it returns is dropped, one happens before the other.
+    /// Of any two calls of [`Serial::take_turn`], with all that is done until what it returns is dropped, one happens before the other;
+    /// so it does of such a call and one of [`Serial::lock_turns`]. Calls that one of `lock_turns` happens before may come at any time.
     #[must_use]
     pub const unsafe fn promised(value: T) -> Self {
-        Self { turns: Turns::Promised(AtomicBool::new(false)), value: UnsafeCell::new(value) }
+        Self::new(false, value)
+    }
+
+    const fn new(locks: bool, value: T) -> Self {
+        let (locks, taken) = (AtomicBool::new(locks), AtomicBool::new(false));
+        Self { locks, lock: Mutex::new(()), taken, value: UnsafeCell::new(value) }
+    }
+
+    /// Lets turns take the lock from here on, so that a thread may take one that the promise does not speak of.
+    ///
+    /// # Panics
+    /// When a thread has its turn by the promise.
+    pub fn lock_turns(&self) {
+        assert!(!self.taken.load(Ordering::Relaxed), "turns were to be locked in the middle of one");
+        self.locks.store(true, Ordering::Relaxed);
     }
 
     /// Whether a turn takes a lock, and gives it back.
     #[inline]
-    pub const fn is_locked(&self) -> bool {
-        matches!(self.turns, Turns::Locked(_))
+    pub fn is_locked(&self) -> bool {
+        self.locks.load(Ordering::Relaxed)
     }
 
     /// The value, for this thread alone until what is returned is dropped. A thread that panicked meanwhile leaves it as it was.
@@ -51,31 +64,41 @@ impl<T> Serial<T> {
     /// When the promise is broken, and that shows.
     #[inline(always)]
     pub fn take_turn(&self) -> SerialGuard<'_, T> {
-        let held = match &self.turns {
-            Turns::Locked(lock) => Some(lock.lock().unwrap_or_else(PoisonError::into_inner)),
-            Turns::Promised(taken) => {
-                assert!(!taken.load(Ordering::Relaxed), "two threads at once, where turns were promised");
-                taken.store(true, Ordering::Relaxed);
+        let held = match self.is_locked() {
+            true => Some(self.lock.lock().unwrap_or_else(PoisonError::into_inner)),
+            false => {
+                assert!(
+                    !self.taken.load(Ordering::Relaxed),
+                    "two threads at once, where turns were promised"
+                );
+                self.taken.store(true, Ordering::Relaxed);
                 None
             }
         };
-        SerialGuard { serial: self, _held: held, _value: PhantomData }
+        SerialGuard { serial: self, held, _value: PhantomData }
+    }
+
+    /// As [`Serial::take_turn`], where turns take the lock and no thread has one; else nothing.
+    pub fn try_turn(&self) -> Option<SerialGuard<'_, T>> {
+        let held = match self.lock.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.is_locked().then(|| SerialGuard { serial: self, held: Some(held), _value: PhantomData })
     }
 }
 
 impl<T> fmt::Debug for Serial<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.turns {
-            Turns::Locked(_) => "Serial(locked)",
-            Turns::Promised(_) => "Serial(promised)",
-        })
+        f.write_str(if self.is_locked() { "Serial(locked)" } else { "Serial(promised)" })
     }
 }
 
 /// A thread's turn at a [`Serial`].
 pub struct SerialGuard<'a, T> {
     serial: &'a Serial<T>,
-    _held: Option<MutexGuard<'a, ()>>,
+    held: Option<MutexGuard<'a, ()>>,
     /// It is as a reference that is the only one: shared between threads only if the value may be.
     _value: PhantomData<&'a mut T>,
 }
@@ -101,8 +124,8 @@ impl<T> DerefMut for SerialGuard<'_, T> {
 impl<T> Drop for SerialGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Turns::Promised(taken) = &self.serial.turns {
-            taken.store(false, Ordering::Relaxed);
+        if self.held.is_none() {
+            self.serial.taken.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -134,6 +157,30 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(|| *value.take_turn())).is_err());
         drop(turn);
         assert_eq!(*value.take_turn(), 2);
+    }
+
+    #[test]
+    fn a_promise_that_ends_lets_other_threads_in_one_at_a_time() {
+        // SAFETY: one thread, until it locks the turns.
+        let sum = unsafe { Serial::promised(0) };
+        assert!(sum.try_turn().is_none(), "no turn for threads that the promise does not speak of");
+        *sum.take_turn() += 1;
+        sum.lock_turns();
+        let add = || (0..1000).for_each(|_| *sum.take_turn() += 1);
+        let try_add = || {
+            let added = (0..1000).filter_map(|_| sum.try_turn().map(|mut sum| *sum += 1));
+            added.count()
+        };
+        let tried = thread::scope(|scope| {
+            let tried = scope.spawn(try_add);
+            add();
+            tried.join().unwrap()
+        });
+        assert_eq!(*sum.take_turn(), 1001 + tried);
+        let turn = sum.take_turn();
+        assert!(sum.try_turn().is_none(), "a thread has its turn");
+        drop(turn);
+        assert!(sum.try_turn().is_some());
     }
 
     #[test]

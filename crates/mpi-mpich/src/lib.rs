@@ -18,8 +18,13 @@ impl Abi for Mpich {
         any_source: -2,
         any_tag: -1,
         status_ignore: 1,
+        thread_serialized: 2,
+        undefined: -32766,
+        comm_type_shared: 1,
         win_create_flavor: 0x6600_0007,
         win_model: 0x6600_0009,
+        win_flavor_allocate: 2,
+        win_flavor_shared: 4,
         win_separate: 1,
         win_unified: 2,
         lock_exclusive: 234,
@@ -87,3 +92,4 @@ impl Preload for Mpich {
 
 polder_mpi::shim!(Mpich);
 polder_mpi::large_counts!(Mpich);
+polder_mpi::windows_of_own_memory!(Mpich);

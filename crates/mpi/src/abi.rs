@@ -19,6 +19,8 @@ pub trait Abi: Sized + 'static {
     type Handle: Copy + Ord + Debug + Send + Sync + 'static;
     /// What the library is called.
     const NAME: &'static str;
+    /// Whether it is the standard one, whose library has a name of its own.
+    const IS_STANDARD: bool = false;
     /// Its numbers.
     const NUMBERS: Numbers;
     /// How its statuses look.
@@ -58,8 +60,14 @@ pub struct Numbers {
     pub any_source: c_int,
     pub any_tag: c_int,
     pub status_ignore: usize,
+    /// The level from which on several threads may call.
+    pub thread_serialized: c_int,
+    pub undefined: c_int,
+    pub comm_type_shared: c_int,
     pub win_create_flavor: c_int,
     pub win_model: c_int,
+    pub win_flavor_allocate: c_int,
+    pub win_flavor_shared: c_int,
     pub win_separate: c_int,
     pub win_unified: c_int,
     pub lock_exclusive: c_int,
@@ -115,8 +123,3 @@ pub struct Errors {
     pub rma_range: c_int,
     pub rma_sync: c_int,
 }
-
-/// The same in every library.
-pub const WIN_FLAVOR_ALLOCATE: c_int = 2;
-/// The same in every library.
-pub const WIN_FLAVOR_SHARED: c_int = 4;

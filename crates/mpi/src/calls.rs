@@ -18,7 +18,7 @@ macro_rules! shim {
         $crate::making!($abi; c_int; MPI_Win_allocate MPI_Win_allocate_shared MPI_Win_shared_query);
         $crate::traced_calls!($abi);
 
-        $crate::calls! { $abi; window, win;
+        $crate::calls! { $abi; true; window, win;
             MPI_Fetch_and_op(from: Source, into: Sink, kind: Handle, target: c_int, disp: Aint, op: Handle, win: Handle)
                 // SAFETY: by MPI's contract the program's buffers hold what it says.
                 = unsafe { window.get_accumulate((from, 1, kind), (into, 1, kind), (target, disp, 1, kind), op) };
@@ -27,6 +27,9 @@ macro_rules! shim {
             )
                 // SAFETY: as above.
                 = unsafe { window.compare_and_swap([from, compare], into, kind, target, disp) };
+        }
+
+        $crate::calls! { $abi; false; window, win;
             MPI_Win_fence(assert: c_int, win: Handle) = window.fence(assert);
             MPI_Win_post(group: Handle, assert: c_int, win: Handle) = window.post(group, assert);
             MPI_Win_start(group: Handle, assert: c_int, win: Handle) = { let _ = assert; window.start(group) };
@@ -38,10 +41,10 @@ macro_rules! shim {
             MPI_Win_unlock(rank: c_int, win: Handle) = window.unlock(rank);
             MPI_Win_lock_all(assert: c_int, win: Handle) = window.lock_all(assert);
             MPI_Win_unlock_all(win: Handle) = window.unlock_all();
-            MPI_Win_flush(rank: c_int, win: Handle) = { let _ = rank; window.flush() };
-            MPI_Win_flush_all(win: Handle) = window.flush();
-            MPI_Win_flush_local(rank: c_int, win: Handle) = { let _ = rank; window.flush() };
-            MPI_Win_flush_local_all(win: Handle) = window.flush();
+            MPI_Win_flush(rank: c_int, win: Handle) = window.flush(Some(rank));
+            MPI_Win_flush_all(win: Handle) = window.flush(None);
+            MPI_Win_flush_local(rank: c_int, win: Handle) = window.flush(Some(rank));
+            MPI_Win_flush_local_all(win: Handle) = window.flush(None);
             MPI_Win_sync(win: Handle) = window.sync();
         }
 
@@ -56,7 +59,7 @@ macro_rules! shim {
                 said = unsafe { window.attribute(key, value, flag) };
                 Ok(())
             };
-            let code = $crate::shim::on::<$abi>("MPI_Win_get_attr", win, look, || 0);
+            let code = $crate::shim::on::<$abi, false>("MPI_Win_get_attr", win, look, || 0);
             if said { code } else { real() }
         }
 
@@ -66,6 +69,18 @@ macro_rules! shim {
         pub(crate) unsafe extern "C" fn MPI_Win_free(win: *mut Handle) -> c_int {
             // SAFETY: by MPI's contract.
             unsafe { $crate::shim::free::<$abi>(win, $crate::real!(MPI_Win_free(win: *mut Handle))) }
+        }
+
+        /// Splits by the hosts of the pool.
+        #[unsafe(no_mangle)]
+        #[expect(non_snake_case, reason = "MPI's own name")]
+        pub(crate) unsafe extern "C" fn MPI_Comm_split_type(
+            comm: Handle, split_type: c_int, key: c_int, info: Handle, new: *mut Handle
+        ) -> c_int {
+            let real = $crate::real!(MPI_Comm_split_type(
+                comm: Handle, split_type: c_int, key: c_int, info: Handle, new: *mut Handle));
+            // SAFETY: by MPI's contract there is room for the answer, and all ranks call this.
+            unsafe { $crate::shim::split_type::<$abi>(comm, split_type, key, new, real) }
         }
 
         /// Takes from the pool what is not short.
@@ -103,6 +118,50 @@ macro_rules! shim {
     };
 }
 
+/// Makes those that make a window over memory of the program's own, for a library whose locks and flushes wait for the target's calls.
+#[macro_export]
+macro_rules! windows_of_own_memory {
+    ($abi:ty) => {
+        $crate::ordering! { $abi;
+            MPI_Win_create(
+                base: Sink, bytes: Aint, unit: c_int, info: Handle, comm: Handle, win: *mut Handle
+            );
+            MPI_Win_create_c(
+                base: Sink, bytes: Aint, unit: Aint, info: Handle, comm: Handle, win: *mut Handle
+            );
+            MPI_Win_create_dynamic(info: Handle, comm: Handle, win: *mut Handle);
+        }
+    };
+}
+
+/// Calls that make a window whose order alone is here.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! ordering {
+    ($abi:ty; $($call:ident($($before:ident: $kind:ty),*);)*) => {$(
+        /// Made by the library, and ordered here where all ranks have a pool.
+        #[unsafe(no_mangle)]
+        #[expect(non_snake_case, reason = "MPI's own name")]
+        pub(crate) unsafe extern "C" fn $call($($before: $kind),*) -> c_int {
+            let real = $crate::real!($call($($before: $kind),*));
+            // SAFETY: by MPI's contract there is room for the answer, and all ranks call this.
+            unsafe { $crate::ordered!($abi; stringify!($call), real; $($before)*) }
+        }
+    )*};
+}
+
+/// Picks the hints, the communicator and the place of the answer, which are the last arguments of each.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! ordered {
+    ($abi:ty; $call:expr, $real:ident; $info:ident $comm:ident $win:ident) => {
+        $crate::shim::order::<$abi>($call, $info, $comm, $win, $real)
+    };
+    ($abi:ty; $call:expr, $real:ident; $base:ident $bytes:ident $unit:ident $($last:ident)*) => {
+        $crate::ordered!($abi; $call, $real; $($last)*)
+    };
+}
+
 /// Makes those with large counts, for a library that has them too: programs look whether they are there.
 #[macro_export]
 macro_rules! large_counts {
@@ -132,17 +191,17 @@ macro_rules! real {
     };
 }
 
-/// Calls on a window.
+/// Calls on a window; whether they move its bytes.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! calls {
-    ($abi:ty; $window:ident, $win:ident; $($call:ident($($argument:ident: $kind:ty),* $(,)?) = $body:expr;)*) => {$(
+    ($abi:ty; $moves:literal; $window:ident, $win:ident; $($call:ident($($argument:ident: $kind:ty),* $(,)?) = $body:expr;)*) => {$(
         /// Done here on a window in the pool.
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn $call($($argument: $kind),*) -> c_int {
             let real = $crate::real!($call($($argument: $kind),*));
-            $crate::shim::on::<$abi>(stringify!($call), $win, |$window| $body, real)
+            $crate::shim::on::<$abi, $moves>(stringify!($call), $win, |$window| $body, real)
         }
     )*};
 }
@@ -154,7 +213,7 @@ macro_rules! data {
     ($abi:ty; $count:ty;
         $put:ident $get:ident $accumulate:ident $get_accumulate:ident
         $rput:ident $rget:ident $raccumulate:ident $rget_accumulate:ident) => {
-        $crate::calls! { $abi; window, win;
+        $crate::calls! { $abi; true; window, win;
             $put(
                 from: Source, count: $count, kind: Handle,
                 target: c_int, disp: Aint, target_count: $count, target_kind: Handle, win: Handle
@@ -260,7 +319,7 @@ macro_rules! making {
                 }
                 Ok(())
             };
-            let code = $crate::shim::on::<$abi>(stringify!($shared_query), win, look, || 0);
+            let code = $crate::shim::on::<$abi, false>(stringify!($shared_query), win, look, || 0);
             if said || code != 0 { code } else { real() }
         }
     };

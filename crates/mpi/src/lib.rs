@@ -6,12 +6,13 @@
 //!
 //! The same libraries write down what a program sends and waits for (`trace`), where the environment asks for it.
 //!
-//! This crate is generic over [`abi::Abi`]. The crates `mpi-mpich` and `mpi-openmpi` each make a library of it.
+//! This crate is generic over [`abi::Abi`]. The crates `mpi-mpich`, `mpi-openmpi` and `mpi-abi` each make a library of it.
 
 pub mod abi;
 mod calls;
 mod datatype;
 mod failure;
+mod hosts;
 mod layout;
 pub mod library;
 mod memory;

@@ -11,9 +11,6 @@ use crate::abi::{Abi, Aint, Count, Handles};
 use crate::failure::Failure;
 use crate::layout::Layout;
 
-/// The level of MPI's standard from which on several threads may call: the same in every library.
-const THREAD_SERIALIZED: c_int = 2;
-
 /// The function called `name` in a library.
 ///
 /// # Safety
@@ -32,8 +29,8 @@ unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
 /// Every program with MPI has it.
 const KNOWN: &CStr = c"PMPI_Win_create";
 
-/// The first loaded library whose name says that it is MPI: Python loads MPI so that its symbols are not everybody's.
-fn loaded() -> Option<*mut c_void> {
+/// The paths of the loaded libraries whose names say that they are MPI.
+fn paths() -> Vec<CString> {
     unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr gives a valid entry, whose name is a C string or null.
         let path = unsafe { (*library).dlpi_name };
@@ -52,7 +49,21 @@ fn loaded() -> Option<*mut c_void> {
     let mut paths: Vec<CString> = vec![];
     // SAFETY: `look` has the type that is asked for, and `paths` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut paths).cast()) };
-    paths.into_iter().find_map(|path| {
+    paths
+}
+
+/// Whether the program has the library of the standard ABI, which is called so by the standard.
+fn has_standard() -> bool {
+    paths().iter().any(|path| path.to_string_lossy().rsplit('/').next().is_some_and(is_standard))
+}
+
+fn is_standard(name: &str) -> bool {
+    name.starts_with("libmpi_abi.")
+}
+
+/// The first of them that is MPI: Python loads MPI so that its symbols are not everybody's.
+fn loaded() -> Option<*mut c_void> {
+    paths().into_iter().find_map(|path| {
         // SAFETY: the name of a library that is loaded; it called us, so that it stays loaded.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         // SAFETY: a pointer to anything.
@@ -110,6 +121,9 @@ macro_rules! library {
         impl<A: Abi> Library<A> {
             /// Finds them; `None` when this is no library of this ABI.
             pub(crate) fn find() -> Option<Self> {
+                if A::IS_STANDARD != has_standard() {
+                    return None;
+                }
                 let library = library();
                 // SAFETY: the types are those of MPI's standard.
                 unsafe {
@@ -134,6 +148,7 @@ library! {
     comm_rank = c"PMPI_Comm_rank" (A::Handle, *mut c_int);
     comm_size = c"PMPI_Comm_size" (A::Handle, *mut c_int);
     comm_dup = c"PMPI_Comm_dup" (A::Handle, *mut A::Handle);
+    comm_split = c"PMPI_Comm_split" (A::Handle, c_int, c_int, *mut A::Handle);
     comm_free = c"PMPI_Comm_free" (*mut A::Handle);
     comm_group = c"PMPI_Comm_group" (A::Handle, *mut A::Handle);
     comm_call_errhandler = c"PMPI_Comm_call_errhandler" (A::Handle, c_int);
@@ -158,6 +173,11 @@ library! {
     type_free = c"PMPI_Type_free" (*mut A::Handle);
     win_create = c"PMPI_Win_create" (*mut c_void, Aint, c_int, A::Handle, A::Handle, *mut A::Handle);
     win_call_errhandler = c"PMPI_Win_call_errhandler" (A::Handle, c_int);
+    win_flush = c"PMPI_Win_flush" (c_int, A::Handle);
+    win_flush_all = c"PMPI_Win_flush_all" (A::Handle);
+    win_lock_all = c"PMPI_Win_lock_all" (c_int, A::Handle);
+    win_unlock_all = c"PMPI_Win_unlock_all" (A::Handle);
+    win_sync = c"PMPI_Win_sync" (A::Handle);
     }
     maybe {
     type_get_envelope_c = c"PMPI_Type_get_envelope_c" (
@@ -179,6 +199,20 @@ impl<A: Abi> Library<A> {
             0 => Ok(()),
             code => Err(Failure::new(code, format!("{what} failed with {code}"))),
         }
+    }
+
+    /// The rank of this process in a communicator, and how many there are.
+    ///
+    /// # Errors
+    /// The library's own.
+    pub(crate) fn place(&self, comm: A::Handle) -> Result<(usize, usize), Failure> {
+        let (mut rank, mut ranks) = (0, 0);
+        // SAFETY: places for what is asked.
+        unsafe {
+            Self::check("MPI_Comm_rank", (self.comm_rank)(comm, &raw mut rank))?;
+            Self::check("MPI_Comm_size", (self.comm_size)(comm, &raw mut ranks))?;
+        }
+        Ok((rank as usize, ranks as usize))
     }
 
     /// The ranks of a group, as a communicator counts them.
@@ -206,18 +240,32 @@ impl<A: Abi> Library<A> {
     /// A value that threads take turns at: by a lock, unless the program has said that one thread calls MPI. Where another may go
     /// on with what one has put past its caches, a lock with a fence before it is what brings that out.
     pub(crate) fn serial<T>(&self, value: T) -> Serial<T> {
-        let (mut is_initialized, mut is_over, mut level) = (0, 0, THREAD_SERIALIZED);
+        let (mut is_initialized, mut is_over, mut level) = (0, 0, A::NUMBERS.thread_serialized);
         // SAFETY: places for what is asked; a program with sessions alone has no level to ask for.
         let codes = unsafe {
             let codes = [(self.initialized)(&raw mut is_initialized), (self.finalized)(&raw mut is_over)];
             let asks = codes == [0, 0] && is_initialized != 0 && is_over == 0;
             [codes[0], codes[1], if asks { (self.query_thread)(&raw mut level) } else { 0 }]
         };
-        match codes == [0; 3] && level < THREAD_SERIALIZED {
+        match codes == [0; 3] && level < A::NUMBERS.thread_serialized {
             // SAFETY: what every level below says of a program's calls, and nothing else uses the value.
             true => unsafe { Serial::promised(value) },
             false => Serial::locked(value),
         }
+    }
+
+    /// Gives every rank what each says: as many bytes of all.
+    ///
+    /// # Errors
+    /// The library's own.
+    pub(crate) fn gather_all<T: Copy>(&self, own: &T, all: &mut [T], comm: A::Handle) -> Result<(), Failure> {
+        let (bytes, byte) = (size_of::<T>() as c_int, self.handles.byte);
+        // SAFETY: a collective call of all ranks, with a place for what each says.
+        let code = unsafe {
+            let into = all.as_mut_ptr().cast();
+            (self.allgather)(ptr::from_ref(own).cast(), bytes, byte, into, bytes, byte, comm)
+        };
+        Self::check("MPI_Allgather", code)
     }
 
     /// The least of what all ranks of `comm` say: whether all can.

@@ -10,10 +10,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::abi::{Abi, Aint};
 use crate::failure::{Failure, say};
+use crate::hosts;
 use crate::library::Library;
 use crate::memory::{Pieces, is_fit};
 use crate::trace::{Traced, Tracer};
-use crate::window::{Made, Window, WindowRequest};
+use crate::window::{Made, Window, WindowRequest, is_hinted};
 
 /// Boxed, so that each stands still; the one that was used last comes first.
 type Windows<A> = Vec<(<A as Abi>::Handle, Box<Window<A>>)>;
@@ -132,22 +133,50 @@ impl<A: Abi> Shim<A> {
         library: &'static Library<A>,
         request: &WindowRequest<A>,
     ) -> Result<Option<(*mut u8, A::Handle)>, Failure> {
+        let Some((session, name)) = self.window_name(library, request.comm)? else { return Ok(None) };
+        let Some(Made { window, base, handle }) = Window::allocate(library, session, request, &name)? else {
+            return Ok(None);
+        };
+        self.keep(library, handle, window);
+        Ok(Some((base, handle)))
+    }
+
+    /// Makes the order of a window of the library's; nothing where that is the library's too.
+    fn order(
+        &'static self,
+        library: &'static Library<A>,
+        info: A::Handle,
+        comm: A::Handle,
+    ) -> Result<Option<Window<A>>, Failure> {
+        // The program takes no locks, and some libraries allow none then.
+        if is_hinted(library, info, c"no_locks") {
+            return Ok(None);
+        }
+        let Some((session, name)) = self.window_name(library, comm)? else { return Ok(None) };
+        Window::order(library, session, comm, &name)
+    }
+
+    fn keep(&self, library: &Library<A>, handle: A::Handle, window: Window<A>) {
+        let windows = self.windows.get_or_init(|| library.serial(vec![]));
+        windows.take_turn().push((handle, Box::new(window)));
+    }
+
+    /// The pool, and a name that no other window of the job has; nothing unless all ranks are in one pool.
+    fn window_name(
+        &self,
+        library: &Library<A>,
+        comm: A::Handle,
+    ) -> Result<Option<(Arc<Session>, String)>, Failure> {
         let session = self.session();
         if let Err(why) = &session {
             static SAID: Once = Once::new();
             SAID.call_once(|| say(&format!("windows stay with the MPI library: {why}")));
         }
-        if !library.all(request.comm, session.is_ok())? {
+        if !library.all(comm, session.is_ok())? {
             return Ok(None);
         }
         let Ok(session) = session else { return Ok(None) };
-        let Some(name) = self.name(library, &session, request.comm)? else { return Ok(None) };
-        let Some(Made { window, base, handle }) = Window::allocate(library, session, request, &name)? else {
-            return Ok(None);
-        };
-        let windows = self.windows.get_or_init(|| library.serial(vec![]));
-        windows.take_turn().push((handle, Box::new(window)));
-        Ok(Some((base, handle)))
+        Ok(self.name(library, &session, comm)?.map(|name| (session, name)))
     }
 
     /// A name that no other window of the job has, if all ranks are in one pool.
@@ -199,9 +228,10 @@ fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Fa
     })
 }
 
-/// A call on a window: done here when that lies in the pool, else by the library.
+/// A call on a window: done here when that lies in the pool, else by the library. Where the order of a window alone is here, the library
+/// does what moves bytes.
 #[inline(always)]
-pub fn on<A: Preload>(
+pub fn on<A: Preload, const MOVES_BYTES: bool>(
     call: &str,
     win: A::Handle,
     body: impl FnOnce(&Window<A>) -> Result<(), Failure>,
@@ -210,7 +240,8 @@ pub fn on<A: Preload>(
     let shim = A::shim();
     let mut rank = 0;
     let done = guarded::<A, _>(|| {
-        let Some(window) = shim.window(win) else { return Ok(false) };
+        let window = shim.window(win).filter(|window| !MOVES_BYTES || window.moves_bytes());
+        let Some(window) = window else { return Ok(false) };
         rank = window.rank();
         body(window).map(|()| true)
     });
@@ -268,6 +299,66 @@ pub unsafe fn allocate<A: Preload>(
     }
 }
 
+/// A call that makes a window over memory of the program's own, which the library does; the order of accesses is kept here where all
+/// ranks have a pool.
+///
+/// # Safety
+/// There is room for a handle at `win`; all ranks of the communicator make this call.
+pub unsafe fn order<A: Preload>(
+    call: &str,
+    info: A::Handle,
+    comm: A::Handle,
+    win: *mut A::Handle,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let shim = A::shim();
+    let Some(library) = shim.library() else { return real() };
+    let ordered = guarded::<A, _>(|| shim.order(library, info, comm));
+    let code = real();
+    let made = match ordered {
+        Ok(Some(mut window)) if code == 0 => guarded::<A, _>(|| {
+            // SAFETY: the library has written it there.
+            let handle = unsafe { win.read() };
+            window.take_over(handle)?;
+            shim.keep(library, handle, window);
+            Ok(())
+        }),
+        ordered => ordered.map(drop),
+    };
+    if let Err(failure) = made {
+        let code = report(call, 0, &failure);
+        // SAFETY: the program's communicator.
+        unsafe { (library.comm_call_errhandler)(comm, code) };
+        return code;
+    }
+    code
+}
+
+/// MPI_Comm_split_type: by the hosts of the pool where the program asks for ranks that share memory.
+///
+/// # Safety
+/// There is room for a handle at `new`; all ranks of the communicator make this call.
+pub unsafe fn split_type<A: Preload>(
+    comm: A::Handle,
+    split_type: c_int,
+    key: c_int,
+    new: *mut A::Handle,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(library) = A::shim().library() else { return real() };
+    match guarded::<A, _>(|| hosts::color(library, comm, split_type)) {
+        // SAFETY: by this function's contract.
+        Ok(Some(color)) => unsafe { (library.comm_split)(comm, color, key, new) },
+        Ok(None) => real(),
+        Err(failure) => {
+            let code = report("MPI_Comm_split_type", 0, &failure);
+            // SAFETY: the program's communicator.
+            unsafe { (library.comm_call_errhandler)(comm, code) };
+            code
+        }
+    }
+}
+
 /// MPI_Alloc_mem.
 ///
 /// # Safety
@@ -307,7 +398,8 @@ pub unsafe fn free<A: Preload>(win: *mut A::Handle, real: impl FnOnce() -> c_int
         Ok(false) => return real(),
         Err(failure) => return report("MPI_Win_free", 0, &failure),
     }
-    let code = on::<A>("MPI_Win_free", handle, Window::barrier, || 0);
+    let end = |window: &Window<A>| window.barrier().and_then(|()| window.end());
+    let code = on::<A, false>("MPI_Win_free", handle, end, || 0);
     if code != 0 {
         return code;
     }

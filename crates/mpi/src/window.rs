@@ -2,10 +2,13 @@
 //!
 //! The library has a window over the same memory, for everything that is not done here: names, attributes, groups, handlers of
 //! errors. What is done here is all that moves bytes, and all that orders it.
+//!
+//! A window over memory of the program's own has nothing but its order here. The library moves its bytes, in one epoch that lasts as
+//! long as the window. So no lock and no flush waits for a target that computes.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -15,7 +18,7 @@ use polder_pool::PoolError;
 use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
 
-use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
+use crate::abi::{Abi, Aint, Count};
 use crate::failure::{Failure, say};
 use crate::layout::{Basic, Layout, Run, gather, scatter};
 use crate::library::Library;
@@ -59,6 +62,8 @@ pub struct Window<A: Abi> {
     comm: A::Handle,
     rank: u32,
     targets: Vec<Target>,
+    /// The library's window, where the memory is the program's own.
+    library_data: Option<A::Handle>,
     /// What the program is told of it, by address.
     flavor: c_int,
     model: c_int,
@@ -114,37 +119,13 @@ impl<A: Abi> Window<A> {
         request: &WindowRequest<A>,
         name: &str,
     ) -> Result<Option<Made<A>>, Failure> {
-        let (mut rank, mut ranks, mut comm) = (0, 0, request.comm);
-        // SAFETY: places for what is asked; all ranks call this.
-        unsafe {
-            Library::<A>::check("MPI_Comm_rank", (library.comm_rank)(request.comm, &raw mut rank))?;
-            Library::<A>::check("MPI_Comm_size", (library.comm_size)(request.comm, &raw mut ranks))?;
-        }
-        let targets = share_out(library, request, ranks as usize)?;
-        let own = targets[rank as usize];
-        // The bytes of all in the segment of the first, or each in its own.
-        let bytes = if own.segment == rank as u32 {
-            targets.iter().filter(|target| target.segment == own.segment).map(|target| target.bytes).sum()
-        } else {
-            0
-        };
-        let made = PoolWindow::create(Arc::clone(session.pool()), name, rank as u32, ranks as u32, bytes);
-        let Some(mut pooled) = agree(library, request.comm, made)? else { return Ok(None) };
-        let joined = pooled.join();
-        let views = joined.and_then(|()| views(&pooled, &targets, rank as usize, request.is_shared));
-        let Some(views) = agree(library, request.comm, views)? else { return Ok(None) };
-        // SAFETY: a collective call of all ranks.
-        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(request.comm, &raw mut comm) })?;
-        let model = if session.pool().memory().coherence() == Coherence::Coherent {
-            A::NUMBERS.win_unified
-        } else {
-            A::NUMBERS.win_separate
-        };
-        let flavor = if request.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
-        let state = library.serial(State { flat: None, pooled, views, locked: BTreeSet::new(), flushes: 0 });
-        let rank = rank as u32;
-        let window = Self { state, _session: session, library, comm, rank, targets, flavor, model };
-        let base = window.base(rank as usize);
+        let (rank, ranks) = library.place(request.comm)?;
+        let targets = share_out(library, request, ranks)?;
+        let numbers = &A::NUMBERS;
+        let flavor = if request.is_shared { numbers.win_flavor_shared } else { numbers.win_flavor_allocate };
+        let joined = Self::join(library, session, (request.comm, rank), name, targets, flavor)?;
+        let Some(window) = joined else { return Ok(None) };
+        let base = window.base(rank);
         let mut handle = library.handles.win_null;
         // SAFETY: the memory is there for as long as the window.
         let code = unsafe {
@@ -153,12 +134,86 @@ impl<A: Abi> Window<A> {
                 request.bytes,
                 request.disp_unit as c_int,
                 request.info,
-                comm,
+                window.comm,
                 &raw mut handle,
             )
         };
         Library::<A>::check("MPI_Win_create", code)?;
         Ok(Some(Made { window, base, handle }))
+    }
+
+    /// Makes the order of a window whose memory is the program's own; nothing when one of its ranks has no room for it.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub(crate) fn order(
+        library: &'static Library<A>,
+        session: Arc<Session>,
+        comm: A::Handle,
+        name: &str,
+    ) -> Result<Option<Self>, Failure> {
+        let (rank, ranks) = library.place(comm)?;
+        let targets = (0..ranks as u32).map(|segment| Target { segment, ..Target::default() }).collect();
+        Self::join(library, session, (comm, rank), name, targets, 0)
+    }
+
+    /// Takes over the order of the library's window.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub(crate) fn take_over(&mut self, handle: A::Handle) -> Result<(), Failure> {
+        // SAFETY: the library's window, of which the program has made no use yet.
+        let code = unsafe { (self.library.win_lock_all)(A::NUMBERS.mode_nocheck, handle) };
+        Library::<A>::check("MPI_Win_lock_all", code)?;
+        self.library_data = Some(handle);
+        Ok(())
+    }
+
+    /// Joins the segments of all ranks; nothing when one of them has no room for its own.
+    fn join(
+        library: &'static Library<A>,
+        session: Arc<Session>,
+        (comm, rank): (A::Handle, usize),
+        name: &str,
+        targets: Vec<Target>,
+        flavor: c_int,
+    ) -> Result<Option<Self>, Failure> {
+        // The bytes of all in the segment of the first, or each in its own.
+        let own = targets.iter().filter(|target| target.segment == rank as u32);
+        let bytes = own.map(|target| target.bytes).sum();
+        let made =
+            PoolWindow::create(Arc::clone(session.pool()), name, rank as u32, targets.len() as u32, bytes);
+        let Some(mut pooled) = agree(library, comm, made)? else { return Ok(None) };
+        let joined = pooled.join();
+        let views =
+            joined.and_then(|()| views(&pooled, &targets, rank, flavor == A::NUMBERS.win_flavor_shared));
+        let Some(views) = agree(library, comm, views)? else { return Ok(None) };
+        let mut own_comm = comm;
+        // SAFETY: a collective call of all ranks.
+        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(comm, &raw mut own_comm) })?;
+        let model = if session.pool().memory().coherence() == Coherence::Coherent {
+            A::NUMBERS.win_unified
+        } else {
+            A::NUMBERS.win_separate
+        };
+        let state = library.serial(State { flat: None, pooled, views, locked: BTreeSet::new(), flushes: 0 });
+        Ok(Some(Self {
+            state,
+            _session: session,
+            library,
+            comm: own_comm,
+            rank: rank as u32,
+            targets,
+            library_data: None,
+            flavor,
+            model,
+        }))
+    }
+
+    /// Whether its bytes are moved here, and not by the library.
+    #[inline(always)]
+    pub(crate) const fn moves_bytes(&self) -> bool {
+        self.library_data.is_none()
     }
 
     /// Where the program sees the part of a rank; null where it does not.
@@ -191,11 +246,21 @@ impl<A: Abi> Window<A> {
 
     /// Lets others get what this process has stored: in the segment of `target`, or in all that it sees.
     fn expose(&self, target: Option<u32>) -> Result<(), Failure> {
+        self.sync_library()?;
         self.state().each_view(target, View::expose).map_err(|error| Failure::pool::<A>(&error))
+    }
+
+    /// The same of memory that is the program's own, and lets this process load what others have put there.
+    fn sync_library(&self) -> Result<(), Failure> {
+        self.library_data.map_or(Ok(()), |handle| {
+            // SAFETY: the library's window.
+            Library::<A>::check("MPI_Win_sync", unsafe { (self.library.win_sync)(handle) })
+        })
     }
 
     /// Lets this process load what others have put.
     fn renew(&self, target: Option<u32>) -> Result<(), Failure> {
+        self.sync_library()?;
         self.state().each_view(target, View::renew).map_err(|error| Failure::pool::<A>(&error))
     }
 }
@@ -546,12 +611,24 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// Those of the library, and when the memory fails.
     pub fn fence(&self, assert: c_int) -> Result<(), Failure> {
-        self.state().pooled.flush();
+        self.settle(None)?;
         if assert & A::NUMBERS.mode_nostore == 0 {
             self.expose(None)?;
         }
         self.barrier()?;
         self.renew(None)
+    }
+
+    /// Ends what this process has begun, at one target or at all.
+    fn settle(&self, rank: Option<c_int>) -> Result<(), Failure> {
+        let Some(handle) = self.library_data else {
+            self.state().pooled.flush();
+            return Ok(());
+        };
+        let Library { win_flush, win_flush_all, .. } = self.library;
+        // SAFETY: the library's window, in an epoch that lasts as long as the window.
+        let code = unsafe { rank.map_or_else(|| win_flush_all(handle), |rank| win_flush(rank, handle)) };
+        Library::<A>::check("MPI_Win_flush", code)
     }
 
     /// Waits for all ranks.
@@ -587,6 +664,9 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// When no accesses have begun.
     pub fn complete(&self) -> Result<(), Failure> {
+        if self.library_data.is_some() {
+            self.settle(None)?;
+        }
         self.state().pooled.complete().map_err(|error| Failure::pool::<A>(&error))
     }
 
@@ -676,8 +756,8 @@ impl<A: Abi> Window<A> {
 
     fn release(&self, target: u32) -> Result<(), Failure> {
         self.expose(Some(self.segment(target)?))?;
+        self.settle(Some(target as c_int))?;
         let mut state = self.state();
-        state.pooled.flush();
         state.locked.remove(&target);
         state.pooled.unlock(target);
         Ok(())
@@ -707,13 +787,16 @@ impl<A: Abi> Window<A> {
         locked.into_iter().try_for_each(|target| self.release(target))
     }
 
-    /// MPI_Win_flush and all that is like it: puts are there when they are flushed, to whomever; gets and updates were there at
-    /// once, and buffers are free.
+    /// MPI_Win_flush and all that is like it, of one target or of all. In the pool, puts are there when they are flushed, to
+    /// whomever; gets and updates were there at once, and buffers are free.
     ///
     /// # Errors
-    /// None.
+    /// Those of the library.
     #[inline(always)]
-    pub fn flush(&self) -> Result<(), Failure> {
+    pub fn flush(&self, rank: Option<c_int>) -> Result<(), Failure> {
+        if self.library_data.is_some() {
+            return self.settle(rank);
+        }
         let mut state = self.state();
         state.pooled.flush();
         state.flushes += 1;
@@ -745,6 +828,7 @@ impl<A: Abi> Window<A> {
     pub unsafe fn attribute(&self, key: c_int, value: *mut c_void, flag: *mut c_int) -> bool {
         let numbers = &A::NUMBERS;
         let answer = match key {
+            _ if self.library_data.is_some() => return false,
             key if key == numbers.win_create_flavor => &raw const self.flavor,
             key if key == numbers.win_model => &raw const self.model,
             _ => return false,
@@ -771,7 +855,7 @@ impl<A: Abi> Window<A> {
         disp_unit: *mut Count,
         base: *mut c_void,
     ) -> Result<bool, Failure> {
-        if self.flavor != WIN_FLAVOR_SHARED {
+        if self.flavor != A::NUMBERS.win_flavor_shared {
             return Ok(false);
         }
         let rank = match rank == A::NUMBERS.proc_null {
@@ -788,6 +872,14 @@ impl<A: Abi> Window<A> {
             base.cast::<*mut u8>().write(self.base(rank));
         }
         Ok(true)
+    }
+
+    /// Ends the epoch of the library's window before that is freed.
+    pub(crate) fn end(&self) -> Result<(), Failure> {
+        self.library_data.map_or(Ok(()), |handle| {
+            // SAFETY: the library's window, all of whose ranks have ended their accesses.
+            Library::<A>::check("MPI_Win_unlock_all", unsafe { (self.library.win_unlock_all)(handle) })
+        })
     }
 
     /// Frees what the library has of it.
@@ -852,14 +944,8 @@ fn share_out<A: Abi>(
 ) -> Result<Vec<Target>, Failure> {
     let mine = [request.bytes as i64, request.disp_unit];
     let mut all = vec![[0_i64; 2]; ranks];
-    let (bytes, byte) = (size_of_val(&mine) as c_int, library.handles.byte);
-    // SAFETY: a collective call of all ranks, with a place for what each says.
-    let code = unsafe {
-        let into = all.as_mut_ptr().cast();
-        (library.allgather)((&raw const mine).cast(), bytes, byte, into, bytes, byte, request.comm)
-    };
-    Library::<A>::check("MPI_Allgather", code)?;
-    let together = request.is_shared && !asks_for_gaps(library, request.info);
+    library.gather_all(&mine, &mut all, request.comm)?;
+    let together = request.is_shared && !is_hinted(library, request.info, c"alloc_shared_noncontig");
     let mut end = 0;
     let parts = all.iter().zip(0..).map(|(&[bytes, disp_unit], rank)| {
         let (segment, offset) = if together { (0, end) } else { (rank, 0) };
@@ -869,15 +955,15 @@ fn share_out<A: Abi>(
     Ok(parts.collect())
 }
 
-/// Whether the parts of a shared window need not follow each other.
-fn asks_for_gaps<A: Abi>(library: &Library<A>, info: A::Handle) -> bool {
+/// Whether a hint says true.
+pub(crate) fn is_hinted<A: Abi>(library: &Library<A>, info: A::Handle, key: &CStr) -> bool {
     if info == library.handles.info_null {
         return false;
     }
     let (mut value, mut flag) = ([0; 8], 0);
-    let (key, room) = (c"alloc_shared_noncontig".as_ptr(), value.len() as c_int - 1);
+    let room = value.len() as c_int - 1;
     // SAFETY: a C string, and room for the answers.
-    let code = unsafe { (library.info_get)(info, key, room, value.as_mut_ptr(), &raw mut flag) };
+    let code = unsafe { (library.info_get)(info, key.as_ptr(), room, value.as_mut_ptr(), &raw mut flag) };
     code == 0 && flag != 0 && value.iter().zip(b"true\0").all(|(&said, &want)| said == want as c_char)
 }
 

@@ -57,9 +57,11 @@ pub(crate) unsafe extern "C" fn open(
 unsafe extern "C" fn close(domain: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `open` made.
-        if unsafe { domain_of(domain.cast()) }.state().in_use() {
+        let open = unsafe { domain_of(domain.cast()) };
+        if open.state().in_use() {
             return Err(Errno::BUSY);
         }
+        open.end_beside();
         // SAFETY: as above; a program closes once.
         unsafe { DomainHandle::close(domain.cast()) };
         Ok(())

@@ -6,6 +6,7 @@
 mod arithmetic;
 mod atomic;
 mod av;
+mod beside;
 mod cntr;
 mod counter;
 mod cq;

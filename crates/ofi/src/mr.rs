@@ -10,7 +10,7 @@ use crate::handles::domain_of;
 use crate::ledger::Ledger;
 use crate::log;
 use crate::object::{Object, expect_place, fid, reference};
-use crate::region::Region;
+use crate::region::{self, Region};
 use crate::state::Domain;
 
 struct Open {
@@ -78,6 +78,9 @@ unsafe extern "C" fn regattr(
         let (wanted, first) = if domain.manner.basic { (None, at as u64) } else { (Some(requested_key), 0) };
         let region = Region { at, bytes, first, access, counters: Vec::new() };
         let key = domain.state().ledger.regions.insert(wanted, region).ok_or(Errno::NOKEY)?;
+        if access & (region::READ | region::WRITE) != 0 {
+            domain.serve_beside();
+        }
         let fid = FidMr { fid: fid(class::MR, context, &OPS), mem_desc: std::ptr::null_mut(), key };
         // SAFETY: `place` is not null, and the caller's to be written.
         unsafe { Mr::hand_out(fid, Open { domain: Arc::clone(domain), key }, place) };

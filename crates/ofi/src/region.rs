@@ -59,6 +59,11 @@ impl Regions {
         self.by_key.len()
     }
 
+    /// Whether peers may reach any of it.
+    pub(crate) fn any_for_peers(&self) -> bool {
+        self.by_key.values().any(|region| region.access & (READ | WRITE) != 0)
+    }
+
     /// Where in this process the memory is that a peer asks for; all of it is registered for that.
     pub(crate) fn find(&self, key: u64, address: u64, bytes: u64, access: u64) -> Result<usize, Refusal> {
         let region = self.by_key.get(&key).ok_or(Refusal::NoKey)?;

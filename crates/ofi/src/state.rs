@@ -1,12 +1,13 @@
 //! Everything that belongs to a domain, one thread at a time: endpoints, address vectors, queues and counters.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use polder_attach::session::Session;
 use polder_mem::{Serial, SerialGuard};
 
+use crate::beside::{Look, ProgressThread};
 use crate::ffi::{Errno, THREAD_DOMAIN};
 use crate::idle::{Idle, STAY};
 use crate::ledger::{Ledger, Table};
@@ -17,6 +18,8 @@ pub(crate) struct Domain {
     pub(crate) session: Arc<Session>,
     pub(crate) manner: Manner,
     state: Serial<State>,
+    /// What makes progress beside the program, once memory is registered that peers may reach.
+    beside: Mutex<Option<ProgressThread>>,
 }
 
 /// How the program that opened a domain was built, and what it asked for.
@@ -35,6 +38,8 @@ pub(crate) struct State {
     pub(crate) ports: Table<Port>,
     pub(crate) ledger: Ledger,
     idle: Idle,
+    /// How often the program has looked.
+    polls: u64,
 }
 
 impl Domain {
@@ -45,7 +50,41 @@ impl Domain {
             THREAD_DOMAIN => unsafe { Serial::promised(state) },
             _ => Serial::locked(state),
         };
-        Self { session, manner, state }
+        Self { session, manner, state, beside: Mutex::new(None) }
+    }
+
+    /// Lets a thread do what peers ask for while the program computes: they may reach memory of this process from here on. The
+    /// program's threads take turns with it by a lock then.
+    pub(crate) fn serve_beside(self: &Arc<Self>) {
+        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = &*beside {
+            return thread.wake();
+        }
+        self.state.lock_turns();
+        let domain = Arc::downgrade(self);
+        match ProgressThread::start(move |polls| Some(domain.upgrade()?.look_beside(polls))) {
+            Ok(thread) => *beside = Some(thread),
+            Err(error) => tracing::warn!("peers wait for calls of this program: no thread starts: {error}"),
+        }
+    }
+
+    /// Ends that thread.
+    pub(crate) fn end_beside(&self) {
+        let thread = self.beside.lock().unwrap_or_else(PoisonError::into_inner).take();
+        thread.into_iter().for_each(ProgressThread::end);
+    }
+
+    /// One look of that thread; `polls` is how often the program had looked at the look before.
+    pub(crate) fn look_beside(&self, polls: &mut u64) -> Look {
+        let Some(mut state) = self.state.try_turn() else { return Look::Busy };
+        if !state.ledger.regions.any_for_peers() {
+            return Look::Closed;
+        }
+        if std::mem::replace(polls, state.polls) != state.polls {
+            return Look::Busy;
+        }
+        // The program meets an error at its own next look.
+        if state.step().unwrap_or(false) { Look::Done } else { Look::Vain }
     }
 
     /// A call that panicked said so; what it left is as good as a call that failed.
@@ -67,8 +106,9 @@ impl Domain {
             look(state)
         };
         let (mut looked, mut looks) = (once(&mut state), 1_u32);
-        // Not where another thread may wait for its turn.
-        if matches!(looked, Ok((_, false))) && !self.state.is_locked() && state.idle.stays() {
+        // Not where another thread of the program may wait for its turn.
+        let is_alone = self.manner.threading == THREAD_DOMAIN;
+        if matches!(looked, Ok((_, false))) && is_alone && state.idle.stays() {
             let start = Instant::now();
             // To look at the clock takes as long as to look for messages.
             while matches!(looked, Ok((_, false))) && (!looks.is_multiple_of(4) || start.elapsed() < STAY) {
@@ -119,12 +159,20 @@ const PAUSE: Duration = Duration::from_micros(50);
 impl State {
     /// Moves messages, and writes down what has completed.
     pub(crate) fn progress(&mut self) -> Result<(), Errno> {
-        for port in self.ports.iter_mut() {
-            if port.progress(&mut self.ledger)? {
-                self.idle.hurry();
-            }
+        self.polls += 1;
+        if self.step()? {
+            self.idle.hurry();
         }
         Ok(())
+    }
+
+    /// The same; whether any of that was a step of a one-sided operation.
+    fn step(&mut self) -> Result<bool, Errno> {
+        let mut one_sided = false;
+        for port in self.ports.iter_mut() {
+            one_sided |= port.progress(&mut self.ledger)?;
+        }
+        Ok(one_sided)
     }
 
     pub(crate) fn port(&mut self, at: usize) -> Result<(&mut Port, &mut Ledger), Errno> {

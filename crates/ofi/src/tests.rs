@@ -987,6 +987,32 @@ fn what_is_written_to_a_peer_stands_there_and_is_read_back() {
 }
 
 #[test]
+fn what_peers_ask_for_is_done_while_the_program_calls_nothing() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; 1 << 20];
+    let region = other.register(&mut memory, ALL, 42);
+    for bytes in [8, 100_000, 1 << 20] {
+        let (sent, mut came) = (pattern(bytes), vec![0; bytes]);
+        assert_eq!(one.write(&sent, to, 0, region.key()), 0);
+        assert!(one.next().is_ok(), "{bytes} bytes written");
+        assert_eq!(one.fetch(&mut came, to, 0, region.key()), 0);
+        assert!(one.next().is_ok(), "{bytes} bytes read");
+        assert!(came == sent, "{bytes} bytes");
+    }
+    drop(region);
+    // What is registered later is reached too, and messages are as before.
+    let region = other.register(&mut memory, ALL, 43);
+    assert_eq!(one.write(&[7; 8], to, 0, region.key()), 0);
+    assert!(one.next().is_ok());
+    drop(region);
+    assert_eq!(memory[..8], [7; 8]);
+    let mut room = [0; 3];
+    assert_eq!(one.tsend(to, b"abc", 1), 0);
+    assert_eq!(other.trecv(&mut room, ADDR_UNSPEC, 1, 0), 0);
+    assert!(other.next().is_ok() && room == *b"abc");
+}
+
+#[test]
 fn reads_and_writes_in_pieces_are_put_together() {
     let (one, other, to) = pair();
     let mut memory = vec![0; 20_000];

@@ -274,6 +274,13 @@ pub fn chunks(geometry: &Geometry, endpoints: u64, rings: u64) -> u64 {
     place::chunks(geometry, &EndpointOptions::default(), endpoints, rings)
 }
 
+/// Chunks of the pool that a host holds for `endpoints` endpoints, from which messages go to others in `pairs` pairs, at least: each
+/// pair has its small ring alone, and each endpoint its send buffers.
+#[must_use]
+pub fn least_chunks(geometry: &Geometry, endpoints: u64, pairs: u64) -> u64 {
+    place::least_chunks(geometry, &EndpointOptions::default(), endpoints, pairs)
+}
+
 /// A receive that nothing has matched.
 struct Posted<B, C> {
     filter: Filter,

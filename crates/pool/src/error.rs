@@ -248,8 +248,8 @@ pub enum PoolError {
     #[error(
         "host {host} already has {slots} processes in this pool; {}",
         match *slots {
-            64 => "no pool has more: start fewer on this host, or give some another host id (POLDER_HOST)",
-            _ => "format it with a larger --processes, 64 at most",
+            512 => "no pool has more: start fewer on this host, or give some another host id (POLDER_HOST)",
+            _ => "format it with a larger --processes, 512 at most",
         }
     )]
     NoSlot {

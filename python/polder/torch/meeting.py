@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from polder.torch.backend import ProcessGroupPolder
 
 _FAREWELL_SECONDS = 5.0
-_PROCESSES = 64
+_PROCESSES = 512
 """The most processes of a host that a pool can be made for."""
 _ATTACHING = 0.75
 """The part of a timeout that a rank may wait for when it attaches."""
@@ -307,10 +307,10 @@ def host_ids(everyone: list[dict[str, Any]]) -> list[int]:
     [0, 1, 0]
     >>> host_ids([at("a"), at("b", host=0)])
     [1, 0]
-    >>> host_ids([at("a")] * 65)  # doctest: +ELLIPSIS
+    >>> host_ids([at("a")] * 513)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    polder.errors.ArgumentError: 65 ranks are too many for host a: a pool has places for 64 processes of a host; ...
+    polder.errors.ArgumentError: 513 ranks are too many for host a: a pool has places for 512 processes of a host; ...
     """
     places = [(*each["machine"], each["emulated"]) for each in everyone]
     chosen: dict[int, tuple[Any, ...]] = {}

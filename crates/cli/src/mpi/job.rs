@@ -66,12 +66,13 @@ pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Fail
     match &settings.pool {
         Some(pool) => {
             let Superblock { bytes, geometry, .. } = superblock(pool, &settings)?;
-            arguments.ranks(install.library).expect_rings(pool, &geometry, bytes)?;
+            arguments.ranks(install.library).expect_room(pool, &geometry, bytes)?;
         }
         None => settings.pool = Some(room::own_pool(job_id(&settings))),
     }
     let through_pool = arguments.goes_through_pool();
-    let variables = choice.variables(install.library, Some(&install.mpiexec), through_pool, &settings)?;
+    let (library, mpiexec) = (install.library, Some(&*install.mpiexec));
+    let variables = choice.variables(library, mpiexec, through_pool, &settings, Some(&program[0]))?;
     if arguments.dry_run {
         let words = install.library.arguments(&arguments.sections(), &variables, program);
         let settings = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
@@ -175,7 +176,7 @@ impl Run {
             on_hosts: self.sections().iter().map(|section| section.ranks).collect(),
             within_hosts: self.goes_through_pool() || library == Library::Openmpi,
             partners: self.partners,
-            places: if self.choice.windows { 2 } else { 1 },
+            places: self.choice.places(),
         }
     }
 
@@ -206,11 +207,10 @@ impl Run {
         if let Some(name) = self.hosts.iter().find(twice) {
             return Err(Failure(format!("{name} is named twice in --hosts; name each machine once")));
         }
-        // The provider is in the pool, and so is the shim.
-        let places = if self.choice.windows { 2 } else { 1 };
+        let places = self.choice.places();
         let most = self.ranks.div_ceil(asked);
         if most > MAX_PROCESSES / places {
-            let (limit, of) = (MAX_PROCESSES / places, if places == 2 { " with --windows" } else { "" });
+            let (limit, of) = (MAX_PROCESSES / places, if places == 2 { " with windows" } else { "" });
             return Err(Failure(format!(
                 "{most} ranks are too many for one host: {limit} fit{of}; take more hosts with --hosts or --emulate, or fewer ranks"
             )));
@@ -230,7 +230,9 @@ impl Run {
         }
         let room = processes / places;
         if most > room {
-            let remedy = "take more hosts, or format a pool with more --processes";
+            let more = if places == 2 { ", or leave windows out with --no-windows" } else { "" };
+            let remedy =
+                format!("take more hosts, or format a pool with --processes {}{more}", most * places);
             return Err(Failure(format!("{pool} has room for {room} ranks on a host, not {most}; {remedy}")));
         }
         Ok(())

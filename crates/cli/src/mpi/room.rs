@@ -1,4 +1,4 @@
-//! Whether a pool has room for the ranks of a job, and for the rings between them.
+//! Whether a pool has room for the ranks of a job: for the small rings between them, with which any job goes on.
 
 use std::path::{Path, PathBuf};
 
@@ -28,15 +28,15 @@ impl Ranks {
         self.on_hosts.iter().sum()
     }
 
-    /// The rings from the ranks of a host that has so many.
-    fn rings(&self, on_host: u16) -> u64 {
+    /// The pairs in which the ranks of a host that has so many send to others.
+    fn pairs(&self, on_host: u16) -> u64 {
         let others = self.count() - if self.within_hosts { 1 } else { on_host };
         u64::from(on_host) * u64::from(others.min(self.partners.unwrap_or(u16::MAX)))
     }
 
-    /// Whether the rings of all ranks fit into a pool of so many bytes.
+    /// Whether the endpoints of all ranks fit into a pool of so many bytes, with a small ring for each pair.
     fn fit(&self, geometry: &Geometry, size: u64) -> bool {
-        let chunks = |&ranks| endpoint::chunks(geometry, u64::from(ranks), self.rings(ranks));
+        let chunks = |&ranks| endpoint::least_chunks(geometry, u64::from(ranks), self.pairs(ranks));
         let needed: u64 = self.on_hosts.iter().map(chunks).sum();
         Layout::new(geometry, size).is_ok_and(|layout| needed <= layout.chunks().into())
     }
@@ -58,19 +58,19 @@ impl Ranks {
         }
     }
 
-    /// Refuses a pool that is too small for the rings between all ranks.
-    pub(super) fn expect_rings(&self, pool: &Path, geometry: &Geometry, size: u64) -> Result<(), Failure> {
+    /// Refuses a pool that is too small for the small rings between all ranks.
+    pub(super) fn expect_room(&self, pool: &Path, geometry: &Geometry, size: u64) -> Result<(), Failure> {
         if self.fit(geometry, size) {
             return Ok(());
         }
-        let rings: u64 = self.on_hosts.iter().map(|&ranks| self.rings(ranks)).sum();
+        let pairs: u64 = self.on_hosts.iter().map(|&ranks| self.pairs(ranks)).sum();
         let (pool, ranks, has) = (pool.display(), self.count(), bytes(size));
         let remedy = self.least_size().map_or_else(
             || "take fewer ranks".to_owned(),
             |least| format!("format one with --size {}MiB, or take fewer ranks", least >> 20),
         );
         Err(Failure(format!(
-            "{pool} of {has} is too small for the {rings} rings between {ranks} ranks; {remedy}, or give --partners if a rank sends to few others"
+            "{pool} of {has} is too small for the {pairs} small rings between {ranks} ranks; {remedy}, or give --partners if a rank sends to few others"
         )))
     }
 
@@ -82,7 +82,7 @@ impl Ranks {
         let least = self.least_size().unwrap_or(u64::MAX);
         if least > free {
             return Err(Failure(format!(
-                "{} has {} free, and the rings between {} ranks need a pool of {}; make room there, take fewer ranks, or name a pool elsewhere with --pool",
+                "{} has {} free, and {} ranks need a pool of {}; make room there, take fewer ranks, or name a pool elsewhere with --pool",
                 folder.display(),
                 bytes(free),
                 self.count(),
@@ -113,14 +113,14 @@ mod tests {
         let rows: Vec<_> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
         for row in &rows {
             let cells: Vec<_> = row.split('|').map(str::trim).collect();
-            let [_, count, rings, size, _] = cells[..] else { panic!("{row}") };
+            let [_, count, pairs, size, _] = cells[..] else { panic!("{row}") };
             let count: u16 = count.parse().unwrap();
-            let ranks = Ranks { on_hosts: vec![count / 2; 2], within_hosts: true, partners: None, places: 1 };
-            let reckoned: u64 = ranks.on_hosts.iter().map(|&on_host| ranks.rings(on_host)).sum();
-            assert_eq!(reckoned.to_string(), rings, "{row}");
+            let ranks = Ranks { on_hosts: vec![count / 2; 2], within_hosts: true, partners: None, places: 2 };
+            let reckoned: u64 = ranks.on_hosts.iter().map(|&on_host| ranks.pairs(on_host)).sum();
+            assert_eq!(reckoned.to_string(), pairs.replace(',', ""), "{row}");
             let size: polder_attach::settings::ByteCount = size.parse().unwrap();
             assert_eq!(ranks.least_size(), Some(size.0), "{row}");
         }
-        assert_eq!(rows.len(), 4);
+        assert_eq!(rows.len(), 6);
     }
 }

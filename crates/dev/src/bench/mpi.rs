@@ -295,7 +295,7 @@ impl<'a> Bench<'a> {
 
     fn has_shim(&self) -> Result<bool, Failure> {
         let provider = provider(self.arguments.provider_path.as_deref())?;
-        Ok(shim(&provider, self.install.library).is_ok())
+        Ok(shim(&provider, self.install.library, None).is_ok())
     }
 
     /// What one job of `ranks` prints.
@@ -349,7 +349,7 @@ impl<'a> Bench<'a> {
         if let Some(folder) = &self.arguments.provider_path {
             command.arg("--provider-path").arg(folder);
         }
-        command.args(has_shim.then_some("--windows")).arg("--").args(program);
+        command.args((!has_shim).then_some("--no-windows")).arg("--").args(program);
         Ok(command)
     }
 }

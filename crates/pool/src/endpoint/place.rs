@@ -367,18 +367,40 @@ pub(super) const fn split_news_word(word: u64) -> (u64, u64) {
     (count, word - count)
 }
 
-/// Chunks that one host holds for `endpoints` endpoints of a job and `rings` rings of this shape to others, at most.
-pub(super) fn chunks(geometry: &Geometry, options: &EndpointOptions, endpoints: u64, rings: u64) -> u64 {
+/// Bytes before the objects of endpoints and rings, at most.
+fn header_bytes() -> u64 {
     let furthest = Address { host: u16::MAX, port: u16::MAX, generation: u64::MAX, realm: 0 };
     let name = ring_name(u64::MAX, furthest, furthest);
-    let header =
-        Offset(0).lines(Name::parse(&name).map_or(MAX_HEADER_LINES, |name| header_lines(&name)).into());
-    let (chunk, ring) = (geometry.chunk_bytes, header.0 + ring_bytes(options.ring));
-    let (last, _) = options.blocks().object_of((rings / endpoints.max(1)).saturating_sub(1));
-    let blocks: u64 = (1..=last).map(|number| header.0 + options.blocks().object_bytes(number)).sum();
-    let bytes = endpoints * (header.0 + endpoint_bytes(geometry, options) + blocks) + rings * ring;
+    u64::from(Name::parse(&name).map_or(MAX_HEADER_LINES, |name| header_lines(&name))) * LINE
+}
+
+/// Bytes of an endpoint with a small ring to each of so many peers, and of the largest object of it.
+fn endpoint_with_blocks(geometry: &Geometry, options: &EndpointOptions, peers: u64) -> (u64, u64) {
+    let (last, _) = options.blocks().object_of(peers.saturating_sub(1));
+    let blocks = (1..=last).map(|number| header_bytes() + options.blocks().object_bytes(number));
+    let own = header_bytes() + endpoint_bytes(geometry, options);
+    (own + blocks.clone().sum::<u64>(), blocks.fold(own, u64::max))
+}
+
+/// Chunks that one host holds for `endpoints` endpoints of a job and `rings` rings of this shape to others, at most.
+pub(super) fn chunks(geometry: &Geometry, options: &EndpointOptions, endpoints: u64, rings: u64) -> u64 {
+    let ring = header_bytes() + ring_bytes(options.ring);
+    let (endpoint, _) = endpoint_with_blocks(geometry, options, rings / endpoints.max(1));
     // Chunks of another host may stand between those of this one once: no ring lies over such a gap.
-    (bytes + ring).div_ceil(chunk)
+    (endpoints * endpoint + rings * ring + ring).div_ceil(geometry.chunk_bytes)
+}
+
+/// Chunks that one host holds for `endpoints` endpoints of a job with small rings in `pairs` pairs, and their send buffers.
+pub(super) fn least_chunks(
+    geometry: &Geometry,
+    options: &EndpointOptions,
+    endpoints: u64,
+    pairs: u64,
+) -> u64 {
+    let (endpoint, largest) = endpoint_with_blocks(geometry, options, pairs.div_ceil(endpoints.max(1)));
+    let buffers = header_bytes() + 2 * ALIGNED + u64::from(options.send_buffers) * options.ring.cell_bytes();
+    // As above: no object lies over such a gap.
+    (endpoints * (endpoint + buffers) + largest.max(buffers)).div_ceil(geometry.chunk_bytes)
 }
 
 /// Bytes of the object of a ring.

@@ -27,7 +27,7 @@
 //! | 40 | 16 | spare, 0 |
 //! | 56 | 8 | checksum |
 //! | 64 | 2 | `hosts`, 1 to 64 |
-//! | 66 | 2 | `processes` of a host, 1 to 64 |
+//! | 66 | 2 | `processes` of a host, 1 to 512 |
 //! | 68 | 2 | `levels` of the directory, 1 to 16 |
 //! | 70 | 2 | `keepers`, places for incarnations of the keeper, 1 to 64 |
 //! | 72 | 4 | `names`, the limit of the slots of a level |
@@ -90,8 +90,8 @@ pub const VERSION: u32 = 4;
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.
 pub const MAX_HOSTS: u16 = 64;
-/// The most processes of a host.
-pub const MAX_PROCESSES: u16 = 64;
+/// The most processes of a host. A rank of MPI with windows is two.
+pub const MAX_PROCESSES: u16 = 512;
 /// The most levels of a directory.
 pub const MAX_LEVELS: u16 = 16;
 /// The most incarnations of the keeper.
@@ -154,7 +154,7 @@ impl fmt::Display for Uuid {
 pub struct Geometry {
     /// Host ids, 1 to 64.
     pub hosts: u16,
-    /// Processes of a host, 1 to 64.
+    /// Processes of a host, 1 to 512.
     pub processes: u16,
     /// The limit of the slots of a directory level in one host's shard; each level takes a prime below it.
     pub names: u32,
@@ -837,6 +837,8 @@ mod tests {
     fn a_geometry_out_of_range_names_the_parameter() {
         let refused = |geometry: Geometry| Layout::new(&geometry, 1 << 20).unwrap_err().to_string();
         assert_eq!(refused(Geometry { hosts: 65, ..TINY }), "the number of hosts is 65, allowed are 1 to 64");
+        let processes = refused(Geometry { processes: 513, ..TINY });
+        assert_eq!(processes, "the number of processes of a host is 513, allowed are 1 to 512");
         assert!(refused(Geometry { names: 28, levels: 10, ..TINY }).contains("allowed are 29 to"));
         assert!(refused(Geometry { chunk_bytes: 192, ..TINY }).contains("power of two"));
         assert!(matches!(Layout::new(&TINY, 5000), Err(PoolError::TooSmall { bytes: 5000, .. })));
