@@ -67,7 +67,7 @@ const OTHER: u32 = 300;
 const JUDGE: u32 = 500;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry { names: 37, opens: 32, ..small(HOSTS, PROCESSES) };
+    let geometry = Geometry { names: 37, opens: 48, ..small(HOSTS, PROCESSES) };
     pool_of(geometry, CHUNKS)
 });
 
