@@ -489,7 +489,11 @@ impl<M: Memory> Pool<M> {
     /// process that does not belong any more.
     pub fn expect_alive(&self, peer: &Process, what: &'static str, sequence: u64) -> Result<(), PoolError> {
         self.check_membership()?;
-        let now = self.process(peer.host, peer.slot)?;
+        let now = match self.process(peer.host, peer.slot) {
+            // Its line stays torn where it was stopped, or died with its host, while it wrote it.
+            Err(PoolError::Corrupt { .. }) => *peer,
+            now => now?,
+        };
         let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
         if same && self.state_of(&now)? == PeerState::Alive {
             return Ok(());
