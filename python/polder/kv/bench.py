@@ -125,7 +125,7 @@ def main() -> int:
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
     """Measures blocks of each size by each number of processes, then look-ups."""
     most, sizes = max(arguments.procs), arguments.sizes
-    share = max(max(arguments.mib << 20, LEAST_BLOCKS * size) for size in sizes)
+    share = max(arguments.mib << 20, LEAST_BLOCKS * max(sizes), LOOK_UPS * SMALL_BYTES)
     turns = WARM_TURNS + arguments.rounds
     for kind in KINDS:
         # A cache with checksums, and one without.
@@ -376,11 +376,10 @@ def look_ups(folder: Path, peers: dict[str, Workers], rounds: int) -> None:
             home.all("close", name, count=1)
     for contender, turn in itertools.product(joined, (0, 1)):
         case = f"look-up of {LOOK_UPS} keys {('hit', 'miss')[turn]} {contender.name} through Python"
-        base = f"{contender.kind} {JOINED[0]} hosts"
         mine = figures[contender.name, turn][1:]
-        if contender.name == base:
+        if not peers:
             print_row("kv", case, "CPU", "us", mine)
-        for peer in (*[base][contender.name == base :], *peers):
+        for peer in peers:
             print_row("kv", case, "CPU", "us", mine, peer, figures[peer, turn][1:])
 
 
