@@ -2,9 +2,11 @@
 //!
 //! Each pair of endpoints that talks has a small ring in each direction, taken when the first message is sent. It is a block of
 //! memory that the sender has for all its peers ([`EndpointOptions::small_ring`]). A pair that talks much, or sends a long message, gets
-//! a ring of its own as long as there is room ([`EndpointOptions::memory_bytes`]).
+//! a ring of its own as long as there is room ([`EndpointOptions::memory_bytes`]), and gives it back once it is idle
+//! ([`EndpointOptions::idle`]).
 //!
-//! - A short message is pushed at once (eager). It lies in the receiver's memory until a receive matches it.
+//! - A short message is pushed at once (eager). It lies in the receiver's memory until a receive matches it. If no cell of the ring
+//!   holds it, its parts go out unasked, and no other message between them.
 //! - A request announces a long message, or one whose sender waits until it is received. It is matched in the same order.
 //!   When the receiver grants it, the bytes go out in parts, straight into the buffer of the receive. A pair that has only small rings
 //!   sends the parts through the send buffers of the sender, which all its peers share, and through its ring when those are taken.
@@ -39,7 +41,7 @@ pub(crate) use self::place::{create_ring, find_ring, receivers_of};
 use self::stock::Stock;
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;
-use self::wire::{Note, RECEIVES, buffer_of, offer_of, words_of};
+use self::wire::{Note, RECEIVES, UNASKED, buffer_of, offer_of, words_of};
 use crate::format::Geometry;
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
@@ -223,6 +225,8 @@ pub struct EndpointOptions {
     pub send_buffers: u32,
     /// Bytes of the pool that the endpoint takes at most for rings of pairs. Small rings are always made.
     pub memory_bytes: u64,
+    /// A pair gives its own ring back once it has said nothing there for so long, or for a second while another waits for room.
+    pub idle: Duration,
     /// Messages up to so many bytes are eager.
     pub eager_bytes: u64,
     /// Bytes of eager messages that one peer has not taken yet, at most; each counts for 64 bytes more than it has.
@@ -256,6 +260,7 @@ impl Default for EndpointOptions {
             short_talk: 32,
             send_buffers: 4,
             memory_bytes: u64::MAX,
+            idle: Duration::from_secs(10),
             eager_bytes: 64 << 10,
             window_bytes: 1 << 20,
             in_place_bytes: 16 << 20,
@@ -319,6 +324,8 @@ enum Goal {
     Kept(Label),
     /// To a receive whose message comes in parts.
     Part(usize),
+    /// To a message that comes in parts, unasked.
+    Coming,
     /// Nowhere: they are the words of a note.
     Words(Note),
 }
@@ -335,6 +342,26 @@ struct Receiving<B, C> {
     context: C,
 }
 
+/// A message that comes in parts, unasked: when it is whole, it has arrived.
+struct Coming {
+    label: Label,
+    /// Bytes of the whole.
+    bytes: u64,
+    come: Vec<u8>,
+}
+
+impl Coming {
+    /// Where a part goes, if it is the next.
+    fn room(&mut self, offset: u64, bytes: u64) -> Option<&mut [u8]> {
+        let come = self.come.len() as u64;
+        let is_next = come == offset && bytes > 0 && bytes <= self.bytes - come;
+        is_next.then(|| {
+            self.come.resize((come + bytes) as usize, 0);
+            &mut self.come[come as usize..]
+        })
+    }
+}
+
 /// One end of all conversations of a process. `B` is what the caller lends, `C` its word for an operation.
 pub struct Endpoint<M: Memory, B, C> {
     pool: Arc<Pool<M>>,
@@ -348,6 +375,8 @@ pub struct Endpoint<M: Memory, B, C> {
     posted: VecDeque<Posted<B, C>>,
     unexpected: VecDeque<Unexpected>,
     receiving: Slab<Receiving<B, C>>,
+    /// By their sender.
+    coming: BTreeMap<u32, Coming>,
     done: VecDeque<Completion<B, C>>,
     calls: u32,
     /// How many peers there were when it was last asked for progress.
@@ -378,6 +407,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             posted: VecDeque::new(),
             unexpected: VecDeque::new(),
             receiving: Slab::new(),
+            coming: BTreeMap::new(),
             done: VecDeque::new(),
             calls: 0,
             met: 0,
@@ -662,7 +692,9 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         self.calls += 1;
         if self.calls >= self.options.calls_a_look || self.is_place_taken_again() || self.is_time_to_look() {
             self.calls = 0;
-            self.look_at = self.pool.memory().now() + LOOK;
+            let now = self.pool.memory().now();
+            self.look_at = now + LOOK;
+            self.look_for_the_idle(now);
             self.look_for_the_dead()?;
         }
         Ok(())
@@ -740,9 +772,10 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     #[inline(always)]
     fn take(&mut self, inlet: usize, from: u32) -> Result<Taken<B, C>, PoolError> {
         let (mut whole, mut words, mut goal) = (Vec::new(), [0; INLINE], None);
-        let Self { inlets, posted, receiving, pool, .. } = self;
+        let Self { inlets, posted, receiving, coming, pool, .. } = self;
         let popped = inlets.pop(pool, inlet, |envelope| {
-            let (found, room) = goal_of(posted, receiving, from, envelope, &mut whole, &mut words)?;
+            let parts = (receiving, coming);
+            let (found, room) = goal_of(posted, parts, from, envelope, &mut whole, &mut words)?;
             goal = Some(found);
             Ok(room)
         });
@@ -764,12 +797,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             Goal::Part(key) => {
                 return Ok(self.come(from, key, bytes));
             }
+            Goal::Coming => self.arrive_if_whole(from),
             Goal::Words(note) => {
                 if let Note::Piece { receive, offset } = note {
-                    return self.take_piece(inlet, from, (receive as usize, offset), words_of(words));
+                    return self.take_piece(inlet, from, (receive, offset), words_of(words));
                 }
                 let taken = match note {
-                    Note::Moved => self.inlets.moved(inlet),
+                    Note::Moved => self.inlets.moved(&self.pool, inlet),
+                    Note::Open(shared) => self.inlets.open_shared(&self.pool, inlet, shared)?.map(|could| {
+                        self.peers[from as usize].control.push_back(outlet::Control::Opened(shared, could));
+                    }),
                     note => self.take_note(from, note, words_of(words)),
                 };
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
@@ -786,9 +823,19 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             return Taken::Message;
         }
         let Receiving { arrival, buffer, context, told, .. } = self.receiving.remove(key);
-        let answer = told.map(|send| outlet::Control::Grant { send, receive: 0, room: 0 });
+        let answer = told.map(outlet::Control::all_taken);
         self.peers[from as usize].control.extend(answer);
         Taken::Over(Completion::Received { buffer, context, arrival })
+    }
+
+    /// An unasked message has arrived with its last part.
+    fn arrive_if_whole(&mut self, from: u32) {
+        let is_whole = |coming: &&Coming| coming.come.len() as u64 == coming.bytes;
+        if self.coming.get(&from).filter(is_whole).is_some()
+            && let Some(Coming { label, bytes, come }) = self.coming.remove(&from)
+        {
+            self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(come) });
+        }
     }
 
     /// Copies out a part of a message that lies in a send buffer.
@@ -797,31 +844,36 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         &mut self,
         inlet: usize,
         from: u32,
-        (key, offset): (usize, u64),
+        part: (u64, u64),
         [place, said]: [u64; 2],
     ) -> Result<Taken<B, C>, PoolError> {
         let corrupt = PoolError::Corrupt { offset: self.inlets.place(inlet), what: "message piece" };
         let (number, bytes) = buffer_of(said);
         let at = Offset(place);
-        let Some(Receiving { arrival, room, come, buffer, .. }) = self.receiving.get_mut(key) else {
-            return Err(corrupt);
-        };
-        let is_next = arrival.from == from && *come == offset && bytes > 0 && bytes <= *room - *come;
-        if !is_next || !self.inlets.is_inside(&self.pool, inlet, at, bytes)? {
+        if !self.inlets.is_inside(inlet, at, bytes) {
             return Err(corrupt);
         }
+        let parts = (&mut self.receiving, &mut self.coming);
+        let Ok((goal, into)) = goal_of_part(parts, from, part, bytes) else {
+            return Err(corrupt);
+        };
         let memory = self.pool.memory();
         memory.invalidate(at, bytes);
         // SYNC: pairs with `Outlet::push_piece`: its header, which was seen, came after the piece.
         memory.fence_invalidations();
-        let into = &mut buffer.bytes_mut()[offset as usize..][..bytes as usize];
-        if let Err(fault) = memory.copy_out(at, into) {
-            return Err(self.miss(Some(Goal::Part(key)), fault.into()));
+        if let Err(fault) = memory.copy_out(at, &mut into[..bytes as usize]) {
+            return Err(self.miss(Some(goal), fault.into()));
         }
         // Its sender gives the buffer to others once this host is evicted.
         self.pool.check_membership()?;
         self.peers[from as usize].control.push_back(outlet::Control::Taken(number));
-        Ok(self.come(from, key, bytes))
+        match goal {
+            Goal::Part(key) => Ok(self.come(from, key, bytes)),
+            _ => {
+                self.arrive_if_whole(from);
+                Ok(Taken::Message)
+            }
+        }
     }
 
     /// The message could not be copied, for the memory fails; and so does what it was for.
@@ -836,7 +888,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 let Receiving { buffer, context, .. } = self.receiving.remove(key);
                 Some((buffer, context))
             }
-            Some(Goal::Kept(_) | Goal::Words(_)) | None => None,
+            Some(Goal::Kept(_) | Goal::Coming | Goal::Words(_)) | None => None,
         };
         self.done.extend(lent.map(|(buffer, context)| fail(buffer, context, &error)));
         error
@@ -869,7 +921,17 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 self.stock.free_buffer(self.peers[from as usize].taken(buffer.into())?);
                 Ok(())
             }
-            Note::Eager(_) | Note::Part { .. } | Note::Piece { .. } | Note::Moved => Err("message part"),
+            Note::Opened(shared, could) => {
+                self.peers[from as usize].opened(&self.pool, &self.options, &mut self.stock, (shared, could))
+            }
+            Note::Unasked(label) => {
+                let begun = Coming { label, bytes: first, come: vec![] };
+                let is_alone = first > 0 && self.coming.insert(from, begun).is_none();
+                is_alone.then_some(()).ok_or("message that comes unasked")
+            }
+            Note::Eager(_) | Note::Part { .. } | Note::Piece { .. } | Note::Moved | Note::Open(_) => {
+                Err("message part")
+            }
         }
     }
 
@@ -903,7 +965,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 });
                 let peer = &mut self.peers[arrival.from as usize];
                 if peer.broken.is_none() {
-                    peer.control.push_back(outlet::Control::Grant { send, receive: 0, room: 0 });
+                    peer.control.push_back(outlet::Control::all_taken(send));
                 }
             }
             Body::Request { send, synchronous } => {
@@ -911,7 +973,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 if let Some(error) = peer.broken.clone() {
                     self.done.push_back(fail(buffer, context, &error));
                 } else if room == 0 {
-                    peer.control.push_back(outlet::Control::Grant { send, receive: 0, room });
+                    peer.control.push_back(outlet::Control::all_taken(send));
                     self.done.push_back(Completion::Received { buffer, context, arrival });
                 } else {
                     assert!(self.receiving.len() < RECEIVES, "16 million receives are under way");
@@ -947,7 +1009,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         }
     }
 
-    // Who is gone.
+    // Who has nothing to say, or is gone.
+
+    /// Lets pairs that have a ring for themselves, and say nothing there, give it back.
+    fn look_for_the_idle(&mut self, now: Nanos) {
+        let is_short = std::mem::take(&mut self.stock.is_short);
+        for number in 0..self.peers.len() as u32 {
+            self.peers[number as usize].give_back_if_idle(&self.options, is_short, now);
+            self.list(number);
+        }
+    }
 
     /// Fails what a dead peer would have had to do, and lets go of one whose place another has taken: its name has room for few
     /// that are gone and held open.
@@ -1006,7 +1077,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             return Ok(());
         }
         tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
-        peer.lose(&self.pool, &self.options, &mut self.stock, error, &mut self.done);
+        peer.lose(&self.pool, &self.options, &mut self.stock, error, &mut self.done)?;
         if let PoolError::PeerDead { .. } = error {
             self.inlets.close_from(&self.pool, self.peers[number as usize].address);
         }
@@ -1020,6 +1091,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         }
         let lost =
             |(key, receiving): (usize, &Receiving<B, C>)| (receiving.arrival.from == number).then_some(key);
+        self.coming.remove(&number);
         for key in self.receiving.iter().filter_map(lost).collect::<Vec<_>>() {
             let Receiving { buffer, context, .. } = self.receiving.remove(key);
             self.done.push_back(fail(buffer, context, error));
@@ -1053,11 +1125,14 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
     }
 }
 
+/// Receives whose messages come in parts, and messages that come unasked.
+type Parts<'a, B, C> = (&'a mut Slab<Receiving<B, C>>, &'a mut BTreeMap<u32, Coming>);
+
 /// Where a message goes, and the room for it; the error says what of it no correct endpoint writes.
 #[inline(always)]
 fn goal_of<'a, B: MessageBuffer, C>(
     posted: &'a mut VecDeque<Posted<B, C>>,
-    receiving: &'a mut Slab<Receiving<B, C>>,
+    parts: Parts<'a, B, C>,
     from: u32,
     envelope: &Envelope,
     whole: &'a mut Vec<u8>,
@@ -1074,18 +1149,30 @@ fn goal_of<'a, B: MessageBuffer, C>(
                 Ok((Goal::Kept(label), whole))
             }
         },
-        Note::Part { receive, offset } => {
-            let key = receive as usize;
-            let Receiving { arrival, room, come, buffer, .. } =
-                receiving.get_mut(key).ok_or("message part")?;
-            if arrival.from != from || *come != offset || bytes == 0 || bytes > *room - *come {
-                return Err("message part");
-            }
-            Ok((Goal::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
-        }
+        Note::Part { receive, offset } => goal_of_part(parts, from, (receive, offset), bytes),
         note if bytes == INLINE as u64 => Ok((Goal::Words(note), words)),
         _ => Err("message between endpoints"),
     }
+}
+
+/// Where a part of a message goes.
+fn goal_of_part<'a, B: MessageBuffer, C>(
+    (receiving, coming): Parts<'a, B, C>,
+    from: u32,
+    (receive, offset): (u64, u64),
+    bytes: u64,
+) -> Result<(Goal, &'a mut [u8]), &'static str> {
+    let wrong = "message part";
+    if receive == UNASKED {
+        let coming = coming.get_mut(&from).ok_or(wrong)?;
+        return Ok((Goal::Coming, coming.room(offset, bytes).ok_or(wrong)?));
+    }
+    let key = receive as usize;
+    let Receiving { arrival, room, come, buffer, .. } = receiving.get_mut(key).ok_or(wrong)?;
+    if arrival.from != from || *come != offset || bytes == 0 || bytes > *room - *come {
+        return Err(wrong);
+    }
+    Ok((Goal::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
 }
 
 /// Takes one out that is there, which is the first in most cases.

@@ -53,7 +53,7 @@ pub const INLINE: usize = 16;
 
 /// The distance of one header from the next. CPUs fetch lines in pairs, so a look at one header would also fetch
 /// the next, and take it away from its writer: +50% on a round trip, measured.
-const PAIR: u64 = 2 * LINE;
+pub(crate) const PAIR: u64 = 2 * LINE;
 
 /// How many messages a ring holds, and how large they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -638,3 +638,126 @@ fn a_pair_that_talks_much_gets_a_ring_of_its_own_and_others_keep_to_their_budget
     exchange(&mut ends, 3000);
     assert!(ends[0].pool_bytes() < before + 2 * ring, "no second one, but send buffers");
 }
+
+#[test]
+fn sends_that_count_on_being_buffered_end_without_a_receive_where_there_is_no_room_for_rings_of_pairs() {
+    let options = EndpointOptions {
+        memory_bytes: 0,
+        send_buffers: 0,
+        eager_bytes: 10_000,
+        window_bytes: 64 << 10,
+        ..options()
+    };
+    let (_heap, mut ends) = job(2, 2, 16 << 20, options);
+    let addresses: Vec<_> = ends.iter().map(Endpoint::address).collect();
+    let ring: Vec<_> = (0..4).map(|rank| ends[rank].connect(addresses[(rank + 1) % 4])).collect();
+    for (rank, end) in ends.iter_mut().enumerate() {
+        end.send(ring[rank], label(1), bytes(10_000, rank as u8), 0).unwrap();
+        end.send(ring[rank], label(2), bytes(8, rank as u8), 1).unwrap();
+    }
+    let mut sent = 0;
+    for _ in 0..1 << 16 {
+        for end in &mut ends {
+            end.progress().unwrap();
+            sent += std::iter::from_fn(|| end.completion()).count();
+        }
+    }
+    assert_eq!(sent, 8, "every send is over, and nobody has posted a receive");
+    for (rank, end) in ends.iter_mut().enumerate() {
+        let from = ((rank + 3) % 4) as u8;
+        for (tag, count) in [(2, 8), (1, 10_000)] {
+            end.receive(exactly(None, tag), vec![0; count], tag);
+            let (buffer, ..) = received(end.completion().expect("it has come"));
+            assert_eq!(buffer, bytes(count, from));
+        }
+    }
+}
+
+/// Holds so much open that a process can open no more than `left` objects.
+fn hoard(pool: &Pool<Heap>, left: u32) {
+    pool.close(pool.create("/hoard", 8).unwrap());
+    for _ in left..pool.layout().geometry().opens {
+        std::mem::forget(pool.open("/hoard").unwrap());
+    }
+}
+
+#[test]
+fn long_messages_reach_a_process_that_can_open_neither_send_buffers_nor_rings() {
+    for (reader, memory_bytes) in [(1, 0), (1, u64::MAX), (0, u64::MAX)] {
+        let pools = pools();
+        let options = EndpointOptions { memory_bytes, ..options() };
+        hoard(&pools[reader], 3);
+        let mut ends = [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
+        let to = ends[1].address();
+        let peer = ends[0].connect(to);
+        for number in 0..100 {
+            let count = if number % 10 == 0 { 20_000 } else { 300 };
+            ends[0].send(peer, label(number), bytes(count, number as u8), number).unwrap();
+            ends[1].receive(exactly(None, number), vec![0; count], number);
+            assert_eq!(received(next(&mut ends, 1)).0, bytes(count, number as u8));
+        }
+    }
+}
+
+#[test]
+fn a_ring_that_is_idle_is_given_back_and_made_again_when_the_pair_talks() {
+    let pools = pools();
+    let options = EndpointOptions { idle: Duration::ZERO, calls_a_look: 64, ..options() };
+    let mut ends = [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    let listed = |pool: &Pool<Heap>| {
+        let rings = pool.list("").unwrap().into_iter().filter(|object| object.name.contains("/from/"));
+        rings.count()
+    };
+    for round in 0..5 {
+        let mut most = 0;
+        for number in 0..40 {
+            ends[0].send(peer, label(number), bytes(700, number as u8), number).unwrap();
+            ends[1].receive(exactly(None, number), vec![0; 700], number);
+            assert_eq!(received(next(&mut ends, 1)).0, bytes(700, number as u8));
+            most = most.max(listed(&pools[0]));
+        }
+        for _ in 0..500 {
+            ends.iter_mut().for_each(|end| end.progress().unwrap());
+        }
+        // One in each direction, where the answers are as many.
+        assert!((1..=2).contains(&most), "{most} rings in round {round}");
+        assert_eq!(listed(&pools[0]), 0, "round {round}");
+    }
+}
+
+#[test]
+fn an_endpoint_that_stays_takes_no_more_blocks_than_peers_that_are_there_at_once() {
+    let bytes = 16 << 20;
+    let geometry = geometry(bytes);
+    let layout = Layout::new(&geometry, bytes).unwrap();
+    let local_words = LocalLayout::new(&layout).words();
+    let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
+    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let pool = Arc::new(Pool::attach(heap.clone(), Member::new(0, 1)).unwrap());
+    let mut stays = Endpoint::open(Arc::clone(&pool), options()).unwrap();
+    let mut taken = vec![];
+    for round in 0..20 {
+        let pool = Arc::new(Pool::attach(heap.process(1, ProcessSlot(0)), Member::new(1, 1)).unwrap());
+        let comes = Endpoint::open(pool, options()).unwrap();
+        let (here, there) = (stays.address(), comes.address());
+        let mut ends = [comes, stays];
+        let peers = [ends[0].connect(here), ends[1].connect(there)];
+        for (index, peer) in peers.into_iter().enumerate() {
+            // As many as slots, so that the next finds all headers of the one before.
+            for number in 0..6 {
+                ends[index].inject(peer, label(round), &[number; 10]).unwrap();
+            }
+        }
+        for index in 0..2 {
+            for number in 0..6 {
+                ends[index].receive(exactly(None, round), vec![0; 10], round);
+                assert_eq!(received(next(&mut ends, index)).0, [number; 10]);
+            }
+        }
+        taken.push(ends[1].pool_bytes());
+        [_, stays] = ends;
+    }
+    assert_eq!(taken[2], taken[19], "{taken:?}");
+}

@@ -97,6 +97,14 @@ impl<'a, M: Memory> Opens<'a, M> {
         Err(PoolError::TooManyOpen { limit })
     }
 
+    /// How many more objects this process can announce.
+    pub(crate) fn left(&self) -> u32 {
+        let site = self.0;
+        let used =
+            (0..site.words().open_words()).map(|word| site.get(site.words().open_bits(site.me.slot, word)));
+        site.layout.geometry().opens - used.map(u64::count_ones).sum::<u32>()
+    }
+
     /// Lets others know that line `line` of this process's announcements is in use from now on.
     fn raise_mark(&self, line: u32) -> Result<(), PoolError> {
         let site = self.0;

@@ -36,6 +36,7 @@ fn options() -> EndpointOptions {
         short_talk: 2,
         send_buffers: 1,
         memory_bytes: u64::MAX,
+        idle: Duration::from_secs(1),
         eager_bytes: 48,
         window_bytes: 256,
         in_place_bytes: 50,
@@ -66,12 +67,12 @@ pub fn drive(bytes: &[u8]) {
     let (ring, _) = create_ring(&pools[1], &name, options().ring).expect("there is room");
     let map = victim.stock.map();
     let (to, credits) = (victim.address(), map.credits(1, 0));
-    let place = peer.stock.take_block(&pools[1], &options(), to, credits).expect("there is room");
+    let (_, place) = peer.stock.take_block(&pools[1], &options(), to, credits).expect("there is room");
     let producer =
         Producer::new(pools[1].memory().clone(), options().small_ring, place, link(&pools[1], 0, None));
     let news = map.news_word(1, 0);
-    let buffer = peer.stock.take_buffer(&pools[1], &options()).expect("there is room");
-    let (_, place) = buffer.expect("one is free");
+    peer.stock.has_buffers(&pools[1], &options()).expect("there is room");
+    let (_, place) = peer.stock.take_buffer(&options()).expect("one is free");
     let base = news_base(peer.address().generation);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);
@@ -127,7 +128,7 @@ fn converse(
 
 /// Says something that is almost what an endpoint says.
 fn say(hostile: &mut Producer<Heap, Alive>, buffer: Offset, script: &mut Script<'_>) {
-    let what = u64::from(script.byte() % 12);
+    let what = u64::from(script.byte() % 14);
     let label = u64::from(script.byte() & 0x81) << 7 | u64::from(script.byte() % 4) << 16;
     let (number, part) = (script.near(0), u64::from(script.byte() % 4));
     let label = if what < 8 { label } else { 0 };

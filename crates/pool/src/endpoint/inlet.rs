@@ -8,6 +8,8 @@ use super::place::{
     HeldEndpoint, Map, block_of, find_ring, hold_block, hold_buffers, hold_endpoint, news_base, realm_of,
     ring_name, small_generation, split_news_word,
 };
+use super::stock::can_open_more;
+use super::wire::Shared;
 use super::{Address, EndpointOptions};
 use crate::object::Object;
 use crate::ring::{Consumer, Envelope, RingLink, RingPlace};
@@ -30,24 +32,26 @@ struct Hearing {
     endpoint: HeldEndpoint,
     /// With the sender's block, unless that lies in its endpoint.
     blocks: Option<SharedObject>,
-    /// The sender's send buffers, once something lay there.
+    /// The sender's send buffers, once it has offered to use them.
     buffers: Option<SharedObject>,
     /// The ring that the pair has for itself.
     ring: Option<Object>,
 }
 
-/// One ring to this endpoint: a small one at first, and from some message on one that the pair has for itself.
+/// One sender to this endpoint: it speaks on a small ring at first, and at times on one that the pair has for itself.
 struct Inlet<M> {
     sender: Address,
     /// Its number among the peers, once it has one.
     from: Option<u32>,
     hearing: Option<Hearing>,
     place: Offset,
+    /// The ring on which it speaks.
     consumer: Consumer<M, Alive>,
-    /// Slots of the small ring, once the sender speaks on the other.
+    /// The other one: that of the pair until the sender moves there, and then the small one.
+    other: Option<Consumer<M, Alive>>,
+    speaks_on_own: bool,
+    /// Slots that were taken of other rings than the one on which it speaks.
     passed: u64,
-    /// The sender goes on in a ring that is not open yet.
-    moves: bool,
     /// What the sender's word of the news last said.
     promised: u64,
     /// It is among those that may have something.
@@ -65,7 +69,7 @@ impl<M: Memory> Inlet<M> {
 
     /// Whether a look may find something.
     fn may_speak(&self, all_are_looked_at: bool) -> bool {
-        self.hearing.is_some() && (all_are_looked_at || self.left || self.moves || self.promises())
+        self.hearing.is_some() && (all_are_looked_at || self.left || self.promises())
     }
 }
 
@@ -157,7 +161,7 @@ impl<M: Memory> Inlets<M> {
             return Ok(false);
         }
         for ring in self.rings.iter_mut().filter(|ring| ring.hearing.is_some()) {
-            if ring.left || ring.moves || !ring.consumer.is_still()? {
+            if ring.left || !ring.consumer.is_still()? {
                 return Ok(false);
             }
         }
@@ -198,26 +202,62 @@ impl<M: Memory> Inlets<M> {
 
     /// Where the ring lies, for errors.
     pub(super) fn place(&self, inlet: usize) -> Offset {
-        self.rings[inlet].place
+        let Inlet { hearing, speaks_on_own, place, .. } = &self.rings[inlet];
+        let own = hearing.as_ref().and_then(|hearing| hearing.ring.as_ref());
+        own.filter(|_| *speaks_on_own).map_or(*place, Object::at)
     }
 
-    /// Whether a piece of a message may lie there: in the send buffers of the sender.
-    pub(super) fn is_inside(
+    /// Opens what a sender has, for this endpoint to read there; whether it can. The inner error says what no correct endpoint writes.
+    pub(super) fn open_shared(
         &mut self,
         pool: &Pool<M>,
         inlet: usize,
-        at: Offset,
-        bytes: u64,
-    ) -> Result<bool, PoolError> {
-        let Inlet { sender, hearing: Some(Hearing { buffers, .. }), .. } = &mut self.rings[inlet] else {
-            return Ok(false);
+        shared: Shared,
+    ) -> Result<Result<bool, &'static str>, PoolError> {
+        let ring = &self.rings[inlet];
+        let can_open = can_open_more(pool);
+        let opened = match (shared, &ring.hearing, &ring.other) {
+            (Shared::Ring, Some(Hearing { ring: None, .. }), None) if can_open => {
+                self.open_own_ring(pool, inlet)
+            }
+            (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) if can_open => {
+                self.open_buffers(pool, inlet)
+            }
+            (Shared::Ring, Some(Hearing { ring: None, .. }), None)
+            | (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) => return Ok(Ok(false)),
+            _ => return Ok(Err("message of what is to be opened")),
         };
-        let buffers = match buffers {
-            Some(buffers) => buffers,
-            None => buffers.insert(hold_buffers(pool, *sender)?),
-        };
-        let (start, end) = (buffers.at(), buffers.at() + buffers.bytes());
-        Ok(at >= start && at.0.checked_add(bytes).is_some_and(|last| last <= end.0))
+        match opened {
+            Ok(()) => Ok(Ok(true)),
+            // Too much is open, or its sender has left: its small ring goes on.
+            Err(
+                error @ (PoolError::TooManyOpen { .. }
+                | PoolError::Timeout { .. }
+                | PoolError::NotFound { .. }),
+            ) => {
+                tracing::debug!(%error, sender = ?self.rings[inlet].sender, ?shared, "not opened");
+                Ok(Ok(false))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_buffers(&mut self, pool: &Pool<M>, inlet: usize) -> Result<(), PoolError> {
+        let Inlet { sender, hearing, .. } = &mut self.rings[inlet];
+        let held = hold_buffers(pool, *sender)?;
+        if let Some(unused) = hearing.as_mut().and_then(|hearing| hearing.buffers.replace(held)) {
+            pool.let_go(unused);
+        }
+        Ok(())
+    }
+
+    /// Whether a piece of a message may lie there: in the send buffers of the sender.
+    pub(super) fn is_inside(&self, inlet: usize, at: Offset, bytes: u64) -> bool {
+        let hearing = self.rings[inlet].hearing.as_ref();
+        hearing.and_then(|hearing| hearing.buffers.as_ref()).is_some_and(|buffers| {
+            let (start, end) = (buffers.at(), buffers.at() + buffers.bytes());
+            at >= start && at.0.checked_add(bytes).is_some_and(|last| last <= end.0)
+        })
     }
 
     /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
@@ -228,9 +268,6 @@ impl<M: Memory> Inlets<M> {
         inlet: usize,
         room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
     ) -> Result<Option<u64>, PoolError> {
-        if self.rings[inlet].moves && !self.follow(pool, inlet)? {
-            return Ok(None);
-        }
         let Inlet { consumer, left, .. } = &mut self.rings[inlet];
         let popped = consumer.try_pop_to(room)?;
         if popped.is_some() {
@@ -241,31 +278,10 @@ impl<M: Memory> Inlets<M> {
         Ok(popped)
     }
 
-    /// The sender has said the last on the small ring, and goes on in one that the pair has for itself.
-    pub(super) fn moved(&mut self, inlet: usize) -> Result<(), &'static str> {
-        let ring = &mut self.rings[inlet];
-        let is_first = ring.hearing.as_ref().is_some_and(|hearing| hearing.ring.is_none()) && !ring.moves;
-        ring.moves = true;
-        is_first.then_some(()).ok_or("message that a pair moves")
-    }
-
-    /// Opens the ring in which the sender goes on; whether it did, or there is none.
-    fn follow(&mut self, pool: &Pool<M>, inlet: usize) -> Result<bool, PoolError> {
+    /// Opens the ring that the pair has for itself, on which its sender goes on when it has said so.
+    fn open_own_ring(&mut self, pool: &Pool<M>, inlet: usize) -> Result<(), PoolError> {
         let Inlet { sender, wakes, .. } = self.rings[inlet];
-        let object = match pool.open(&ring_name(pool.member().job, sender, self.address)) {
-            Ok(object) => object,
-            Err(PoolError::NotFound { .. }) => {
-                // Its sender has left, and said nothing there.
-                self.close(pool, inlet);
-                return Ok(false);
-            }
-            // It may be heard when less is open, or a lock is free.
-            Err(error @ (PoolError::TooManyOpen { .. } | PoolError::Timeout { .. })) => {
-                tracing::warn!(%error, ?sender, "cannot hear this endpoint");
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        };
+        let object = pool.open(&ring_name(pool.member().job, sender, self.address))?;
         let (shape, place) = match find_ring(pool, &object) {
             Ok(found) => found,
             Err(error) => {
@@ -275,14 +291,28 @@ impl<M: Memory> Inlets<M> {
         };
         let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, sender.host, wakes));
         let ring = &mut self.rings[inlet];
-        ring.passed = ring.consumer.sequence() - 1;
-        ring.consumer = consumer.with_longest(shape.cell_bytes());
-        ring.place = object.at();
-        ring.moves = false;
+        ring.other = Some(consumer.with_longest(shape.cell_bytes()));
         if let Some(hearing) = &mut ring.hearing {
             hearing.ring = Some(object);
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// The sender has said the last on the one ring, and goes on in the other.
+    pub(super) fn moved(&mut self, pool: &Pool<M>, inlet: usize) -> Result<(), &'static str> {
+        let ring = &mut self.rings[inlet];
+        let other = ring.other.take().ok_or("message that a pair moves")?;
+        let taken = |consumer: &Consumer<M, Alive>| consumer.sequence() - 1;
+        let all = ring.passed + taken(&ring.consumer);
+        ring.passed = all - taken(&other);
+        let before = std::mem::replace(&mut ring.consumer, other);
+        ring.speaks_on_own = !ring.speaks_on_own;
+        if ring.speaks_on_own {
+            ring.other = Some(before);
+        } else if let Some(own) = ring.hearing.as_mut().and_then(|hearing| hearing.ring.take()) {
+            pool.close(own);
+        }
+        Ok(())
     }
 
     /// Whether what this sender has offered is there: neither it nor a sweep has taken it away.
@@ -420,8 +450,9 @@ impl<M: Memory> Inlets<M> {
         let number = self.rings.len();
         let before = self.put_in_line(word, number);
         if let Some(before) = before {
-            self.rings[before].left = true;
-            self.rings[before].consumer.keep_credits();
+            let ring = &mut self.rings[before];
+            ring.left = true;
+            ring.other.iter_mut().chain([&mut ring.consumer]).for_each(Consumer::keep_credits);
             self.list(before);
         }
         let wakes = self.rings_bells.then(|| pool.layout().bell(host, endpoint.process.slot));
@@ -436,8 +467,9 @@ impl<M: Memory> Inlets<M> {
             hearing: Some(Hearing { endpoint, blocks, buffers: None, ring: None }),
             place: lines,
             consumer,
+            other: None,
+            speaks_on_own: false,
             passed: 0,
-            moves: false,
             promised: 0,
             is_listed: false,
             left: false,

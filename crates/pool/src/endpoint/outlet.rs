@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use polder_mem::{Bell, Memory, Offset};
+use polder_mem::{Bell, Memory, Nanos, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
@@ -10,8 +10,8 @@ use super::place::{
     HeldEndpoint, Map, create_ring, endpoint_name, hold_endpoint, news_base, realm_of, ring_name,
 };
 use super::stock::Stock;
-use super::wire::{Note, bytes_of, offered, piece_of};
-use super::{Address, CompleteWhen, Completion, EndpointOptions, Label, MessageBuffer, OVERHEAD, fail};
+use super::wire::{Note, Shared, UNASKED, bytes_of, offered, piece_of};
+use super::{Address, CompleteWhen, Completion, EndpointOptions, LOOK, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
 use crate::ring::{Producer, RingShape};
@@ -51,6 +51,15 @@ pub(super) enum Control {
     Credit(u64),
     /// What lay in the send buffer of this number was taken.
     Taken(u32),
+    /// What the peer has is open, or cannot be opened.
+    Opened(Shared, bool),
+}
+
+impl Control {
+    /// The receiver has all that it takes of a send.
+    pub(super) const fn all_taken(send: u64) -> Self {
+        Self::Grant { send, receive: 0, room: 0 }
+    }
 }
 
 /// A message that was requested: its bytes go out once it is granted.
@@ -67,9 +76,14 @@ struct Sending<B, C> {
 pub(super) struct Outlet<M> {
     /// The peer's endpoint, whose news says that something has come.
     endpoint: HeldEndpoint,
+    /// The number of the block with the small ring.
+    block: u64,
     small: Producer<M, Alive>,
     small_shape: RingShape,
     own: Option<OwnRing<M>>,
+    buffers: Buffers,
+    /// Slots of rings that the pair had for itself before.
+    passed: u64,
     /// Slots of the small ring from which on it is asked whether there is room for a ring of its own.
     asks_at: u64,
     /// Whether it was asked.
@@ -80,8 +94,43 @@ pub(super) struct Outlet<M> {
 struct OwnRing<M> {
     ring: Object,
     producer: Producer<M, Alive>,
-    /// Whether the peer has been told: this was the last that the small ring says.
-    is_told: bool,
+    stage: Stage,
+    /// Slots that it had published at the last look, and since when.
+    seen: (u64, Nanos),
+}
+
+/// How far a pair has come with a ring of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The peer is to be told of it.
+    Made,
+    /// The peer has not said whether it reads there.
+    Offered,
+    /// It does: one more message goes on the small ring.
+    Met,
+    /// The pair speaks there.
+    Speaks,
+    /// It has said nothing for a while: one more message goes there.
+    Idle,
+}
+
+/// Whether the peer reads parts of messages in this endpoint's send buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Buffers {
+    /// It was not asked: there was no need.
+    Unasked,
+    /// It has not answered.
+    Asked,
+    /// It does.
+    Read,
+    /// It cannot, or there are none.
+    Unread,
+}
+
+impl<M> OwnRing<M> {
+    const fn speaks(&self) -> bool {
+        matches!(self.stage, Stage::Speaks | Stage::Idle)
+    }
 }
 
 /// A peer, as one endpoint sees it.
@@ -95,6 +144,8 @@ pub(super) struct PeerTraffic<M, B, C> {
     sending: Slab<Sending<B, C>>,
     /// The sends that were granted, in turn.
     granted: VecDeque<usize>,
+    /// The send that goes out unasked, before any other message is begun.
+    unasked: Option<usize>,
     /// Bytes of eager messages that it has not taken.
     untaken: u64,
     /// Bytes of its eager messages that we have taken and not said so.
@@ -116,6 +167,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             queue: VecDeque::new(),
             sending: Slab::new(),
             granted: VecDeque::new(),
+            unasked: None,
             untaken: 0,
             consumed: 0,
             lent: Vec::new(),
@@ -126,7 +178,10 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
 
     /// Whether nothing waits for room.
     pub(super) fn is_quiet(&self) -> bool {
-        self.queue.is_empty() && self.control.is_empty() && self.granted.is_empty()
+        self.queue.is_empty()
+            && self.control.is_empty()
+            && self.granted.is_empty()
+            && !self.outlet.as_ref().is_some_and(Outlet::is_moving)
     }
 
     /// Owes the peer a credit once that is worth a message.
@@ -159,21 +214,20 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         !self.sending.is_empty()
     }
 
-    /// Whether a message goes out as it is, unasked, through a ring with cells of so many bytes.
+    /// Whether a message goes out as it is, unasked; one that no cell of the ring holds goes out in parts.
     #[inline]
-    fn is_eager(&self, options: &EndpointOptions, cell_bytes: u64, bytes: &[u8]) -> bool {
+    fn is_eager(&self, options: &EndpointOptions, bytes: &[u8]) -> bool {
         let length = bytes.len() as u64;
-        length <= options.eager_bytes.min(cell_bytes)
-            && self.untaken + length + OVERHEAD <= options.window_bytes
+        length <= options.eager_bytes && self.untaken + length + OVERHEAD <= options.window_bytes
     }
 
     /// Pushes a short message at once, if it can.
     #[inline]
     pub(super) fn inject(&mut self, options: &EndpointOptions, label: &Label, bytes: &[u8]) -> bool {
-        let Some(outlet) = &self.outlet else { return false };
-        let can = self.queue.is_empty() && self.is_eager(options, outlet.cell_bytes(options), bytes);
+        let can = self.queue.is_empty() && self.unasked.is_none() && self.is_eager(options, bytes);
         let (true, Some(outlet)) = (can, &mut self.outlet) else { return false };
-        if outlet.wants_own(bytes.len() as u64) {
+        let length = bytes.len() as u64;
+        if length > outlet.cell_bytes(options) || outlet.is_moving() || outlet.wants_own(length) {
             return false;
         }
         let (kind, tag) = Note::Eager(*label).encode();
@@ -207,11 +261,8 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             if outlet.wants_own(longest) {
                 outlet.grow(pool, options, stock, self.address)?;
             }
-            let can = outlet.tell_own(pool, stock.address)?;
-            let moved = can
-                && (self.answer()?
-                    || self.begin(options, done)?
-                    || self.stream(pool, options, stock, done)?);
+            let moved = outlet.move_on(pool, options, stock, longest)?
+                && (self.answer()? || self.begin(options, done)? || self.stream(options, stock, done)?);
             if !moved {
                 return Ok(());
             }
@@ -235,6 +286,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(receive, room)),
             Control::Credit(taken) => (Note::Credit, bytes_of(taken, 0)),
             Control::Taken(buffer) => (Note::Taken { buffer }, bytes_of(0, 0)),
+            Control::Opened(shared, could) => (Note::Opened(shared, could), bytes_of(0, 0)),
         };
         let (kind, tag) = note.encode();
         let pushed = outlet.producer().try_push(kind, tag, &bytes)?;
@@ -244,21 +296,25 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         Ok(pushed)
     }
 
-    /// Pushes the next message, or a request for it.
+    /// Pushes the next message, or a request for it, or says that it comes unasked.
     fn begin(
         &mut self,
         options: &EndpointOptions,
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<bool, PoolError> {
         let Some(Outgoing { label, load, place, until }) = self.queue.front() else { return Ok(false) };
-        let cell_bytes = self.outlet.as_ref().map_or(0, |outlet| outlet.cell_bytes(options));
-        let is_eager = until.may_be_eager() && self.is_eager(options, cell_bytes, load.bytes());
+        let is_eager = until.may_be_eager() && self.is_eager(options, load.bytes());
         let synchronous = until.is_synchronous();
-        let Some(producer) = self.outlet.as_mut().map(Outlet::producer) else { return Ok(false) };
         let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
+        let Some(outlet) = self.outlet.as_mut().filter(|_| self.unasked.is_none()) else { return Ok(false) };
+        let is_unasked = is_eager && length > outlet.cell_bytes(options);
+        let producer = outlet.producer();
         let offer = place.and_then(|place| Some((offered(number, length)?, place)));
-        let pushed = if is_eager {
+        let pushed = if is_unasked {
+            let (kind, tag) = Note::Unasked(*label).encode();
+            producer.try_push(kind, tag, &bytes_of(length, 0))?
+        } else if is_eager {
             let (kind, tag) = Note::Eager(*label).encode();
             producer.try_push(kind, tag, bytes)?
         } else if let Some((offer, Offset(place))) = offer {
@@ -270,8 +326,13 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             producer.try_push(kind, tag, &bytes_of(number, length))?
         };
         if pushed && let Some(Outgoing { load, .. }) = self.queue.pop_front() {
-            if is_eager {
-                self.untaken += length + OVERHEAD;
+            self.untaken += if is_eager { length + OVERHEAD } else { 0 };
+            if is_unasked {
+                let granted = Some((UNASKED, length));
+                let number = self.sending.insert(Sending { load, granted, out: 0, synchronous: false });
+                self.unasked = Some(number);
+                self.granted.push_back(number);
+            } else if is_eager {
                 finish(load, done);
             } else {
                 self.sending.insert(Sending { load, granted: None, out: 0, synchronous });
@@ -283,7 +344,6 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     /// Pushes a part of the granted send whose turn it is.
     fn stream(
         &mut self,
-        pool: &Pool<M>,
         options: &EndpointOptions,
         stock: &mut Stock,
         done: &mut VecDeque<Completion<B, C>>,
@@ -299,15 +359,17 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         let rest = &load.bytes()[*out as usize..*room as usize];
         let cell_bytes = outlet.cell_bytes(options).min(rest.len() as u64);
         let is_short = cell_bytes == rest.len() as u64;
-        if !outlet.producer().has_slot()? {
+        // Soon there is an answer, and room for more than the small ring has.
+        if !is_short && outlet.is_asking() || !outlet.producer().has_slot()? {
             return Ok(false);
         }
-        let buffer = if is_short || outlet.has_own() { None } else { stock.take_buffer(pool, options)? };
+        let may_lie_there = outlet.buffers == Buffers::Read && !is_short && !outlet.has_own();
+        let buffer = if may_lie_there { stock.take_buffer(options) } else { None };
         let pushed = match buffer {
             Some((buffer, at)) => {
                 let piece = &rest[..rest.len().min(options.ring.cell_bytes() as usize)];
                 self.lent.push(buffer);
-                outlet.push_piece(pool, (*receive, *out), (buffer, at), piece)?
+                outlet.push_piece((*receive, *out), (buffer, at), piece)?
             }
             // So no pair waits for a peer of another that takes nothing of its send buffers.
             None => {
@@ -322,6 +384,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             self.granted.rotate_left(1);
             if is_over {
                 self.granted.pop_back();
+                self.unasked = self.unasked.filter(|&unasked| unasked != number);
             }
             if is_over && !waits {
                 finish(self.sending.remove(number).load, done);
@@ -370,6 +433,46 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     pub(super) fn taken(&mut self, buffer: u64) -> Result<u32, &'static str> {
         let found = self.lent.iter().position(|&lent| u64::from(lent) == buffer);
         found.map(|index| self.lent.swap_remove(index)).ok_or("message buffer")
+    }
+
+    /// The peer has opened what it was asked to, or cannot: then the small ring goes on. The error says what of it no correct
+    /// endpoint writes.
+    pub(super) fn opened(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        stock: &mut Stock,
+        (shared, could): (Shared, bool),
+    ) -> Result<(), &'static str> {
+        let unasked = "message of what was opened";
+        let Some(outlet) = &mut self.outlet else { return Err(unasked) };
+        match (shared, &mut outlet.own) {
+            (Shared::Ring, Some(own)) if own.stage == Stage::Offered => {
+                own.stage = Stage::Met;
+                if !could {
+                    outlet.give_back(pool, options, stock);
+                }
+            }
+            (Shared::Buffers, _) if outlet.buffers == Buffers::Asked => {
+                outlet.buffers = if could { Buffers::Read } else { Buffers::Unread };
+            }
+            _ => return Err(unasked),
+        }
+        Ok(())
+    }
+
+    /// Lets go of the pair's own ring once nothing was said there for a while.
+    pub(super) fn give_back_if_idle(&mut self, options: &EndpointOptions, is_short: bool, now: Nanos) {
+        if let Some(own) = self.outlet.as_mut().and_then(|outlet| outlet.own.as_mut()) {
+            let published = own.producer.published();
+            if own.seen.0 != published {
+                own.seen = (published, now);
+            }
+            let patience = if is_short { options.idle.min(LOOK) } else { options.idle };
+            if own.stage == Stage::Speaks && now >= own.seen.1 + patience {
+                own.stage = Stage::Idle;
+            }
+        }
     }
 
     /// Fails when the peer has left, or its process is gone. Who cannot see that now looks again.
@@ -424,11 +527,11 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         stock: &mut Stock,
         error: &PoolError,
         done: &mut VecDeque<Completion<B, C>>,
-    ) {
+    ) -> Result<(), PoolError> {
         self.broken.get_or_insert_with(|| error.clone());
-        if let Some(outlet) = &self.outlet {
-            stock.withdraw(pool, self.address);
-            if outlet.own.is_some() {
+        if let Some(Outlet { endpoint, block, own, .. }) = &self.outlet {
+            stock.withdraw(pool, self.address, (*block, endpoint.process))?;
+            if own.is_some() {
                 stock.release_ring(options);
             }
         }
@@ -448,6 +551,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         self.refuse(error, done);
         let sending = std::mem::take(&mut self.sending);
         sending.into_iter().for_each(|(_, sending)| give_up(sending.load, error, done));
+        Ok(())
     }
 }
 
@@ -472,8 +576,8 @@ impl<M: Memory> Outlet<M> {
     ) -> Result<Self, PoolError> {
         let own = stock.address;
         let map = Map::new(pool.layout().geometry(), endpoint.object.at());
-        let place = match stock.take_block(pool, options, to, map.credits(own.host, own.port)) {
-            Ok(place) => place,
+        let (block, place) = match stock.take_block(pool, options, to, map.credits(own.host, own.port)) {
+            Ok(taken) => taken,
             Err(error) => {
                 pool.let_go(endpoint.object);
                 return Err(error);
@@ -484,9 +588,12 @@ impl<M: Memory> Outlet<M> {
         let small = small.with_summary(map.news_word(own.host, own.port), news_base(own.generation));
         Ok(Self {
             endpoint,
+            block,
             small,
             small_shape: options.small_ring,
             own: None,
+            buffers: Buffers::Unasked,
+            passed: 0,
             asks_at: options.short_talk,
             has_asked: false,
         })
@@ -496,14 +603,20 @@ impl<M: Memory> Outlet<M> {
     #[inline]
     fn producer(&mut self) -> &mut Producer<M, Alive> {
         match &mut self.own {
-            Some(own) if own.is_told => &mut own.producer,
+            Some(own) if own.speaks() => &mut own.producer,
             _ => &mut self.small,
         }
     }
 
     #[inline]
     fn has_own(&self) -> bool {
-        self.own.as_ref().is_some_and(|own| own.is_told)
+        self.own.as_ref().is_some_and(OwnRing::speaks)
+    }
+
+    /// Whether the peer is to be told something of the pair's own ring.
+    #[inline]
+    fn is_moving(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| !matches!(own.stage, Stage::Offered | Stage::Speaks))
     }
 
     #[inline]
@@ -511,16 +624,18 @@ impl<M: Memory> Outlet<M> {
         if self.has_own() { options.ring.cell_bytes() } else { self.small_shape.cell_bytes() }
     }
 
+    /// Whether the peer has yet to say what it can open.
+    fn is_asking(&self) -> bool {
+        let offers = |own: &OwnRing<M>| matches!(own.stage, Stage::Made | Stage::Offered);
+        self.buffers == Buffers::Asked || self.own.as_ref().is_some_and(offers)
+    }
+
     /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is long.
     #[inline]
     fn wants_own(&self, bytes: u64) -> bool {
-        match &self.own {
-            Some(own) => !own.is_told,
-            None => {
-                self.small.published() >= self.asks_at
-                    || !self.has_asked && bytes > self.small_shape.cell_bytes()
-            }
-        }
+        self.own.is_none()
+            && (self.small.published() >= self.asks_at
+                || !self.has_asked && bytes > self.small_shape.cell_bytes())
     }
 
     /// Makes a ring of its own for the pair, if there is room; else it asks again when it has talked twice as much.
@@ -531,9 +646,6 @@ impl<M: Memory> Outlet<M> {
         stock: &mut Stock,
         to: Address,
     ) -> Result<(), PoolError> {
-        if self.own.is_some() {
-            return Ok(());
-        }
         (self.has_asked, self.asks_at) = (true, 2 * self.small.published() + options.short_talk);
         if !stock.reserve_ring(pool, options)? {
             return Ok(());
@@ -543,7 +655,8 @@ impl<M: Memory> Outlet<M> {
             Ok((ring, place)) => {
                 let link = link(pool, to.host, wakes(pool, options, &self.endpoint));
                 let producer = Producer::new(pool.memory().clone(), options.ring, place, link).of_new_ring();
-                self.own = Some(OwnRing { ring, producer, is_told: false });
+                let seen = (0, pool.memory().now());
+                self.own = Some(OwnRing { ring, producer, stage: Stage::Made, seen });
                 Ok(())
             }
             Err(error @ (PoolError::Evicted { .. } | PoolError::Memory(_))) => Err(error),
@@ -556,37 +669,90 @@ impl<M: Memory> Outlet<M> {
         }
     }
 
-    /// Tells the peer of a ring of its own, if it does not know; whether nothing is left to tell.
-    fn tell_own(&mut self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
-        let Some(own) = self.own.as_mut().filter(|own| !own.is_told) else { return Ok(true) };
-        let (kind, tag) = Note::Moved.encode();
-        if !self.small.try_push(kind, tag, &bytes_of(0, 0))? {
+    /// Tells the peer what it is to know of a ring that the pair has for itself, or of send buffers for a message of so many bytes;
+    /// whether nothing is left to tell.
+    fn move_on(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        stock: &mut Stock,
+        longest: u64,
+    ) -> Result<bool, PoolError> {
+        if self.own.is_none() {
+            return self.offer_buffers(pool, options, stock, longest);
+        }
+        let Some(own) = self.own.as_mut().filter(|own| !matches!(own.stage, Stage::Offered | Stage::Speaks))
+        else {
+            return Ok(true);
+        };
+        let note = if own.stage == Stage::Made { Note::Open(Shared::Ring) } else { Note::Moved };
+        let (kind, tag) = note.encode();
+        let producer = if own.stage == Stage::Idle { &mut own.producer } else { &mut self.small };
+        if !producer.try_push(kind, tag, &bytes_of(0, 0))? {
             return Ok(false);
         }
         let map = Map::new(pool.layout().geometry(), self.endpoint.object.at());
-        let (word, base) = (map.news_word(sender.host, sender.port), news_base(sender.generation));
-        own.producer.count_in(word, base + self.small.published());
-        own.is_told = true;
+        let Address { host, port, generation, .. } = stock.address;
+        let (word, base) = (map.news_word(host, port), news_base(generation));
+        match own.stage {
+            Stage::Idle => {
+                self.passed += own.producer.published();
+                self.small.count_in(word, base + self.passed);
+                (self.has_asked, self.asks_at) = (false, self.small.published() + options.short_talk);
+                self.give_back(pool, options, stock);
+            }
+            Stage::Met => {
+                own.producer.count_in(word, base + self.passed + self.small.published());
+                own.stage = Stage::Speaks;
+            }
+            _ => own.stage = Stage::Offered,
+        }
         Ok(true)
     }
 
-    /// Whether the peer has shown itself at the ring that speaks now, or has nothing to take there.
-    fn is_met(&mut self) -> Result<bool, PoolError> {
-        match &mut self.own {
-            Some(own) if own.producer.published() > 0 => own.producer.is_met(),
-            _ => self.small.is_met(),
+    /// Asks the peer to read in the send buffers, if a message is long and the pair has no ring of its own; whether nothing is left
+    /// to tell.
+    fn offer_buffers(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        stock: &mut Stock,
+        longest: u64,
+    ) -> Result<bool, PoolError> {
+        if self.buffers != Buffers::Unasked || longest <= self.small_shape.cell_bytes() {
+            return Ok(true);
         }
+        if !stock.has_buffers(pool, options)? {
+            self.buffers = Buffers::Unread;
+            return Ok(true);
+        }
+        let (kind, tag) = Note::Open(Shared::Buffers).encode();
+        let pushed = self.small.try_push(kind, tag, &bytes_of(0, 0))?;
+        self.buffers = if pushed { Buffers::Asked } else { Buffers::Unasked };
+        Ok(pushed)
+    }
+
+    /// Gives the pair's own ring back to the pool; the peer may still read what was said there.
+    fn give_back(&mut self, pool: &Pool<M>, options: &EndpointOptions, stock: &mut Stock) {
+        if let Some(own) = self.own.take() {
+            stock.release_ring(options);
+            pool.abandon(own.ring);
+        }
+    }
+
+    /// Whether the peer has shown itself, or has nothing to take. It has if it met the pair at a ring of its own.
+    fn is_met(&mut self) -> Result<bool, PoolError> {
+        if self.has_own() { Ok(true) } else { self.small.is_met() }
     }
 
     /// Copies a piece of a message to a send buffer and says so; returns its bytes. The small ring has a slot for it.
     fn push_piece(
         &mut self,
-        pool: &Pool<M>,
         (receive, offset): (u64, u64),
         (buffer, at): (u32, Offset),
         piece: &[u8],
     ) -> Result<u64, PoolError> {
-        let (memory, bytes) = (pool.memory(), piece.len() as u64);
+        let (memory, bytes) = (self.small.memory(), piece.len() as u64);
         memory.copy_in_nt(at, piece)?;
         // SYNC: pairs with `Endpoint::take_piece`, once the receiver has seen the header.
         memory.sfence();

@@ -32,8 +32,9 @@
 //! | `blocks/0` | none, but send buffers |
 //!
 //! A block is the producer's extent of a small ring, filled up to a multiple of 128 bytes. In an object of blocks they, or send buffers,
-//! begin with the first multiple of 128 behind its first line, the identity of its process. No block is used twice. The
-//! generation of a small ring is the low half of its sender's, or 1 if that is 0.
+//! begin with the first multiple of 128 behind its first line, the identity of its process. A block is used again once the process
+//! of its receiver is gone. Its headers are zeros then. The generation of a small ring is the low half of its sender's, or 1 if
+//! that is 0.
 //!
 //! # Own words of the identity of an endpoint
 //! | word | what |

@@ -1,20 +1,35 @@
 //! What an endpoint has of the pool for all its peers: blocks for small rings, send buffers, and its budget for rings of their own.
 
+use std::collections::VecDeque;
+
 use polder_mem::{Memory, Offset};
 
 use super::place::{
-    MOST_BLOCKS, Map, block_said, create_blocks, create_buffers, endpoint_bytes, endpoint_name, first_block,
-    realm_of, ring_bytes, small_generation,
+    MOST_BLOCKS, Map, block_of, block_said, create_blocks, create_buffers, endpoint_bytes, endpoint_name,
+    first_block, realm_of, ring_bytes, small_generation,
 };
 use super::{Address, EndpointOptions};
 use crate::chunks::Chunks;
+use crate::membership::Process;
 use crate::object::Object;
+use crate::opens::Opens;
 use crate::owned::{self, Kind};
-use crate::ring::RingPlace;
+use crate::ring::{PAIR, RingPlace};
 use crate::{Pool, PoolError};
 
 /// A ring of its own is made only while so much of the pool is free, one part of so many: small rings need room too.
 const RESERVE: u64 = 8;
+/// Blocks of which it is asked whether they are free, before one that is new is taken.
+const ASKED: usize = 4;
+
+/// Objects that a process leaves unopened for endpoints and blocks of peers, without which nothing goes: one part of all, of so many.
+const SPARED: u32 = 4;
+
+/// Whether this process may open an object without which a conversation goes on, too.
+pub(super) fn can_open_more<M: Memory>(pool: &Pool<M>) -> bool {
+    let limit = pool.layout().geometry().opens;
+    Opens(pool.directory().site).left() > limit / SPARED
+}
 
 /// What an endpoint has of the pool.
 pub(super) struct Stock {
@@ -22,11 +37,15 @@ pub(super) struct Stock {
     objects: Vec<Object>,
     map: Map,
     pub(super) address: Address,
-    /// Blocks that were given out. None is given out twice: a process that was stopped may still look at it.
+    /// Blocks that were ever given out.
     blocks: u64,
+    /// Those of conversations that are over, and who may still look at them: a process that was only stopped.
+    used: VecDeque<(u64, Process)>,
     /// The send buffers, once one was needed, and those that no peer is to read.
     buffers: Option<Object>,
     free: Vec<u32>,
+    /// There was no room for a ring of a pair since the last look at those that are idle.
+    pub(super) is_short: bool,
     /// Bytes of all objects that it has.
     bytes: u64,
     /// Messages and parts that went out.
@@ -55,8 +74,10 @@ impl Stock {
                 map,
                 address,
                 blocks: 0,
+                used: VecDeque::new(),
                 buffers: None,
                 free,
+                is_short: false,
                 bytes,
                 pushed: 0,
             });
@@ -74,17 +95,51 @@ impl Stock {
         self.bytes
     }
 
-    /// A block for the small ring to a peer, which finds it from here on.
+    /// A block for the small ring to a peer, which finds it from here on: its number, and where the ring lies.
     pub(super) fn take_block<M: Memory>(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
         to: Address,
         credits: Offset,
-    ) -> Result<RingPlace, PoolError> {
+    ) -> Result<(u64, RingPlace), PoolError> {
+        let again = self.take_used(pool)?;
+        let block = again.unwrap_or(self.blocks);
+        let lines = self.make_block(pool, options, block)?;
+        if again.is_some() {
+            for slot in 0..options.small_ring.slots() {
+                pool.memory().store_line(lines + slot * PAIR, &[0; 8]);
+            }
+            // The fence of `say` is theirs, too: the next receiver learns of the block by what comes after it.
+            pool.memory().write_back(lines, options.small_ring.slots() * PAIR);
+        }
+        self.blocks = self.blocks.max(block + 1);
+        self.say(pool, to, block_said(block, to.generation));
+        Ok((block, RingPlace { lines, credits, generation: small_generation(self.address.generation) }))
+    }
+
+    /// A block at which nobody looks any more, if there is one.
+    fn take_used<M: Memory>(&mut self, pool: &Pool<M>) -> Result<Option<u64>, PoolError> {
+        for _ in 0..self.used.len().min(ASKED) {
+            let Some((block, process)) = self.used.pop_front() else { break };
+            if pool.is_gone(&process)? {
+                return Ok(Some(block));
+            }
+            self.used.push_back((block, process));
+        }
+        Ok(None)
+    }
+
+    /// Where this block lies, in an object that is made for it if need be.
+    fn make_block<M: Memory>(
+        &mut self,
+        pool: &Pool<M>,
+        options: &EndpointOptions,
+        block: u64,
+    ) -> Result<Offset, PoolError> {
         let blocks = options.blocks();
-        let (number, index) = blocks.object_of(self.blocks);
-        if self.blocks == MOST_BLOCKS {
+        let (number, index) = blocks.object_of(block);
+        if block == MOST_BLOCKS {
             return Err(PoolError::Full { asked: 1, free: 0, largest: 0 });
         }
         if number as usize == self.objects.len() {
@@ -94,15 +149,26 @@ impl Stock {
         }
         let first =
             if number == 0 { self.map.blocks() } else { first_block(self.objects[number as usize].at()) };
-        let lines = first + index * blocks.block_bytes();
-        self.say(pool, to, block_said(self.blocks, to.generation));
-        self.blocks += 1;
-        Ok(RingPlace { lines, credits, generation: small_generation(self.address.generation) })
+        Ok(first + index * blocks.block_bytes())
     }
 
-    /// Lets a peer find no block here: what was offered to it is no longer there.
-    pub(super) fn withdraw<M: Memory>(&self, pool: &Pool<M>, from: Address) {
-        self.say(pool, from, 0);
+    /// Lets a peer find no block here: what was offered to it is no longer there. Its block is another's once its process is gone.
+    /// A later endpoint at its place may have one by now, and keeps it.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub(super) fn withdraw<M: Memory>(
+        &mut self,
+        pool: &Pool<M>,
+        from: Address,
+        (block, process): (u64, Process),
+    ) -> Result<(), PoolError> {
+        let said = pool.memory().load(self.map.block_word(from.host, from.port))?;
+        if block_of(said, from.generation) == Some(block) {
+            self.say(pool, from, 0);
+        }
+        self.used.push_back((block, process));
+        Ok(())
     }
 
     fn say<M: Memory>(&self, pool: &Pool<M>, to: Address, word: u64) {
@@ -113,32 +179,35 @@ impl Stock {
         memory.sfence();
     }
 
-    /// A send buffer, if one is free: its number and where it lies.
-    pub(super) fn take_buffer<M: Memory>(
+    /// Whether there are send buffers, which it makes at first.
+    pub(super) fn has_buffers<M: Memory>(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
-    ) -> Result<Option<(u32, Offset)>, PoolError> {
-        let Some(&number) = self.free.last() else { return Ok(None) };
-        let each = options.ring.cell_bytes();
-        let buffers = match &self.buffers {
-            Some(buffers) => buffers,
-            None => match create_buffers(pool, self.address, u64::from(options.send_buffers) * each) {
+    ) -> Result<bool, PoolError> {
+        if self.buffers.is_none() && !self.free.is_empty() && can_open_more(pool) {
+            let bytes = u64::from(options.send_buffers) * options.ring.cell_bytes();
+            match create_buffers(pool, self.address, bytes) {
                 Ok(made) => {
                     self.bytes += made.bytes();
-                    self.buffers.insert(made)
+                    self.buffers = Some(made);
                 }
                 Err(error @ (PoolError::Evicted { .. } | PoolError::Memory(_))) => return Err(error),
                 // Small rings carry everything.
                 Err(error) => {
                     tracing::debug!(%error, "no send buffers");
                     self.free.clear();
-                    return Ok(None);
                 }
-            },
-        };
-        self.free.pop();
-        Ok(Some((number, first_block(buffers.at()) + u64::from(number) * each)))
+            }
+        }
+        Ok(self.buffers.is_some())
+    }
+
+    /// A send buffer, if one is free: its number and where it lies.
+    pub(super) fn take_buffer(&mut self, options: &EndpointOptions) -> Option<(u32, Offset)> {
+        let first = first_block(self.buffers.as_ref()?.at());
+        let number = self.free.pop()?;
+        Some((number, first + u64::from(number) * options.ring.cell_bytes()))
     }
 
     /// Nobody reads this send buffer any more.
@@ -153,13 +222,13 @@ impl Stock {
         options: &EndpointOptions,
     ) -> Result<bool, PoolError> {
         let bytes = ring_bytes(options.ring);
-        if self.bytes.saturating_add(bytes) > options.memory_bytes {
-            return Ok(false);
-        }
         let layout = pool.layout();
         let all = u64::from(layout.chunks()) * layout.geometry().chunk_bytes;
-        let has_room = Chunks(pool.directory().site).free_bytes()? >= bytes + all / RESERVE;
+        let has_room = self.bytes.saturating_add(bytes) <= options.memory_bytes
+            && can_open_more(pool)
+            && Chunks(pool.directory().site).free_bytes()? >= bytes + all / RESERVE;
         self.bytes += if has_room { bytes } else { 0 };
+        self.is_short |= !has_room;
         Ok(has_room)
     }
 

@@ -12,10 +12,13 @@
 //! | 7 synchronous request | the label's | as a request; when all that was granted is where it belongs, a grant of 0 bytes says so |
 //! | 8 piece | as of a part | where in the sender's send buffers it lies; bits 0..32 its bytes, bits 32..64 number of the send buffer, 8 bytes each |
 //! | 9 taken | number of the send buffer of a piece that was copied out | 16 zeros |
-//! | 10 moved | 0 | 16 zeros; the last on a small ring: the pair goes on in a ring of its own |
+//! | 10 moved | 0 | 16 zeros; the last on this ring of the pair for now: it goes on in its other one |
+//! | 11 open | 0 a ring for the pair alone, 1 the sender's send buffers | 16 zeros; the receiver is to open that, and to answer |
+//! | 12 opened | bit 0 as of an open; bit 1 whether it could | 16 zeros |
+//! | 13 unasked | the label's | bytes of the message, and 0, 8 bytes each; its parts come as those of receive 2^24 - 1 |
 //!
-//! If it is of an eager message, a request of either sort or an offer, the kind has more bits: bits 8..16 are the label's
-//! kind, bits 16..48 its data, and bit 7 is 1 if there is data.
+//! If it is of an eager or unasked message, a request of either sort or an offer, the kind has more bits: bits 8..16 are the
+//! label's kind, bits 16..48 its data, and bit 7 is 1 if there is data.
 
 use super::Label;
 use crate::ring::{Envelope, INLINE};
@@ -24,8 +27,10 @@ use crate::ring::{Envelope, INLINE};
 pub(super) const OFFSET_BITS: u32 = 40;
 /// Bytes of the longest message.
 pub const LONGEST: u64 = (1 << OFFSET_BITS) - 1;
+/// The number of the receive that parts of an unasked message name: the highest that has room beside an offset.
+pub(super) const UNASKED: u64 = (1 << (64 - OFFSET_BITS)) - 1;
 /// Receives that are under way at most.
-pub(super) const RECEIVES: usize = 1 << (64 - OFFSET_BITS);
+pub(super) const RECEIVES: usize = UNASKED as usize;
 
 const HAS_DATA: u64 = 1 << 7;
 const LABEL_BITS: u32 = 8;
@@ -41,6 +46,24 @@ const SYNCHRONOUS: u64 = 7;
 const PIECE: u64 = 8;
 const TAKEN: u64 = 9;
 const MOVED: u64 = 10;
+const OPEN: u64 = 11;
+const OPENED: u64 = 12;
+const COMES: u64 = 13;
+
+/// What a receiver opens of a sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shared {
+    /// The ring that the pair has for itself.
+    Ring = 0,
+    /// The send buffers.
+    Buffers = 1,
+}
+
+impl Shared {
+    fn decode(bit: u64) -> Self {
+        if bit & 1 == 0 { Self::Ring } else { Self::Buffers }
+    }
+}
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +86,14 @@ pub(super) enum Note {
     Piece { receive: u64, offset: u64 },
     /// The receiver has copied out what lies in this send buffer.
     Taken { buffer: u32 },
-    /// The sender goes on in a ring that the pair has for itself.
+    /// The sender goes on in the other ring of the pair.
     Moved,
+    /// The receiver is to open this.
+    Open(Shared),
+    /// It has, or cannot.
+    Opened(Shared, bool),
+    /// A whole message comes in parts, unasked.
+    Unasked(Label),
 }
 
 impl Note {
@@ -82,6 +111,9 @@ impl Note {
             Self::Piece { receive, offset } => (PIECE, receive << OFFSET_BITS | offset),
             Self::Taken { buffer } => (TAKEN, buffer.into()),
             Self::Moved => (MOVED, 0),
+            Self::Open(shared) => (OPEN, shared as u64),
+            Self::Opened(shared, could) => (OPENED, shared as u64 | u64::from(could) << 1),
+            Self::Unasked(label) => (COMES | kind_of(&label), label.tag),
         }
     }
 
@@ -102,6 +134,9 @@ impl Note {
             }
             TAKEN if kind == TAKEN => Some(Self::Taken { buffer: u32::try_from(tag).ok()? }),
             MOVED if kind == MOVED => Some(Self::Moved),
+            OPEN if kind == OPEN && tag < 2 => Some(Self::Open(Shared::decode(tag))),
+            OPENED if kind == OPENED && tag < 4 => Some(Self::Opened(Shared::decode(tag), tag & 2 != 0)),
+            COMES => Some(Self::Unasked(label_of(kind, tag)?)),
             _ => None,
         }
     }
@@ -130,7 +165,7 @@ pub(super) fn offered(send: u64, bytes: u64) -> Option<u64> {
 
 /// The inverse of [`offered`].
 pub(super) const fn offer_of(word: u64) -> (u64, u64) {
-    (word & (RECEIVES as u64 - 1), word >> (64 - OFFSET_BITS))
+    (word & UNASKED, word >> (64 - OFFSET_BITS))
 }
 
 /// The number of a send buffer and the bytes of the piece in it.
@@ -173,6 +208,11 @@ mod tests {
             Note::Piece { receive: RECEIVES as u64 - 1, offset: LONGEST },
             Note::Taken { buffer: u32::MAX },
             Note::Moved,
+            Note::Open(Shared::Ring),
+            Note::Open(Shared::Buffers),
+            Note::Opened(Shared::Ring, true),
+            Note::Opened(Shared::Buffers, false),
+            Note::Unasked(label(Some(1))),
         ];
         for note in notes {
             let (kind, tag) = note.encode();
@@ -185,7 +225,7 @@ mod tests {
         let data_unsaid = EAGER | 1 << DATA_BITS;
         for kind in [
             0,
-            11,
+            14,
             GRANT | HAS_DATA,
             PART | 1 << 8,
             CREDIT | HAS_DATA,
@@ -196,7 +236,10 @@ mod tests {
             assert_eq!(Note::decode(&Envelope { kind, tag: 0, bytes: 0 }), None, "{kind}");
         }
         assert_eq!(words_of(bytes_of(1, u64::MAX)), [1, u64::MAX]);
+        assert_eq!(Note::decode(&Envelope { kind: OPEN, tag: 2, bytes: 0 }), None);
+        assert_eq!(Note::decode(&Envelope { kind: OPENED, tag: 4, bytes: 0 }), None);
         assert_eq!(buffer_of(piece_of(u32::MAX, 7)), (u32::MAX, 7));
+
         assert_eq!(offered(9, LONGEST).map(offer_of), Some((9, LONGEST)));
         assert_eq!(offered(RECEIVES as u64, 1), None);
     }

@@ -90,6 +90,11 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         room.map_err(|flaw| self.fate.end(self.out.error(&self.link, flaw), false))
     }
 
+    /// Where it lies.
+    pub(crate) const fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Slots that it has published.
     #[inline(always)]
     pub(crate) fn published(&self) -> u64 {

@@ -20,7 +20,7 @@ use crate::endpoint::{
     Address, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
 };
 use crate::format::{Geometry, Layout, Superblock};
-use crate::object::InitialContents;
+use crate::object::{InitialContents, Object};
 use crate::ring::RingShape;
 use crate::wait::Patience;
 use crate::{Member, Pool, PoolError, PrivateMemory};
@@ -60,9 +60,12 @@ pub(super) const SPARE: u16 = 3;
 const CHUNKS: u32 = 15;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
-/// Bytes of a cell, and of the longest message that is eager.
+/// Bytes of a cell, and of the longest message that is eager: less than a cell holds, or more.
 const CELL: usize = 64;
 const EAGER: usize = 48;
+const EAGER_IN_PARTS: usize = 150;
+/// Objects without which a process cannot talk: endpoints of all, blocks of its own and of those that write to it.
+const NEEDED: usize = 3 + 2 + 3;
 /// Inline, in a cell, and in parts of one.
 const SIZES: [usize; 6] = [0, 8, 16, 40, 64, 150];
 
@@ -109,16 +112,27 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     pool_of(geometry, CHUNKS)
 });
 
-/// When a pair gets a ring of its own, and how many send buffers there are for those that have none.
+/// When a pair gets a ring of its own and for how long, how many send buffers there are for those that have none, and what is eager.
 #[derive(Clone, Copy, Debug)]
 struct Room {
     memory_bytes: u64,
     short_talk: u64,
+    idle: Duration,
     send_buffers: u32,
+    eager_bytes: usize,
+    /// Objects that a process can open beside those that it cannot do without, if that is few.
+    opens: Option<usize>,
 }
 
 impl Room {
-    const ENOUGH: Self = Self { memory_bytes: u64::MAX, short_talk: 2, send_buffers: 1 };
+    const ENOUGH: Self = Self {
+        memory_bytes: u64::MAX,
+        short_talk: 2,
+        idle: PATIENCE,
+        send_buffers: 1,
+        eager_bytes: EAGER,
+        opens: None,
+    };
 }
 
 fn options(slots: u32, rings_bells: bool, room: Room) -> EndpointOptions {
@@ -132,8 +146,9 @@ fn options(slots: u32, rings_bells: bool, room: Room) -> EndpointOptions {
         short_talk: room.short_talk,
         send_buffers: room.send_buffers,
         memory_bytes: room.memory_bytes,
-        eager_bytes: EAGER as u64,
-        window_bytes: 160,
+        idle: room.idle,
+        eager_bytes: room.eager_bytes as u64,
+        window_bytes: room.eager_bytes as u64 + 112,
         in_place_bytes: 50,
         timeout: PATIENCE,
         calls_a_look: 8,
@@ -164,11 +179,11 @@ impl Witness {
 
 impl Message {
     /// How often the buffer that it belongs in has been written, at least, when its sender is told that it is complete.
-    fn writes(&self) -> usize {
+    fn writes(&self, eager_bytes: usize) -> usize {
         let pieces = if self.staged { self.size.min(1) } else { self.size.div_ceil(CELL) };
         match self.until {
             CompleteWhen::Received => pieces,
-            CompleteWhen::LongReceived if self.size > EAGER => pieces,
+            CompleteWhen::LongReceived if self.size > eager_bytes => pieces,
             CompleteWhen::LongReceived | CompleteWhen::Out | CompleteWhen::Matched => 0,
         }
     }
@@ -197,8 +212,9 @@ struct Witness {
     room: Room,
     /// Who dies.
     victim: Option<usize>,
-    /// Whether the first endpoint leaves when it is done, and another of its process writes to the second, which stays.
+    /// Whether the first endpoint leaves when it is done, and another at its place talks to the second, which stays.
     encore: bool,
+    kernels: Kernels,
     /// Whether the first endpoint leaves when it has offered all, and uses its memory for something else.
     leaves: bool,
     /// How the endpoints sleep when they can only wait, if they do.
@@ -290,7 +306,10 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
     let mut room = Room {
         memory_bytes: [0, u64::MAX][dice.roll(2) as usize],
         short_talk: 1 + dice.roll(4),
+        idle: [Duration::from_micros(1), PATIENCE][dice.roll(2) as usize],
         send_buffers: dice.roll(3) as u32,
+        eager_bytes: if offers { EAGER } else { [EAGER, EAGER_IN_PARTS][dice.roll(2) as usize] },
+        opens: (dice.roll(4) == 0 && !encore && !offers).then(|| dice.roll(3) as usize),
     };
     if is_small {
         (room.memory_bytes, room.send_buffers) = (0, 1 + room.send_buffers % 2);
@@ -309,6 +328,7 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
         room,
         victim,
         encore,
+        kernels,
         leaves,
         sleeps,
         rings_bells,
@@ -391,6 +411,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     let take = || PrivateMemory::take(Arc::clone(&pool), 0, lines * LINE).expect("there is room");
     let stage = (lines > 0).then(take);
     let mut free = stage.as_ref().map(PrivateMemory::at);
+    let hoard = witness.room.opens.map_or_else(Vec::new, |opens| hoard(&pool, end.address(), opens));
     if witness.slots > 2 && witness.victim.is_some_and(|victim| victim != number) {
         // It comes for what it is offered when whoever offered it may be dead.
         (0..dice.roll(4000)).for_each(|_| pool.memory().pause());
@@ -465,8 +486,16 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     let at = end.address();
     witness.left.borrow_mut()[number] = true;
     end.close().expect("nobody is evicted");
+    hoard.into_iter().for_each(|object| pool.close(object));
     if witness.encore && number == 0 {
-        speak_as_the_next(&pool, at, address_of(&pool, witness, 1).expect("nobody dies"));
+        let to = address_of(&pool, witness, 1).expect("nobody dies");
+        drop(stage);
+        let memory = pool.memory().clone();
+        // The block that the second had for it is free once its process is gone.
+        let is_gone = dice.roll(2) == 0;
+        let pool = if is_gone { None } else { Some(pool) };
+        let pool = pool.unwrap_or_else(|| attach(memory, witness.kernels, witness.hosts[0], number));
+        speak_as_the_next(&pool, at, to);
     }
     witness.over.set(witness.over.get() + 1);
 }
@@ -506,29 +535,55 @@ fn leave(end: End, stage: Option<PrivateMemory<ModelMemory>>, pool: &Pool<ModelM
 }
 
 const ENCORE: Label = Label { kind: 2, tag: 9, data: Some(1) };
+const ENCORE_OF_ALL: Filter = Filter { from: None, kind: ENCORE.kind, tag: ENCORE.tag, ignore: 0 };
+/// Messages with which the one that stays answers.
+const ANSWERS: u8 = 3;
 
-/// Writes to an endpoint that stays, as one at the place of one that has left.
+/// Holds so much open that few more objects can be opened than a conversation needs.
+fn hoard(pool: &Pool<ModelMemory>, Address { host, port, .. }: Address, opens: usize) -> Vec<Object> {
+    let open = || pool.open(&format!("/endpoint/0/{host}.{port}"));
+    let mut held: Vec<_> = std::iter::from_fn(|| open().ok()).collect();
+    let left = held.len().saturating_sub(NEEDED + opens);
+    held.split_off(left).into_iter().for_each(|object| pool.close(object));
+    held
+}
+
+/// Talks to an endpoint that stays, as one at the place of one that has left.
 fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) {
     let mut end = End::open(Arc::clone(pool), options(2, true, Room::ENOUGH)).expect("a port is free");
     let address = end.address();
     assert_eq!((address.host, address.port), (left.host, left.port));
     let peer = end.connect(to);
     end.inject(peer, ENCORE, &[7; 40]).expect("the peer is known");
+    for answer in 1..=ANSWERS {
+        end.receive(ENCORE_OF_ALL, room(40), 0);
+        let came = loop {
+            end.progress().expect("nobody is evicted");
+            match end.completion() {
+                Some(Completion::Received { buffer, arrival, .. }) => break (buffer.bytes, arrival.label),
+                Some(other) => panic!("{other:?}"),
+                None => pool.memory().pause(),
+            }
+        };
+        assert_eq!(came, (vec![answer; 40], ENCORE));
+    }
     end.close().expect("nobody is evicted");
 }
 
 /// Is told that an endpoint has left from which it waits for something, and hears the next at its place.
 fn hear_the_next(pool: &Pool<ModelMemory>, end: &mut End, left: u32) {
-    let filter = |from| Filter { from, kind: ENCORE.kind, tag: ENCORE.tag, ignore: 0 };
-    end.receive(filter(Some(left)), room(40), 0);
-    end.receive(filter(None), room(40), 1);
+    end.receive(Filter { from: Some(left), ..ENCORE_OF_ALL }, room(40), 0);
+    end.receive(ENCORE_OF_ALL, room(40), 1);
     let (mut is_gone, mut came) = (false, None);
     while !is_gone || came.is_none() {
         end.progress().expect("nobody is evicted");
         match end.completion() {
             Some(Completion::Failed { context: 0, error: PoolError::PeerDead { .. }, .. }) => is_gone = true,
             Some(Completion::Received { buffer, context: 1, arrival }) => {
-                came = Some((buffer.bytes, arrival.label))
+                came = Some((buffer.bytes, arrival.label));
+                for answer in 1..=ANSWERS {
+                    end.inject(arrival.from, ENCORE, &[answer; 40]).expect("the peer is known");
+                }
             }
             Some(other) => panic!("{other:?}"),
             None => pool.memory().pause(),
@@ -599,7 +654,8 @@ fn finish(
         Completion::Sent { buffer: Lent { bytes, place, .. }, context } => {
             assert_eq!(bytes, plan[context].bytes(), "sent {context}");
             // Where it matters who is meant, each receive is that of its message.
-            let (writes, wanted) = (witness.writes[context].get(), plan[context].writes());
+            let (writes, wanted) =
+                (witness.writes[context].get(), plan[context].writes(witness.room.eager_bytes));
             assert!(
                 witness.ways[plan[context].to] == 0 || writes >= wanted,
                 "{context} is complete, and was written {writes} times of {wanted}"
