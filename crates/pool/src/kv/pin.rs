@@ -41,19 +41,25 @@ impl<M: Memory> Pin<M> {
         self.blocks.get(index)?.as_ref().map(|block| block.at)
     }
 
-    /// Holds the slab of a block open and announces the block's slot; whether the slab is still there.
-    fn announce(&mut self, cache: &Cache<M>, read: &Read) -> Result<bool, PoolError> {
+    /// Holds the slab of a block open and reserves a word for the block's slot; whether the slab is still there.
+    fn reserve(&mut self, cache: &Cache<M>, read: &Read) -> Result<bool, PoolError> {
         let (host, slot) = (read.place.host, read.place.slot);
         let is_held = self.slabs.iter().any(|(of, number, _)| (*of, *number) == (host, slot.slab()));
         if !is_held {
             let Some(object) = cache.hold_slab(host, slot.slab(), &read.slab)? else { return Ok(false) };
             self.slabs.push((host, slot.slab(), object));
         }
-        let opens = Opens(cache.pool.directory().site);
-        let held = opens.reserve()?;
+        let held = Opens(cache.pool.directory().site).reserve()?;
         self.blocks[read.index] = Some(PinnedBlock { at: read.block, held });
-        opens.announce(held, Announcement::pin(host, slot.word()));
         Ok(true)
+    }
+
+    /// Whether nobody has given up a slab whose block is pinned.
+    #[cfg(feature = "model")]
+    pub(crate) fn is_kept(&self) -> bool {
+        let is_live = |slab: &Object| self.pool.is_live(&slab.name, slab.owner, slab.generation);
+        let mut slabs = self.slabs.iter().filter(|_| self.blocks.iter().any(Option::is_some));
+        slabs.all(|(_, _, slab)| is_live(slab).expect("the model has no faults"))
     }
 
     fn release(&mut self, index: usize) {
@@ -74,6 +80,12 @@ impl<M: Memory> Drop for Pin<M> {
         (0..self.blocks.len()).for_each(|index| self.release(index));
         self.slabs.drain(..).for_each(|(_, _, object)| self.pool.close(object));
     }
+}
+
+/// Blocks that are about to be pinned.
+pub(crate) struct Reserved<M: Memory> {
+    pin: Pin<M>,
+    reads: Vec<Read>,
 }
 
 /// Slots of this host that processes have pinned.
@@ -97,17 +109,34 @@ impl<M: Memory> Cache<M> {
     /// [`PoolError::TooManyOpen`], [`PoolError::Evicted`], [`PoolError::Memory`]; [`PoolError::Timeout`] when another process of this
     /// host does not let go of a lock.
     pub fn pin(&self, keys: &[Key]) -> Result<Pin<M>, PoolError> {
+        let reserved = self.reserve(keys)?;
+        self.announce(reserved, keys)
+    }
+
+    /// Finds the blocks, and has all that is needed to pin them.
+    pub(crate) fn reserve(&self, keys: &[Key]) -> Result<Reserved<M>, PoolError> {
         self.pool.expect_member()?;
         self.say_that_it_pins()?;
         let mut pin =
             Pin { pool: Arc::clone(&self.pool), blocks: keys.iter().map(|_| None).collect(), slabs: vec![] };
         let mut reads = vec![];
         for read in self.find(keys)? {
-            if pin.announce(self, &read)? {
+            if pin.reserve(self, &read)? {
                 reads.push(read);
             }
         }
+        Ok(Reserved { pin, reads })
+    }
+
+    /// Announces the slots, and keeps those whose blocks are still there.
+    pub(crate) fn announce(&self, reserved: Reserved<M>, keys: &[Key]) -> Result<Pin<M>, PoolError> {
+        let Reserved { mut pin, mut reads } = reserved;
         let memory = self.pool.memory();
+        for Read { index, place, .. } in &reads {
+            let held = pin.blocks[*index].as_ref().map(|block| block.held);
+            let announcement = Announcement::pin(place.host, place.slot.word());
+            held.into_iter().for_each(|held| Opens(self.pool.directory().site).announce(held, announcement));
+        }
         // SYNC: pairs with `Cache::take` and `Cache::give_up_slab`: the pins are announced before the lines are looked at.
         memory.mfence();
         self.look(&mut reads, keys)?;

@@ -298,6 +298,7 @@ impl<M: Memory> Cache<M> {
         if (0..slab.head.slots).any(|index| pinned.has(Slot::new(number, index))) {
             for (index, words) in live {
                 line::store(memory, slab.entry(index), &words);
+                // HARMLESS(write_back -> drop): who does not see it misses a block of a slab that stays.
                 memory.write_back(slab.entry(index), LINE);
             }
             return Ok(false);

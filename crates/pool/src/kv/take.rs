@@ -103,6 +103,7 @@ impl<M: Memory> Cache<M> {
         }
         let free = || Entry { state: State::Free, ..taken.line }.encode();
         line::store(self.pool.memory(), taken.entry, &taken.before.unwrap_or_else(free));
+        // HARMLESS(write_back -> drop): who does not see it misses a block that stays.
         self.pool.memory().write_back(taken.entry, LINE);
     }
 

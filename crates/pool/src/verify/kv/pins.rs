@@ -8,7 +8,7 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
 
 use super::super::group::Dice;
 use super::{BLOCK, HOSTS, NAME, Witness, attach, block, judge, key, names};
-use crate::kv::Cache;
+use crate::kv::{Cache, Pin};
 
 /// Blocks that are there at first, which others pin.
 const FIRST: [u8; 2] = [0, 1];
@@ -63,31 +63,44 @@ pub(super) fn pins(mut world: World, kernels: Kernels, crash: Option<Crash>, dic
     world.run()
 }
 
-/// Two blocks that another host is about to evict are pinned, and looked at meanwhile: all that matters and nothing else.
+/// The moment of a pin alone: two blocks are pinned while their owner evicts them or gives up their slab.
 pub(super) fn held(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     let witness = Witness::of_a_slab(kernels, true, 8);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     let owner = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
     world.setup_as(hosts[0], 0, |_| witness.put(&owner, &FIRST));
     let reader = world.setup_as(hosts[1], 2, |memory| attach(memory, hosts[1], 200, &witness));
-    let pins_before = dice.roll(3) > 0;
-    if pins_before {
-        // Its host has said that it pins.
-        world.setup_as(hosts[1], 2, |memory| pin(&reader, &memory));
-    }
-    let known = Rc::clone(&witness);
-    world.spawn(hosts[0], 0, move |_| _ = known.put(&owner, &[2, 3]));
+    let keys = FIRST.map(key);
+    // Else its host has not said yet that it pins.
+    let reserved = (dice.roll(3) > 0)
+        .then(|| world.setup_as(hosts[1], 2, |_| reader.reserve(&keys).expect("the model has no faults")));
+    let (known, what) = (Rc::clone(&witness), dice.roll(3));
+    world.spawn(hosts[0], 0, move |_| match what {
+        0 => _ = Cache::give_up_part(owner.pool(), NAME).expect("nobody keeps a lock"),
+        1 => _ = known.put(&owner, &[2, 3]),
+        _ => [2, 3].iter().for_each(|name| _ = known.put(&owner, &[*name])),
+    });
+    let (waits, looks) = (dice.roll(60), 1 + dice.roll(30));
     world.spawn(hosts[1], 2, move |memory| {
-        (0..1 + u32::from(pins_before)).for_each(|_| pin(&reader, &memory));
+        (0..waits).for_each(|_| memory.pause());
+        let pinned = match reserved {
+            Some(reserved) => reader.announce(reserved, &keys),
+            None => reader.pin(&keys),
+        };
+        hold(&pinned.expect("the model has no faults"), &memory, looks);
     });
     judge(&mut world, &witness);
     world.run()
 }
 
-/// Pins the first blocks, and reads those that are there where they lie, more than once.
 fn pin(cache: &Cache<ModelMemory>, memory: &ModelMemory) {
     let pin = cache.pin(&FIRST.map(key)).expect("nobody keeps a lock, and the model has no faults");
-    for _ in 0..3 {
+    hold(&pin, memory, 3);
+}
+
+/// Reads the blocks that are pinned where they lie, more than once.
+fn hold(pin: &Pin<ModelMemory>, memory: &ModelMemory, looks: u64) {
+    for _ in 0..looks {
         for (index, name) in FIRST.into_iter().enumerate() {
             let Some(at) = pin.block(index) else { continue };
             let mut bytes = [0; BLOCK as usize];
@@ -96,4 +109,5 @@ fn pin(cache: &Cache<ModelMemory>, memory: &ModelMemory) {
         }
         memory.pause();
     }
+    assert!(pin.is_kept(), "a slab was given up with a block that is pinned");
 }
