@@ -120,7 +120,7 @@ fn the_room_of_a_host_that_is_gone_comes_back_by_a_flush_of_its_blocks_alone() {
     };
     assert_eq!([put(0, 1), put(2, 2)], [1, 1]);
     let said = desk.say("kv flush llm --of-host 2");
-    assert!(said.contains("host 2 gave back") && said.contains("MiB of the cache llm"), "{said}");
+    assert!(said.contains("host 2 gave back 1019.8 KiB of the cache llm"), "{said}");
     let stat = desk.say("kv stat llm");
     assert!(
         stat.contains("cache llm: 1 blocks") && stat.contains("host 2: 0 blocks, 1 put, 1 evicted"),

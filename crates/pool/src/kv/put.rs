@@ -75,15 +75,6 @@ impl<M: Memory> Cache<M> {
         Ok(begun)
     }
 
-    /// As [`Cache::put`], of blocks that are left to be holes of the pool: for measurements of all that lies beside them.
-    ///
-    /// # Errors
-    /// Those of [`Cache::put`].
-    #[cfg(feature = "model")]
-    pub fn put_holes(&self, keys: &[Key]) -> Result<Put, PoolError> {
-        self.end(self.begin(keys)?)
-    }
-
     /// Fills the slots that were taken, and says so.
     pub(crate) fn finish(&self, mut begun: Begun, blocks: &[&[u8]]) -> Result<Put, PoolError> {
         self.fill(&mut begun.taken, blocks);
