@@ -278,8 +278,13 @@ fn a_receive_whose_message_the_memory_does_not_give_fails() {
         [&here, &there].map(|pool| End::open(Arc::clone(pool), EndpointOptions::default()).unwrap());
     let to = ends[1].address();
     let peer = ends[0].connect(to);
-    ends[1].receive(Filter { from: None, kind: 1, tag: 3, ignore: 0 }, vec![0; 20_000], 1);
-    ends[0].send(peer, Label { kind: 1, tag: 3, data: None }, vec![7; 20_000], 2).unwrap();
+    ends[1].receive(Filter { from: None, kind: 1, tag: 3, ignore: 0 }, vec![0; 100_000], 1);
+    // So long a message goes through a ring of the pair, once the receiver has said that it has that open.
+    ends[0].send(peer, Label { kind: 1, tag: 3, data: None }, vec![7; 100_000], 2).unwrap();
+    while !matches!(ends[0].completion(), Some(Completion::Sent { .. })) {
+        ends[1].progress().unwrap();
+        ends[0].progress().unwrap();
+    }
     // Of the ring's first cell only the page in which it begins is left.
     let names = here.list("").unwrap();
     let ring = names.iter().max_by_key(|listed| listed.bytes).unwrap();

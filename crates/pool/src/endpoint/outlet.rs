@@ -359,8 +359,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         let rest = &load.bytes()[*out as usize..*room as usize];
         let cell_bytes = outlet.cell_bytes(options).min(rest.len() as u64);
         let is_short = cell_bytes == rest.len() as u64;
-        // Soon there is an answer, and room for more than the small ring has.
-        if !is_short && outlet.is_asking() || !outlet.producer().has_slot()? {
+        if !outlet.producer().has_slot()? {
             return Ok(false);
         }
         let may_lie_there = outlet.buffers == Buffers::Read && !is_short && !outlet.has_own();
@@ -622,12 +621,6 @@ impl<M: Memory> Outlet<M> {
     #[inline]
     fn cell_bytes(&self, options: &EndpointOptions) -> u64 {
         if self.has_own() { options.ring.cell_bytes() } else { self.small_shape.cell_bytes() }
-    }
-
-    /// Whether the peer has yet to say what it can open.
-    fn is_asking(&self) -> bool {
-        let offers = |own: &OwnRing<M>| matches!(own.stage, Stage::Made | Stage::Offered);
-        self.buffers == Buffers::Asked || self.own.as_ref().is_some_and(offers)
     }
 
     /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is long.
