@@ -53,29 +53,6 @@ impl<M: Memory> Cache<M> {
         Ok(words.and_then(|words| Control::decode(&words)))
     }
 
-    /// Hosts whose processes have pinned blocks or may have, one bit each.
-    pub(super) fn pinners(&self, control: &Control) -> Result<u64, PoolError> {
-        let (memory, hosts) = (self.pool.memory(), self.geometry.hosts);
-        let me = self.pool.member().host;
-        for host in (0..hosts).filter(|host| *host != me) {
-            memory.invalidate(self.control_at(host), LINE);
-        }
-        // SYNC: pairs with `Cache::say_that_it_pins`.
-        memory.fence_invalidations();
-        let mut pinners = u64::from(control.pins) << me;
-        for host in (0..hosts).filter(|host| *host != me) {
-            let theirs = line::load(memory, self.control_at(host))?.map(|words| Control::decode(&words));
-            let pins = match theirs {
-                Some(Some(control)) => control.pins,
-                // It has never said anything, or is writing its line.
-                Some(None) => !self.is_empty(host)?,
-                None => true,
-            };
-            pinners |= u64::from(pins) << host;
-        }
-        Ok(pinners)
-    }
-
     /// Whether a host has never said anything, as was just read.
     pub(super) fn is_empty(&self, host: u16) -> Result<bool, PoolError> {
         Ok(line::load(self.pool.memory(), self.control_at(host))? == Some([0; line::WORDS]))

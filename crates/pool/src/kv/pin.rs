@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use polder_mem::{Memory, Offset};
+use polder_mem::{LINE, Memory, Offset};
 
 use super::get::Read;
 use super::wire::{Control, Slot};
@@ -17,7 +17,7 @@ use crate::deviation::Deviation;
 use crate::object::Object;
 use crate::opens::{Announced, Announcement, Opens};
 use crate::pool::locked;
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, line};
 
 /// Blocks that stay where they are until this is dropped, for readers that do not copy.
 pub struct Pin<M: Memory> {
@@ -173,13 +173,38 @@ impl<M: Memory> Cache<M> {
         Ok(())
     }
 
-    /// Which slots of this host are pinned. The caller has said in their lines that they are taken, and fenced.
+    /// Which slots of this host are pinned. The caller has said in their lines that they are taken.
     pub(super) fn pinned(&self, control: &Control) -> Result<Pinned, PoolError> {
+        // SYNC: pairs with `Cache::announce`: of a reader that announces and looks again, and this, at least one sees the other.
+        self.pool.memory().mfence();
         let host = self.pool.member().host;
         let announced = match self.pinners(control)? {
             0 => Announced::default(),
             pinners => Opens(self.pool.directory().site).collect(pinners)?,
         };
         Ok(Pinned { host, announced })
+    }
+
+    /// Hosts with processes that have pinned blocks or may have, one bit each.
+    fn pinners(&self, control: &Control) -> Result<u64, PoolError> {
+        let (memory, hosts) = (self.pool.memory(), self.geometry.hosts);
+        let me = self.pool.member().host;
+        for host in (0..hosts).filter(|host| *host != me) {
+            memory.invalidate(self.control_at(host), LINE);
+        }
+        // SYNC: pairs with `Cache::say_that_it_pins`.
+        memory.fence_invalidations();
+        let mut pinners = u64::from(control.pins) << me;
+        for host in (0..hosts).filter(|host| *host != me) {
+            let theirs = line::load(memory, self.control_at(host))?.map(|words| Control::decode(&words));
+            let pins = match theirs {
+                Some(Some(control)) => control.pins,
+                // It has never said anything, or is writing its line.
+                Some(None) => !self.is_empty(host)?,
+                None => true,
+            };
+            pinners |= u64::from(pins) << host;
+        }
+        Ok(pinners)
     }
 }

@@ -292,8 +292,6 @@ impl<M: Memory> Cache<M> {
             line::store(memory, slab.entry(index), words);
             memory.write_back(slab.entry(index), LINE);
         }
-        // SYNC: pairs with `Cache::pin`: of a reader that announces and looks again, and this, at least one sees the other.
-        memory.mfence();
         let pinned = self.pinned(control)?;
         if (0..slab.head.slots).any(|index| pinned.has(Slot::new(number, index))) {
             for (index, words) in live {

@@ -42,9 +42,7 @@ impl<M: Memory> Cache<M> {
         loop {
             let first = begun.taken.len();
             self.take_free(control, keys, &mut wanted, begun, (own, &mut hand, &mut uses))?;
-            // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there. Pairs with
-            // `Cache::pin`: of a reader that announces and looks again, and this, at least one sees the other.
-            self.pool.memory().mfence();
+            // SYNC: pairs with the second look of `Cache::get`: the slots are taken before a byte is written there, as `pinned` fences.
             let pinned = self.pinned(control)?;
             let (back, kept): (Vec<_>, Vec<_>) =
                 begun.taken.split_off(first).into_iter().partition(|taken| pinned.has(taken.slot));

@@ -36,12 +36,17 @@ pub(super) fn suites() -> Vec<Suite> {
         "kv/slabs.rs",
         "kv/replica.rs",
         "kv/get.rs",
-        "kv/pin.rs",
         "kv/put.rs",
         "kv/take.rs",
         "kv/uses.rs",
     ];
-    vec![Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS)]
+    let pins_about =
+        "a block that is pinned stays where it is while its owner evicts, gives up its slab, dies or stops";
+    let pins = |seed| Deviation::SilenceIsEnough.during(|| kv_pins(seed, true));
+    vec![
+        Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS),
+        Suite::new("kv-pins", pins_about, pins).mutates(&["kv/pin.rs"]),
+    ]
 }
 
 /// Changes that a cache bears in the model, each argued at its site.
@@ -72,7 +77,7 @@ pub(super) fn canaries() -> Vec<Suite> {
             Deviation::LooksOnce.during(|| kv(seed, false))
         }),
         Suite::new("kv-ignores-pins", "an owner does not look for pins before it evicts", |seed| {
-            Deviation::IgnoresPins.during(|| kv(seed, false))
+            Deviation::IgnoresPins.during(|| kv_pins(seed, false))
         }),
         Suite::new("kv-takes-in-silence", "a slot is written before its line says so", |seed| {
             Deviation::TakesInSilence.during(|| kv(seed, false))
@@ -178,8 +183,20 @@ fn names(dice: &mut Dice, of: u64) -> Vec<u8> {
 }
 
 /// Two that put and one or two that get; `boots` says whether a host may die and boot again.
-fn kv(seed: u64, boots: bool) -> Outcome {
-    let mut dice = Dice::new(seed, 19);
+/// Blocks that are pinned, and their owner.
+fn kv_pins(seed: u64, boots: bool) -> Outcome {
+    let mut dice = Dice::new(seed, 23);
+    let (crash, kernels) = fate(&mut dice, boots);
+    // One that pins and one that evicts need a fence of both kinds of hosts.
+    let world = world(seed, kernels, dice.roll(2) == 0);
+    match dice.roll(3) {
+        0 => pins::pins(world, kernels, crash, &mut dice),
+        _ => pins::held(world, kernels, &mut dice),
+    }
+}
+
+/// Who may die, and under which kernels hosts run.
+fn fate(dice: &mut Dice, boots: bool) -> (Option<Crash>, Kernels) {
     let crashes = [None, Some(Crash::Pause), Some(Crash::Host), Some(Crash::Process)];
     let crash = crashes[dice.roll(4) as usize].filter(|crash| boots || *crash != Crash::Host);
     // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
@@ -187,22 +204,27 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         Some(Crash::Host) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let scene = dice.roll(20);
-    // Two that ask for the last room need a fence of both kinds of hosts, and so do one that pins and one that evicts.
-    let coherence = match dice.roll(if [4, 13, 14].contains(&scene) { 2 } else { 8 }) {
-        0 => Coherence::Coherent,
-        _ => Coherence::Software,
-    };
+    (crash, kernels)
+}
+
+/// A world with a machine more than there are hosts, for one that is gone.
+fn world(seed: u64, kernels: Kernels, is_coherent: bool) -> World {
+    let coherence = if is_coherent { Coherence::Coherent } else { Coherence::Software };
     let shape = shape_of(&POOL.1, kernels, coherence);
-    // A machine more than there are hosts, for one that is gone.
-    let mut world = World::new(seed, Shape { hosts: HOSTS + 1, ..shape });
+    World::new(seed, Shape { hosts: HOSTS + 1, ..shape })
+}
+
+fn kv(seed: u64, boots: bool) -> Outcome {
+    let mut dice = Dice::new(seed, 19);
+    let (crash, kernels) = fate(&mut dice, boots);
+    let scene = dice.roll(20);
+    // Two that ask for the last room need a fence of both kinds of hosts.
+    let mut world = world(seed, kernels, dice.roll(if scene == 4 { 2 } else { 8 }) == 0);
     match scene {
         0..4 => return moment(world, kernels, &mut dice),
         4 => return last_room(world, kernels, &mut dice),
         5 | 6 | 18 => return publication(world, kernels, &mut dice),
         7 | 8 | 19 => return slab(world, kernels, &mut dice),
-        13 | 14 => return pins::held(world, kernels, &mut dice),
-        15 | 16 => return pins::pins(world, kernels, crash, &mut dice),
         17 => return adoption::adoption(world, kernels, crash, &mut dice),
         _ => {}
     }

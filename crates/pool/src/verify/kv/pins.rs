@@ -8,7 +8,7 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
 
 use super::super::group::Dice;
 use super::{BLOCK, HOSTS, NAME, Witness, attach, block, judge, key, names};
-use crate::kv::{Cache, Pin};
+use crate::kv::{Cache, Key, Pin};
 
 /// Blocks that are there at first, which others pin.
 const FIRST: [u8; 2] = [0, 1];
@@ -68,20 +68,31 @@ pub(super) fn held(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outco
     let witness = Witness::of_a_slab(kernels, true, 8);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
     let owner = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
-    world.setup_as(hosts[0], 0, |_| witness.put(&owner, &FIRST));
     let reader = world.setup_as(hosts[1], 2, |memory| attach(memory, hosts[1], 200, &witness));
-    let keys = FIRST.map(key);
+    // Else the reader's caches have what lay in these slots before.
+    let is_there = dice.roll(2) == 0;
+    world.setup_as(hosts[0], 0, |_| witness.put(&owner, if is_there { &FIRST } else { &[4, 5] }));
+    let keys: Vec<Key> = FIRST[..1 + dice.roll(2) as usize].iter().map(|name| key(*name)).collect();
     // Else its host has not said yet that it pins.
-    let reserved = (dice.roll(3) > 0)
+    let reserved = (is_there && dice.roll(3) > 0)
         .then(|| world.setup_as(hosts[1], 2, |_| reader.reserve(&keys).expect("the model has no faults")));
     let (known, what) = (Rc::clone(&witness), dice.roll(3));
-    world.spawn(hosts[0], 0, move |_| match what {
-        0 => _ = Cache::give_up_part(owner.pool(), NAME).expect("nobody keeps a lock"),
-        1 => _ = known.put(&owner, &[2, 3]),
-        _ => [2, 3].iter().for_each(|name| _ = known.put(&owner, &[*name])),
+    world.spawn(hosts[0], 0, move |_| {
+        if !is_there {
+            known.put(&owner, &FIRST);
+        }
+        match what {
+            0 => _ = Cache::give_up_part(owner.pool(), NAME).expect("nobody keeps a lock"),
+            1 => _ = known.put(&owner, &[2, 3]),
+            _ => [2, 3].iter().for_each(|name| _ = known.put(&owner, &[*name])),
+        }
     });
     let (waits, looks) = (dice.roll(60), 1 + dice.roll(30));
+    let known = Rc::clone(&witness);
     world.spawn(hosts[1], 2, move |memory| {
+        if !is_there {
+            known.get(&reader, &[4, 5]);
+        }
         (0..waits).for_each(|_| memory.pause());
         let pinned = match reserved {
             Some(reserved) => reader.announce(reserved, &keys),
