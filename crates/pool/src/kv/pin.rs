@@ -11,9 +11,11 @@ use std::sync::Arc;
 use polder_mem::{LINE, Memory, Offset};
 
 use super::get::Read;
+use super::slabs::Slab;
 use super::wire::{Control, Slot};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
+use crate::line::Words;
 use crate::object::Object;
 use crate::opens::{Announced, Announcement, Opens};
 use crate::pool::locked;
@@ -171,6 +173,32 @@ impl<M: Memory> Cache<M> {
             *pins = true;
         }
         Ok(())
+    }
+
+    /// Says in the lines of a slab's slots that they hold no block, unless one is pinned: then the lines of those that did say so again.
+    /// Whether they hold none.
+    pub(super) fn condemn(
+        &self,
+        control: &Control,
+        (number, slab): (u32, &Slab),
+        lines: &[Words],
+        live: &[(u32, Words)],
+    ) -> Result<bool, PoolError> {
+        let memory = self.pool.memory();
+        for (index, words) in (0..).zip(lines) {
+            line::store(memory, slab.entry(index), words);
+            memory.write_back(slab.entry(index), LINE);
+        }
+        let pinned = self.pinned(control)?;
+        if !(0..slab.head.slots).any(|index| pinned.has(Slot::new(number, index))) {
+            return Ok(true);
+        }
+        for (index, words) in live {
+            line::store(memory, slab.entry(*index), words);
+            // HARMLESS(write_back -> drop): who does not see it misses a block of a slab that stays.
+            memory.write_back(slab.entry(*index), LINE);
+        }
+        Ok(false)
     }
 
     /// Which slots of this host are pinned. The caller has said in their lines that they are taken.

@@ -288,17 +288,7 @@ impl<M: Memory> Cache<M> {
             let generation = Entry::next_generation(&words);
             lines.push(Entry { generation, ..Entry::default() }.encode());
         }
-        for (index, words) in (0..).zip(&lines) {
-            line::store(memory, slab.entry(index), words);
-            memory.write_back(slab.entry(index), LINE);
-        }
-        let pinned = self.pinned(control)?;
-        if (0..slab.head.slots).any(|index| pinned.has(Slot::new(number, index))) {
-            for (index, words) in live {
-                line::store(memory, slab.entry(index), &words);
-                // HARMLESS(write_back -> drop): who does not see it misses a block of a slab that stays.
-                memory.write_back(slab.entry(index), LINE);
-            }
+        if !self.condemn(control, (number, slab), &lines, &live)? {
             return Ok(false);
         }
         control.evictions = control.evictions.wrapping_add(live.len() as u64);
