@@ -295,7 +295,7 @@ impl Session {
         };
         let member = member(settings, host, boot);
         let one_kernel = || match memory.coherence() {
-            Coherence::Coherent => host_of_other_kernel(&memory, &superblock, boot, member.silence),
+            Coherence::Coherent => host_of_other_kernel(&memory, &superblock, host, boot, member.silence),
             _ => Ok(None),
         };
         let expect_one_kernel = || match one_kernel().map_err(refused)? {

@@ -378,18 +378,20 @@ pub fn live_process<M: Memory>(
     Ok(lines.find(|line| line.state == ProcessState::Live))
 }
 
-/// The first host that lives under another kernel than that with `boot`: it holds its id, and gives signs of life within `silence`.
+/// The first host but `own` that lives under another kernel than that with `boot`: it holds its id, and gives signs of life within
+/// `silence`.
 ///
 /// # Errors
 /// [`PoolError::Memory`]; [`PoolError::Geometry`] when the superblock has none that fits.
 pub fn host_of_other_kernel<M: Memory>(
     memory: &M,
     superblock: &Superblock,
+    own: u16,
     boot: u64,
     silence: Duration,
 ) -> Result<Option<u16>, PoolError> {
     let layout = superblock.layout()?;
-    for host in 0..superblock.geometry.hosts {
+    for host in (0..superblock.geometry.hosts).filter(|&host| host != own) {
         let (line, is_whole) = HostLine::read_torn(memory, &layout, host, SETTLE)?;
         let is_others = is_whole && line.state == HostState::Live && line.boot != boot;
         if is_others && any_beats(memory, layout.heartbeat_lines(host), silence)? {
