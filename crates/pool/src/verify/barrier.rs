@@ -16,7 +16,7 @@ pub(super) fn suites() -> Vec<Suite> {
     let busy_about = "on a busy machine no rank blames one that waits and only lacks a CPU";
     vec![
         Suite::new("barrier", about, barrier).harmless(HARMLESS),
-        Suite::new("barrier-busy", busy_about, busy).harmless(group::HARMLESS),
+        Suite::new("busy-barrier", busy_about, busy).harmless(group::HARMLESS),
     ]
 }
 
