@@ -525,11 +525,13 @@ impl<M: Memory> Group<M> {
                     others().try_for_each(|(other, want)| self.expect_there(other, want))
                 },
             )?;
+            if came.is_some() {
+                return Ok(());
+            }
             // A rank that stood still has seen too little of its peers to judge them.
-            let has_stood_still = self.is_recent(self.looks_since()) && !Deviation::CountsNaps.is_on();
-            if came.is_none() && has_stood_still {
+            if self.is_recent(self.looks_since()) && !Deviation::CountsNaps.is_on() {
                 latest = self.memory.now() + self.options.timeout;
-            } else if came.is_some() || self.late(rank, want, latest)? {
+            } else if self.late(rank, want, latest)? {
                 return Ok(());
             }
             deadline = latest.min(self.memory.now() + self.recent() * 2);
