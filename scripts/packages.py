@@ -202,7 +202,7 @@ def check() -> None:
 
         assert inside("polder --version").startswith(f"polder {VERSION}"), "version"
         question = "plan train --model llama3-405b --platform nvl72-ndr --gpus 16384 --json"
-        assert inside(f"polder {question}") == run(ROOT / "target/release/polder", *question.split()), "plan"
+        assert inside(f"polder {question}") == run(ROOT / "target/dist/polder", *question.split()), "plan"
         story = "polder pool format --pool /dev/shm/p --size 64MiB && polder pool check --pool /dev/shm/p"
         inside(f"{story} && polder pool destroy --pool /dev/shm/p --yes")
         assert inside("getent group polder"), "the group of the udev rule"

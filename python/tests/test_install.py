@@ -68,7 +68,7 @@ def test_the_first_program_of_the_readme_runs_from_the_wheel(user: User, scratch
 
 def test_the_installed_planner_gives_the_digits_of_the_build(user: User) -> None:
     question = ["plan", "train", "--model", "llama3-405b", "--platform", "nvl72-ndr", "--gpus", "16384", "--json"]
-    assert user.run("env/bin/polder", *question) == user.run(ROOT / "target/release/polder", *question)
+    assert user.run("env/bin/polder", *question) == user.run(ROOT / "target/dist/polder", *question)
 
 
 def test_a_check_without_torch_says_what_to_install(user: User) -> None:
@@ -95,6 +95,7 @@ def test_c_programs_find_the_header_and_the_library_of_the_wheel(user: User) -> 
 
 def test_the_wheel_is_small_and_its_name_says_the_oldest_c_library_that_it_runs_with(user: User) -> None:
     assert wheel().stat().st_size <= 20 * MEGABYTE
+    assert (user.folder / "env/bin/polder").stat().st_size <= 12 * MEGABYTE
     named = re.search(r"manylinux_2_(\d+)_x86_64", wheel().name)
     assert named is not None, wheel().name
     record = next((user.folder / "env/lib").glob("python3*/site-packages/polder_memory-*.dist-info/RECORD"))
