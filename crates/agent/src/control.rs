@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use polder_linux::{
-    Cgroup, HeldShare, HostCounters, Kernel, KernelError, KernelShares, Promotion, Restored, Settings,
-    TierMemory, Tiers, share_settings, show_nodes,
+    Cgroup, HeldShare, HostCounters, HugePages, Kernel, KernelError, KernelShares, NodeMemory, Promotion,
+    ReclaimWords, Restored, Settings, TierMemory, Tiers, page_bytes, share_settings, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, Link, Pace, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -53,8 +53,13 @@ pub struct Agent<K> {
     counters: HostCounters,
     /// Pages that the kernel had promoted at the last round.
     promoted_pages: Option<u64>,
-    /// Bytes of a huge page.
+    /// Bytes of the smallest page.
+    page: u64,
+    /// Bytes of a transparent huge page.
     huge_page: u64,
+    /// Reserved huge pages of the machine, in this round.
+    huge: HugePages,
+    reclaim: ReclaimWords,
     link: Link,
     /// Bytes that moved in this round, and how long it took.
     moved: (u64, Duration),
@@ -89,7 +94,10 @@ impl<K: Kernel> Agent<K> {
             false => Settings::start(kernel, journal)?,
         };
         let mut agent = Self {
+            page: page_bytes(settings.kernel()),
             huge_page: huge_page(settings.kernel()),
+            huge: HugePages::default(),
+            reclaim: ReclaimWords::default(),
             link: Link::new(tiers.slow_bandwidth(settings.kernel())),
             moved: (0, Duration::ZERO),
             promoted_pages: None,
@@ -252,10 +260,24 @@ impl<K: Kernel> Agent<K> {
             settings: Vec::new(),
         };
         let mut present = Vec::new();
+        self.huge = HugePages::discover(self.settings.kernel());
         self.look_at_pods(&mut round);
         self.look_at_devices(&mut round);
-        for service in self.services() {
-            match self.look(&service, &mut round.alarms) {
+        let resolved: Vec<(Service, Result<Option<Cgroup>, KernelError>)> = self
+            .services()
+            .into_iter()
+            .map(|service| {
+                let cgroup = self.resolve(&service);
+                (service, cgroup)
+            })
+            .collect();
+        let insides = services_inside(&resolved);
+        for (service, cgroup) in resolved {
+            let found = match insides.get(&service.name) {
+                Some(error) => Err(KernelError::Missing(error.clone())),
+                None => cgroup.and_then(|cgroup| self.look(&service, cgroup, &mut round.alarms)),
+            };
+            match found {
                 Ok(found) => present.push(found),
                 Err(error) => {
                     let alarm = Alarm::of(&service, &error);
@@ -263,7 +285,7 @@ impl<K: Kernel> Agent<K> {
                         Alarm::NoSuchCgroup { cgroup, .. } => {
                             format!("it is not running: there is no {cgroup}")
                         }
-                        _ => format!("it cannot be looked at: {error}"),
+                        _ => format!("it is left alone: {error}"),
                     };
                     let line = Some(service.lines.service);
                     let cause = Cause { what, line, since_round: self.rounds, since_ms: now_ms };
@@ -294,6 +316,16 @@ impl<K: Kernel> Agent<K> {
                 }
             };
             if let Err(error) = outcome {
+                if matches!(change, PageMove::Demote { .. }) {
+                    row.demoted = 0;
+                    let what = format!("it would give pages, and none can go down: {error}");
+                    row.cause =
+                        Cause { what, line: row.cause.line, since_round: self.rounds, since_ms: now_ms };
+                    let known = self.known.entry(present.service.name.clone()).or_default();
+                    // In place of what this round was about to do.
+                    known.causes.pop_if(|cause| cause.since_round == self.rounds);
+                    row.cause = known.note(row.cause.clone());
+                }
                 round.alarms.push(Alarm::of(&present.service, &error));
             }
         }
@@ -335,7 +367,7 @@ impl<K: Kernel> Agent<K> {
             Some(_) => link.steady_step(self.policy.period.as_secs_f64()) / services.max(1) as u64,
             None => Link::FIRST,
         };
-        self.policy.step_bytes.unwrap_or(part.max(self.huge_page).max(PAGE))
+        self.policy.step_bytes.unwrap_or(part.max(self.huge_page).max(self.page))
     }
 
     /// Bytes that may be moved up in this round: with a limit of promotion, what the kernel has left of it.
@@ -343,7 +375,7 @@ impl<K: Kernel> Agent<K> {
         let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.step() };
         let all = (rate_mbps as f64 * 1e6 * self.policy.period.as_secs_f64()) as u64;
         let now = round.host.promoted_pages;
-        let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * PAGE;
+        let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * self.page;
         self.step().min(all.saturating_sub(kernels))
     }
 
@@ -451,7 +483,7 @@ impl<K: Kernel> Agent<K> {
     /// A service as health looks at it; [`None`] where it is not there.
     fn seen(&self, service: &Service) -> Option<Seen> {
         let cgroup = self.resolve(service).ok()??;
-        let memory = cgroup.memory(self.settings.kernel()).ok()?;
+        let memory = self.memory(&cgroup).ok()?;
         let slow = self.tiers.slow.iter().filter_map(|node| memory.get(node));
         let is_slow = slow.map(|memory| memory.bytes()).sum::<u64>() > 0;
         Some(Seen { name: service.name.to_string(), cgroup, is_slow })
@@ -470,8 +502,13 @@ impl<K: Kernel> Agent<K> {
     }
 
     /// What a service is in this round; an opted-out one is kept to the fast nodes first.
-    fn look(&mut self, service: &Service, alarms: &mut Vec<Alarm>) -> Result<Present, KernelError> {
-        let Some(cgroup) = self.resolve(service)? else {
+    fn look(
+        &mut self,
+        service: &Service,
+        cgroup: Option<Cgroup>,
+        alarms: &mut Vec<Alarm>,
+    ) -> Result<Present, KernelError> {
+        let Some(cgroup) = cgroup else {
             return Err(KernelError::gone(&service.place.name()));
         };
         if service.policy.rule == TierRule::OptOut && self.settings.is_dry() {
@@ -493,7 +530,7 @@ impl<K: Kernel> Agent<K> {
             }
         }
         let kernel = self.settings.kernel();
-        let memory = cgroup.memory(kernel)?;
+        let memory = cgroup.memory(kernel, &self.huge)?;
         let counts = cgroup.counts(kernel)?;
         let oom_kills = cgroup.oom_kills(kernel)?;
         let pressure = cgroup.pressure(kernel)?;
@@ -552,12 +589,16 @@ impl<K: Kernel> Agent<K> {
 
     /// Asks the kernel for pages of a service. One that gives none is asked for a page in the next round, and leaves the step to others.
     fn demote(&mut self, present: &Present, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
-        if self.settings.is_dry() {
-            return Ok(());
-        }
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        let can = cgroup.check_demotion(kernel, &self.tiers.slow);
+        if self.settings.is_dry() {
+            let known = self.known.entry(present.service.name.clone()).or_default();
+            known.demotion = can.is_err().then_some(Demotion::Refused);
+            return can;
+        }
         let began = kernel.now();
-        let outcome = cgroup.demote(kernel, bytes, reason == DemoteReason::PageCache);
+        let page_cache = reason == DemoteReason::PageCache;
+        let outcome = can.and_then(|()| cgroup.demote(kernel, bytes, page_cache, &mut self.reclaim));
         let took = kernel.now().saturating_sub(began);
         let moved = match outcome {
             Err(_) => 0,
@@ -585,9 +626,13 @@ impl<K: Kernel> Agent<K> {
         }
     }
 
+    fn memory(&self, cgroup: &Cgroup) -> Result<BTreeMap<u32, NodeMemory>, KernelError> {
+        cgroup.memory(self.settings.kernel(), &self.huge)
+    }
+
     /// Bytes of a cgroup on these nodes.
     fn bytes_on(&self, nodes: &BTreeSet<u32>, cgroup: &Cgroup) -> Result<u64, KernelError> {
-        let memory = cgroup.memory(self.settings.kernel())?;
+        let memory = self.memory(cgroup)?;
         Ok(nodes.iter().filter_map(|node| memory.get(node)).map(|memory| memory.bytes()).sum())
     }
 
@@ -662,6 +707,14 @@ impl<K: Kernel> Agent<K> {
                     "it is kept off the slow tier, because CXL memory is bad".to_owned(),
                     self.policy.health.map(|it| it.line),
                 ),
+                // As in the round before, until it is not refused.
+                false
+                    if present.demotion == Some(Demotion::Refused)
+                        && matches!(moves[index], Some(PageMove::Demote { .. })) =>
+                {
+                    let last = self.known.entry(name.clone()).or_default().causes.last();
+                    last.map_or_else(Default::default, |cause| (cause.what.clone(), cause.line))
+                }
                 false => {
                     let rise = &mut self.known.entry(name.clone()).or_default().rise;
                     let is_under = policy.local.is_some_and(|local| seen.local_share() < local.low);
@@ -708,8 +761,24 @@ impl<K: Kernel> Agent<K> {
     }
 }
 
-/// Bytes of the smallest page.
-const PAGE: u64 = 4096;
+/// Why a service is left alone: the cgroup of another one is inside its own, and what is done to it would be done to both. By name.
+fn services_inside(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) -> BTreeMap<Name, String> {
+    let cgroups =
+        resolved.iter().filter_map(|(service, cgroup)| Some((service, cgroup.as_ref().ok()?.as_ref()?)));
+    let by_path: BTreeMap<&str, &Service> =
+        cgroups.clone().map(|(service, cgroup)| (cgroup.path(), service)).collect();
+    let inside = |(service, cgroup): (&Service, &Cgroup)| {
+        let folder = format!("{}/", cgroup.path());
+        let (path, other) = by_path.range(&*folder..).next().filter(|(path, _)| path.starts_with(&folder))?;
+        let error = format!(
+            "{}: the service {} is inside it ({path}), and its pages would move too; give each service a cgroup of its own",
+            cgroup.path(),
+            other.name
+        );
+        Some((service.name.clone(), error))
+    };
+    cgroups.filter_map(inside).collect()
+}
 
 /// What the kernel keeps free of a tier or a node is about this much.
 const fn kept_by_kernel(memory: TierMemory) -> u64 {

@@ -89,7 +89,7 @@ pub enum SessionError {
     },
     /// The pool has another size than was asked for.
     #[error(
-        "{} is a pool of {}, and a size of {} is asked for; leave the size out, or destroy that pool first (`polder pool destroy --pool {}`)",
+        "{} is a pool of {}, and a size of {} is asked for; leave the size out, or destroy that pool first (`polder pool destroy --yes --pool {}`)",
         path.display(), ByteSize(*kept).display().iec(), ByteSize(*asked).display().iec(), path.display()
     )]
     OtherSize {

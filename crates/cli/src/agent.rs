@@ -20,7 +20,8 @@ use polder_agent::{
 };
 use polder_front::Teller;
 use polder_linux::{
-    Host, Kernel, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities, show_nodes,
+    Host, Kernel, KernelError, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities,
+    show_nodes,
 };
 use polder_platform::recorded_text_of;
 use ratatui::crossterm::terminal;
@@ -66,7 +67,7 @@ pub(crate) struct CheckArguments {
     #[command(flatten)]
     policy: PolicyArguments,
     /// Check it against a copy of /proc and /sys below this folder.
-    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath, value_parser = copy_of_files)]
     root: PathBuf,
 }
 
@@ -116,7 +117,7 @@ pub(crate) struct RunArguments {
     #[arg(long)]
     json: bool,
     /// Work on a copy of /proc and /sys below this folder.
-    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath, value_parser = copy_of_files)]
     root: PathBuf,
 }
 
@@ -150,6 +151,15 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
             print!("{}", polder_agent::DAEMONSET);
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// A folder with a copy of a kernel's files, or `/`.
+pub(crate) fn copy_of_files(text: &str) -> Result<PathBuf, String> {
+    let root = PathBuf::from(text);
+    match root.join("proc").is_dir() && root.join("sys").is_dir() {
+        true => Ok(root),
+        false => Err("the folder has no copy of /proc and /sys".to_owned()),
     }
 }
 
@@ -425,14 +435,18 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let path = &arguments.policy.policy;
     let policy = load(path)?;
     println!("{}: {} services", path.display(), policy.services.len());
+    if policy.services.is_empty() {
+        println!("note: without a service no memory is moved; docs/agent.md has policies to begin with");
+    }
     let host = host(&arguments.root);
     let tiers = Tiers::discover(&host).and_then(|tiers| tiers.check_demotion(&host).map(|()| tiers));
     let tiers = match tiers {
         Ok(tiers) => tiers,
-        Err(error) => {
+        Err(error @ KernelError::Missing(_)) => {
             println!("note: the policy is good, and was not tried here: {error}");
             return Ok(ExitCode::SUCCESS);
         }
+        Err(error) => return Err(error.into()),
     };
     println!("fast tier: nodes {}; slow tier: nodes {}", show_nodes(&tiers.fast), show_nodes(&tiers.slow));
     let (mut agent, _) = Agent::start(host, policy, "", true)?;

@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     journal: JournalArguments,
     /// Examine a copy of /proc and /sys below this folder.
-    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath, value_parser = crate::agent::copy_of_files)]
     root: PathBuf,
 }
 

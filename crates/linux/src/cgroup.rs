@@ -17,13 +17,15 @@ pub struct NodeMemory {
     pub file: u64,
     /// Shared memory, such as files of tmpfs.
     pub shmem: u64,
+    /// Reserved huge pages (HugeTLB), which the kernel never reclaims.
+    pub huge: u64,
 }
 
 impl NodeMemory {
     /// All of it.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        self.anon + self.file
+        self.anon + self.file + self.huge
     }
 
     /// Page cache that could be read again from a file.
@@ -31,6 +33,43 @@ impl NodeMemory {
     pub const fn cache(&self) -> u64 {
         self.file.saturating_sub(self.shmem)
     }
+}
+
+/// The sizes of reserved huge pages (HugeTLB) that a machine has, as names of files of a cgroup have them, such as `2MB`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HugePages {
+    sizes: Vec<String>,
+}
+
+impl HugePages {
+    /// Asks the kernel which sizes have any pages.
+    pub fn discover(kernel: &impl Kernel) -> Self {
+        const POOLS: &str = "/sys/kernel/mm/hugepages";
+        let pools = kernel.list(POOLS).unwrap_or_default();
+        let size = |pool: String| {
+            let pages = kernel.read(&format!("{POOLS}/{pool}/nr_hugepages")).ok()?;
+            let kib: u64 = pool.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let name = match kib {
+                1_048_576.. => format!("{}GB", kib >> 20),
+                1_024.. => format!("{}MB", kib >> 10),
+                _ => format!("{kib}KB"),
+            };
+            (pages.trim() != "0").then_some(name)
+        };
+        Self { sizes: pools.into_iter().filter_map(size).collect() }
+    }
+
+    /// Whether the machine has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.sizes.is_empty()
+    }
+}
+
+/// Words that this kernel's `memory.reclaim` needs beside a number of bytes, asked for once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReclaimWords {
+    demote: Option<bool>,
 }
 
 /// Pages that the kernel has counted for a cgroup.
@@ -84,28 +123,24 @@ impl Cgroup {
         ))
     }
 
-    /// User memory on each node.
+    /// User memory on each node. Huge pages of `huge` are counted where the cgroup has the hugetlb controller.
     ///
     /// # Errors
     /// As reading `memory.numa_stat` fails; [`KernelError::Missing`] without the memory controller.
-    pub fn memory(&self, kernel: &impl Kernel) -> Result<BTreeMap<u32, NodeMemory>, KernelError> {
+    pub fn memory(
+        &self,
+        kernel: &impl Kernel,
+        huge: &HugePages,
+    ) -> Result<BTreeMap<u32, NodeMemory>, KernelError> {
         let path = self.file("memory.numa_stat");
         let text = kernel.read(&path).map_err(|error| self.without_controller(kernel, "memory", error))?;
         let mut memory: BTreeMap<u32, NodeMemory> = BTreeMap::new();
         for line in text.lines() {
-            let mut fields = line.split_ascii_whitespace();
-            let name = fields.next();
+            let name = line.split_ascii_whitespace().next();
             if !matches!(name, Some("anon" | "file" | "shmem")) {
                 continue;
             }
-            for field in fields {
-                let pair = field.strip_prefix('N').and_then(|field| field.split_once('='));
-                let parsed =
-                    pair.and_then(|(node, count)| Some((node.parse().ok()?, count.parse::<u64>().ok()?)));
-                let Some((node, count)) = parsed else {
-                    let expected = "fields such as N0=4096";
-                    return Err(KernelError::Format { path, text: field.to_owned(), expected });
-                };
+            for (node, count) in by_node(line, &path)? {
                 let of_node = memory.entry(node).or_default();
                 match name {
                     Some("anon") => of_node.anon = count,
@@ -114,7 +149,46 @@ impl Cgroup {
                 }
             }
         }
+        for size in &huge.sizes {
+            let path = self.file(&format!("hugetlb.{size}.numa_stat"));
+            match kernel.read(&path) {
+                Err(error) if error.is_gone() => {}
+                text => {
+                    for (node, count) in by_node(&text?, &path)? {
+                        memory.entry(node).or_default().huge += count;
+                    }
+                }
+            }
+        }
         Ok(memory)
+    }
+
+    /// Checks that the kernel can take pages of the cgroup to the nodes `slow`.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] where it has no `memory.reclaim`, or where its `cpuset.mems` leaves out all of these nodes: from Linux 6.16 on
+    /// `memory.reclaim` would evict pages then.
+    pub fn check_demotion(&self, kernel: &impl Kernel, slow: &BTreeSet<u32>) -> Result<(), KernelError> {
+        let path = self.path();
+        if !kernel.list(&self.folder())?.iter().any(|name| name == "memory.reclaim") {
+            return Err(KernelError::Missing(format!(
+                "{path}: the kernel has no memory.reclaim before Linux 5.19, so nothing of it can go down"
+            )));
+        }
+        let nodes = match self.effective_nodes(kernel) {
+            // Without the controller every node may be used.
+            Err(KernelError::Missing(_)) => return Ok(()),
+            nodes => nodes?,
+        };
+        match nodes.is_disjoint(slow) {
+            false => Ok(()),
+            true => Err(KernelError::Missing(format!(
+                "{path}: its cpuset.mems ({}) leaves out the slow nodes {}, so nothing of it can go down; widen it, or opt the \
+                 service out",
+                show_nodes(&nodes),
+                show_nodes(slow)
+            ))),
+        }
     }
 
     /// What the kernel has counted since the cgroup was made; what this kernel does not count is 0.
@@ -189,8 +263,20 @@ impl Cgroup {
     /// # Errors
     /// As writing `memory.reclaim` fails, but for EAGAIN, by which the kernel says that it moved less.
     /// [`KernelError::Missing`] where the kernel cannot tell page cache from the rest.
-    pub fn demote(&self, kernel: &impl Kernel, bytes: u64, cache_alone: bool) -> Result<bool, KernelError> {
-        let line = if cache_alone { format!("{bytes} swappiness=0") } else { bytes.to_string() };
+    pub fn demote(
+        &self,
+        kernel: &impl Kernel,
+        bytes: u64,
+        cache_alone: bool,
+        words: &mut ReclaimWords,
+    ) -> Result<bool, KernelError> {
+        let demote = self.takes_demote(kernel, words)?;
+        let line = match (cache_alone, demote) {
+            (true, false) => format!("{bytes} swappiness=0"),
+            (true, true) => format!("{bytes} swappiness=0 demote=1"),
+            (false, true) => format!("{bytes} demote=1"),
+            (false, false) => bytes.to_string(),
+        };
         match kernel.write(&self.file("memory.reclaim"), &line) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == Some(ErrorKind::WouldBlock) => Ok(false),
@@ -204,10 +290,40 @@ impl Cgroup {
         }
     }
 
+    /// Whether `memory.reclaim` knows `demote=`. Such a kernel evicts pages where that word is left out; others refuse it. To reclaim no bytes
+    /// asks for this alone.
+    fn takes_demote(&self, kernel: &impl Kernel, words: &mut ReclaimWords) -> Result<bool, KernelError> {
+        if let Some(known) = words.demote {
+            return Ok(known);
+        }
+        let takes = match kernel.write(&self.file("memory.reclaim"), "0 demote=1") {
+            Ok(()) => true,
+            Err(error) if error.kind() == Some(ErrorKind::WouldBlock) => true,
+            Err(error) if error.kind() == Some(ErrorKind::InvalidInput) => false,
+            Err(error) => return Err(error),
+        };
+        words.demote = Some(takes);
+        Ok(takes)
+    }
+
     /// Lines that bring its pages back to `nodes` when they are written to `cpuset.mems` one after the other: the
     /// kernel migrates when the set changes, so it is widened by `others` first.
     #[must_use]
     pub fn migration(nodes: &BTreeSet<u32>, others: &BTreeSet<u32>) -> [String; 2] {
         [show_nodes(&nodes.union(others).copied().collect()), show_nodes(nodes)]
     }
+}
+
+/// Numbers of a line such as `anon N0=4096 N1=0`, by node.
+fn by_node(line: &str, path: &str) -> Result<Vec<(u32, u64)>, KernelError> {
+    let of_node = |field: &str| {
+        let pair = field.strip_prefix('N').and_then(|field| field.split_once('='));
+        pair.and_then(|(node, count)| Some((node.parse().ok()?, count.parse::<u64>().ok()?))).ok_or_else(
+            || {
+                let expected = "fields such as N0=4096";
+                KernelError::Format { path: path.to_owned(), text: field.to_owned(), expected }
+            },
+        )
+    };
+    line.split_ascii_whitespace().skip(1).map(of_node).collect()
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
-    BALANCING, Cgroup, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory, Promotion,
-    Tiers, show_nodes,
+    BALANCING, Cgroup, DEMOTION, HugePages, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory,
+    Promotion, ReclaimWords, Tiers, show_nodes,
 };
 
 const EBUSY: i32 = 16;
@@ -52,7 +52,8 @@ impl<K: Kernel> Bench<'_, K> {
     }
 
     fn bytes(&self) -> Result<(u64, u64), String> {
-        let memory = self.cgroup.memory(self.kernel).map_err(|error| error.to_string())?;
+        let memory =
+            self.cgroup.memory(self.kernel, &HugePages::default()).map_err(|error| error.to_string())?;
         let sum = |nodes: &BTreeSet<u32>, memory: &BTreeMap<u32, NodeMemory>| {
             nodes.iter().filter_map(|node| memory.get(node)).map(|memory| memory.anon).sum()
         };
@@ -112,20 +113,28 @@ impl<K: Kernel> Bench<'_, K> {
         )?;
         self.write(DEMOTION, "false").map_err(|error| format!("{DEMOTION}: {error:?}"))?;
         let before = self.bytes()?;
-        let moved = self.cgroup.demote(self.kernel, 8 * MIB, false).map_err(|error| error.to_string())?;
+        let moved = self
+            .cgroup
+            .demote(self.kernel, 8 * MIB, false, &mut ReclaimWords::default())
+            .map_err(|error| error.to_string())?;
         self.expect(
             !moved && self.bytes()?.1 == before.1,
             "without demotion and swap anonymous memory stays, and the answer is EAGAIN",
         )?;
         self.write(DEMOTION, "true").map_err(|error| format!("{DEMOTION}: {error:?}"))?;
         self.expect(self.says(DEMOTION, "true"), "demotion_enabled says true")?;
-        self.cgroup.demote(self.kernel, 8 * MIB, false).map_err(|error| error.to_string())?;
+        self.cgroup
+            .demote(self.kernel, 8 * MIB, false, &mut ReclaimWords::default())
+            .map_err(|error| error.to_string())?;
         let after = self.bytes()?;
         self.expect(
             after.1 >= before.1 + 4 * MIB && after.0 < before.0,
             "with demotion it goes to the slow tier",
         )?;
-        let all = self.cgroup.demote(self.kernel, 1 << 40, false).map_err(|error| error.to_string())?;
+        let all = self
+            .cgroup
+            .demote(self.kernel, 1 << 40, false, &mut ReclaimWords::default())
+            .map_err(|error| error.to_string())?;
         self.expect(!all, "more than there is answers EAGAIN")
     }
 

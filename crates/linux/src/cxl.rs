@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cgroup, Kernel, KernelError, Settings, nodes};
+use crate::{Cgroup, Kernel, KernelError, Settings, nodes, page_bytes};
 
 /// What the kernel knows of CXL.
 pub(crate) const DEVICES: &str = "/sys/bus/cxl/devices";
@@ -17,7 +17,6 @@ pub(crate) const EVENTS: &str = "/sys/kernel/tracing/events/cxl";
 pub(crate) const PAGE_CGROUPS: &str = "/proc/kpagecgroup";
 /// The tracing instance that takes events.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/polder";
-const PAGE: u64 = 4096;
 /// Bytes of memory that an event without a length is about: a line.
 const LINE: u64 = 64;
 /// From one look at the poison lists to the next.
@@ -262,8 +261,9 @@ fn fields(mut text: &str) -> BTreeMap<&str, &str> {
 /// As reading `/proc/kpagecgroup` fails, which takes root.
 pub fn page_owners(kernel: &impl Kernel, place: &CxlPlace) -> Result<BTreeSet<u64>, KernelError> {
     let Some(hpa) = place.hpa else { return Ok(BTreeSet::new()) };
-    let first = hpa / PAGE;
-    let last = hpa.saturating_add(place.bytes.max(1) - 1) / PAGE;
+    let page = page_bytes(kernel);
+    let first = hpa / page;
+    let last = hpa.saturating_add(place.bytes.max(1) - 1) / page;
     let count = (last - first + 1).min(MOST_PAGES);
     let inodes = kernel.words(PAGE_CGROUPS, first, count)?;
     Ok(inodes.into_iter().filter(|inode| *inode != 0).collect())

@@ -8,10 +8,10 @@ use std::io::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::damon::KDAMONDS;
-use crate::nodes::{NODES, release, version};
+use crate::nodes::{NODES, device_nodes, managed_pages, nodes_with_cpus, page_bytes, release, version};
 use crate::{
-    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers, check_journal,
-    parse_nodes, show_nodes,
+    BALANCING, CGROUPS, DEMOTION, HugePages, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers,
+    check_journal, parse_nodes, show_nodes,
 };
 
 const DAX: &str = "/sys/bus/dax/devices";
@@ -40,7 +40,7 @@ pub struct Node {
     pub node: u32,
     /// Whether it has CPUs.
     pub cpus: bool,
-    /// `fast` or `slow`; empty where the machine has one tier.
+    /// `fast` or `slow`; `device` for memory of a device such as a GPU, which is in no tier; empty where the machine has one tier.
     pub tier: String,
     /// Bytes of memory.
     pub bytes: u64,
@@ -120,6 +120,7 @@ pub fn examine(kernel: &impl Kernel, journal: &str) -> Result<Report, KernelErro
     machine.examine_devices(&mut findings);
     machine.examine_damon(&mut findings);
     machine.examine_cgroups(&mut findings);
+    machine.examine_huge_pages(&mut findings);
     match check_journal(kernel, journal) {
         Err(error) if error.kind() == Some(ErrorKind::PermissionDenied) => {
             findings.push(finding(Severity::Note, "journal", error.to_string(), "run polder doctor as root"));
@@ -213,44 +214,32 @@ impl<K: Kernel> Machine<'_, K> {
             let expected = "a list of nodes such as 0-1,3";
             parse_nodes(&text).ok_or(KernelError::Format { path, text, expected })
         };
-        let (memory, with_cpus) = (list("has_memory")?, list("has_cpu")?);
-        let tiers = Tiers::discover(self.kernel).ok();
-        let managed = self.managed_bytes();
+        let (memory, with_cpus) = (list("has_memory")?, nodes_with_cpus(self.kernel)?);
+        let (tiers, devices) = (Tiers::discover(self.kernel).ok(), device_nodes(self.kernel)?);
+        let (managed, page) = (managed_pages(self.kernel), page_bytes(self.kernel));
         let node = |node: u32| {
             let meminfo = self.text(&format!("{NODES}/node{node}/meminfo")).unwrap_or_default();
             let bytes = |name: &str| meminfo_bytes(&meminfo, name);
             let access = |name: &str| self.number(&format!("{NODES}/node{node}/access0/initiators/{name}"));
-            let tier =
-                tiers.as_ref().map_or("", |tiers| if tiers.fast.contains(&node) { "fast" } else { "slow" });
+            let tier = match &tiers {
+                _ if devices.contains(&node) => "device",
+                None => "",
+                Some(tiers) if tiers.fast.contains(&node) => "fast",
+                Some(_) => "slow",
+            };
             let outside = managed.iter().filter(|((of, zone), _)| *of == node && zone != "Movable");
             Node {
                 node,
                 cpus: with_cpus.contains(&node),
                 tier: tier.to_owned(),
                 bytes: bytes("MemTotal"),
-                unmovable_bytes: outside.map(|(_, bytes)| bytes).sum(),
+                unmovable_bytes: outside.map(|(_, pages)| pages * page).sum(),
                 kernel_bytes: bytes("Slab") + bytes("KernelStack") + bytes("PageTables"),
                 latency_ns: access("read_latency").filter(|ns| *ns > 0),
                 bandwidth_mbps: access("read_bandwidth").filter(|rate| *rate > 0),
             }
         };
         Ok(memory.into_iter().map(node).collect())
-    }
-
-    /// Bytes that the allocator manages in each zone of each node.
-    fn managed_bytes(&self) -> BTreeMap<(u32, String), u64> {
-        const PAGE: u64 = 4096;
-        let mut managed = BTreeMap::new();
-        let mut zone = None;
-        for line in self.text("/proc/zoneinfo").unwrap_or_default().lines() {
-            if let Some((node, name)) = line.strip_prefix("Node ").and_then(|line| line.split_once(", zone"))
-            {
-                zone = node.parse::<u32>().ok().map(|node| (node, name.trim().to_owned()));
-            } else if let (Some(pages), Some(zone)) = (line.trim().strip_prefix("managed"), &zone) {
-                managed.insert(zone.clone(), pages.trim().parse::<u64>().unwrap_or(0) * PAGE);
-            }
-        }
-        managed
     }
 
     fn examine_tiers(&self, release: &str, findings: &mut Vec<Finding>) {
@@ -282,7 +271,13 @@ impl<K: Kernel> Machine<'_, K> {
     }
 
     fn examine_nodes(&self, nodes: &[Node], findings: &mut Vec<Finding>) {
-        for node in nodes.iter().filter(|node| node.tier == "slow") {
+        for node in nodes.iter().filter(|node| node.tier == "device") {
+            let found = "memory of a device, such as a GPU: it is in no tier, and the agent leaves it alone"
+                .to_owned();
+            findings.push(finding(Severity::Note, &format!("node{}", node.node), found, "none"));
+        }
+        // DRAM beside HBM is the kernel's own memory.
+        for node in nodes.iter().filter(|node| node.tier == "slow" && !node.cpus) {
             let subject = format!("node{}", node.node);
             if node.unmovable_bytes > 0 {
                 let symptom = format!(
@@ -306,15 +301,18 @@ impl<K: Kernel> Machine<'_, K> {
 
     /// HMAT and SLIT, and whether they agree.
     fn examine_tables(&self, nodes: &[Node], findings: &mut Vec<Finding>) {
-        let (fast, slow): (Vec<&Node>, Vec<&Node>) = nodes.iter().partition(|node| node.tier == "fast");
-        for node in nodes.iter().filter(|node| node.latency_ns.is_none() || node.bandwidth_mbps.is_none()) {
+        let of_tiers = || nodes.iter().filter(|node| node.tier != "device");
+        let (fast, slow): (Vec<&Node>, Vec<&Node>) = of_tiers().partition(|node| node.tier == "fast");
+        for node in of_tiers().filter(|node| node.latency_ns.is_none() || node.bandwidth_mbps.is_none()) {
             let symptom = "HMAT gives no latency and bandwidth of the node".to_owned();
             let remedy = "ask for a firmware with HMAT; meanwhile give interleave weights as numbers";
             findings.push(finding(Severity::Warning, &format!("node{}", node.node), symptom, remedy));
         }
         for (near, far) in fast.iter().flat_map(|near| slow.iter().map(move |far| (near, far))) {
+            // HBM of CPUs is the faster tier by its bandwidth, and its latency is more than that of DRAM.
+            let is_wider = near.bandwidth_mbps.zip(far.bandwidth_mbps).is_some_and(|(near, far)| near > far);
             let is_faster = far.latency_ns.zip(near.latency_ns).is_some_and(|(far, near)| far <= near);
-            if is_faster {
+            if is_faster && (near.cpus || !is_wider) {
                 let symptom = format!(
                     "HMAT says that slow node {} has {} ns, and fast node {} has {} ns",
                     far.node,
@@ -426,6 +424,18 @@ impl<K: Kernel> Machine<'_, K> {
                     format!("echo +{controller} > {CGROUPS}/cgroup.subtree_control, or in the unit's slice");
                 findings.push(problem("cgroups", symptom, &remedy));
             }
+        }
+    }
+
+    /// Reserved huge pages lie where they were reserved, and only the hugetlb controller says whose they are.
+    fn examine_huge_pages(&self, findings: &mut Vec<Finding>) {
+        let enabled = self.text(&format!("{CGROUPS}/cgroup.subtree_control")).unwrap_or_default();
+        if !HugePages::discover(self.kernel).is_empty()
+            && !enabled.split_ascii_whitespace().any(|name| name == "hugetlb")
+        {
+            let found = "reserved huge pages (HugeTLB) are there, and no cgroup counts its own: the agent does not see whose they are";
+            let remedy = format!("echo +hugetlb > {CGROUPS}/cgroup.subtree_control, or in the unit's slice");
+            findings.push(finding(Severity::Warning, "hugetlb", found.to_owned(), &remedy));
         }
     }
 
@@ -584,6 +594,7 @@ impl<K: Kernel> Machine<'_, K> {
             "/proc/sys/vm/zone_reclaim_mode",
             "/proc/sys/vm/swappiness",
             "/sys/kernel/mm/transparent_hugepage/enabled",
+            "/sys/kernel/mm/lru_gen/enabled",
         ]
         .map(str::to_owned)
         .to_vec();
@@ -684,6 +695,87 @@ mod tests {
         assert_eq!(report.nodes[1].latency_ns, Some(250));
     }
 
+    /// A GH200: node 1 is the GPU's memory, which no node but that of the CPUs reaches.
+    fn with_gpu(tree: &Tree) {
+        tree.put(&format!("{NODES}/has_memory"), "0-2\n");
+        tree.put(&format!("{NODES}/online"), "0-3\n");
+        tree.put(&format!("{NODES}/node1/distance"), "20 10 40 80\n");
+        tree.put(&format!("{NODES}/node2/distance"), "80 40 10 255\n");
+        tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 100663296 kB\nNode 2 MemFree: 9 kB\n");
+    }
+
+    #[test]
+    fn memory_of_a_gpu_is_in_no_tier_by_what_acpi_or_its_driver_says() {
+        let by_driver = |tree: &Tree| {
+            with_gpu(tree);
+            tree.put(&format!("{NODES}/node2/distance"), "80 40 10 80\n");
+            tree.put("/proc/driver/nvidia/gpus/0009:01:00.0/numa_status", "Node:  2\nStatus: online\n");
+        };
+        let by_initiator = |tree: &Tree| {
+            with_gpu(tree);
+            tree.put(&format!("{NODES}/node2/distance"), "80 40 10 80\n");
+            tree.put(&format!("{NODES}/has_generic_initiator"), "2-3\n");
+        };
+        for gpu in [&with_gpu as &dyn Fn(&Tree), &by_driver, &by_initiator] {
+            let tree = sound();
+            gpu(&tree);
+            let report = examine(&tree, JOURNAL).unwrap();
+            let of = |tier: &str| nodes_of(&report, tier);
+            assert_eq!((of("fast"), of("slow"), of("device")), ("0".into(), "1".into(), "2".into()));
+            let said = found(&tree);
+            assert!(
+                matches!(&said[..], [(Severity::Note, text)] if text.contains("such as a GPU")),
+                "{said:?}"
+            );
+        }
+        // One that the kernel puts into a tier of its own makes no second tier.
+        let tree = sound();
+        with_gpu(&tree);
+        tree.put(&format!("{NODES}/has_memory"), "0,2\n");
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier2/nodelist", "2\n");
+        let error = Tiers::discover(&tree).unwrap_err().to_string();
+        assert!(error.contains("one tier of memory (nodes 0; nodes 2 are memory of a device"), "{error}");
+    }
+
+    #[test]
+    fn hbm_of_cpus_is_the_faster_tier_although_its_latency_is_more() {
+        let tree = sound();
+        let files =
+            [("access0/initiators/read_latency", "130"), ("access0/initiators/read_bandwidth", "400000")];
+        for (name, text) in files {
+            tree.put(&format!("{NODES}/node2/{name}"), text);
+        }
+        tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 65536 kB\nNode 2 MemFree: 9 kB\n");
+        tree.put(&format!("{NODES}/has_memory"), "0-2\n");
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier2/nodelist", "2\n");
+        assert_eq!(found(&tree), []);
+        assert_eq!(nodes_of(&examine(&tree, JOURNAL).unwrap(), "fast"), "2");
+    }
+
+    #[test]
+    fn a_node_whose_cpus_are_off_line_is_no_slow_one() {
+        let tree = sound();
+        tree.merge_tiers();
+        tree.put(&format!("{NODES}/has_memory"), "0-2\n");
+        tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 65536 kB\nNode 2 MemFree: 9 kB\n");
+        tree.put(&format!("{NODES}/node2/cpu17/topology/core_id"), "3\n");
+        let report = examine(&tree, JOURNAL).unwrap();
+        assert_eq!(
+            (nodes_of(&report, "fast"), nodes_of(&report, "slow")),
+            ("0,2".to_owned(), "1".to_owned())
+        );
+    }
+
+    #[test]
+    fn pages_of_64_kib_are_counted_as_such() {
+        for (pages, bytes) in [(65_536, 256 << 20), (16_384, 256 << 20), (4_096, 256 << 20)] {
+            let tree = sound();
+            let zones = zones("Normal").replace("65536", &pages.to_string());
+            tree.put("/proc/zoneinfo", &zones);
+            assert_eq!(examine(&tree, JOURNAL).unwrap().nodes[1].unmovable_bytes, bytes, "{pages} pages");
+        }
+    }
+
     #[test]
     fn each_thing_that_is_wrong_is_found() {
         use Severity::{Note, Problem, Warning};
@@ -722,6 +814,11 @@ mod tests {
             |tree| tree.put(&format!("{CGROUPS}/cgroup.controllers"), "cpuset\n"),
             Problem,
             "memory is not in",
+        );
+        only(
+            |tree| tree.put("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "4\n"),
+            Warning,
+            "no cgroup counts its own",
         );
         only(|tree| tree.take(DEMOTION), Problem, "has no /sys/kernel/mm/numa/demotion_enabled");
         only(

@@ -1,7 +1,8 @@
 //! A tree of files in memory that behaves like the kernel's where an agent would notice.
 //!
 //! - `memory.reclaim` demotes while demotion is on, answers EAGAIN when it moved less, and ignores `cpuset.mems`, as
-//!   kernels before 6.16 do. With `swappiness=0` it moves page cache alone, and a kernel before 6.9 answers EINVAL.
+//!   kernels before 6.16 do. With `swappiness=0` it moves page cache alone, and a kernel before 6.9 answers EINVAL. One that knows
+//!   `demote=1` moves nothing without it.
 //! - `cpuset.mems` migrates pages when its set changes, refuses nodes that are not there with EINVAL and an empty set
 //!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
 //!   that has nothing of the parent's is answered by the parent's own.
@@ -75,13 +76,24 @@ impl Group {
         show_nodes(if both.is_empty() { &parent } else { &both })
     }
 
-    fn reclaim(&mut self, line: &str, demotes: bool, knows_swappiness: bool) -> Result<(), Error> {
+    fn reclaim(
+        &mut self,
+        line: &str,
+        demotes: bool,
+        knows_swappiness: bool,
+        knows_demote: bool,
+    ) -> Result<(), Error> {
         let invalid = || Error::from_raw_os_error(EINVAL);
-        let (amount, cache_alone) = match line.split_once(' ') {
-            Some((amount, "swappiness=0")) if knows_swappiness => (amount, true),
-            Some(_) => return Err(invalid()),
-            None => (line, false),
-        };
+        let mut words = line.split(' ');
+        let amount = words.next().unwrap_or_default();
+        let (mut cache_alone, mut demotes) = (false, demotes && !knows_demote);
+        for word in words {
+            match word {
+                "swappiness=0" if knows_swappiness => cache_alone = true,
+                "demote=1" if knows_demote => demotes = true,
+                _ => return Err(invalid()),
+            }
+        }
         let wanted: u64 = amount.parse().map_err(|_| invalid())?;
         let there = if cache_alone { self.cache[0] } else { self.bytes[0] }.saturating_sub(self.locked);
         let moved = if demotes { wanted.min(there) } else { 0 };
@@ -123,6 +135,7 @@ pub struct Tree {
     /// A cgroup that is removed before the call after so many more.
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
+    knows_demote: Cell<bool>,
     promotes: Cell<bool>,
     calls: Cell<u64>,
     fast_bytes: u64,
@@ -168,6 +181,7 @@ impl Tree {
             busy_in: Cell::new(u64::MAX),
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
+            knows_demote: Cell::new(false),
             promotes: Cell::new(true),
             calls: Cell::new(0),
             fast_bytes,
@@ -282,6 +296,11 @@ impl Tree {
     /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
     pub fn lacks_swappiness(&self) {
         self.knows_swappiness.set(false);
+    }
+
+    /// `memory.reclaim` demotes only where it is told to by `demote=1`, as patches of 2026 propose.
+    pub fn wants_demote(&self) {
+        self.knows_demote.set(true);
     }
 
     /// Pages of processes cannot be moved, as in a copy of a kernel's files.
@@ -484,7 +503,8 @@ impl Tree {
         match name {
             "memory.reclaim" => {
                 let before = group.bytes[0];
-                let outcome = group.reclaim(line, demotes, self.knows_swappiness.get());
+                let outcome =
+                    group.reclaim(line, demotes, self.knows_swappiness.get(), self.knows_demote.get());
                 self.take_time(before - group.bytes[0]);
                 outcome
             }

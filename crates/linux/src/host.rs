@@ -84,10 +84,12 @@ impl Kernel for Host {
 
     fn read(&self, path: &str) -> Result<String, KernelError> {
         // The kernel does not say how long such a file is, so it is not asked: an agent reads hundreds a round.
-        let mut text = String::with_capacity(8 << 10);
+        let mut bytes = Vec::with_capacity(8 << 10);
         let file = File::open(self.at(path));
-        let read = file.and_then(|file| file.take(u64::MAX).read_to_string(&mut text));
-        read.map(|_| text).map_err(KernelError::file(path))
+        file.and_then(|file| file.take(u64::MAX).read_to_end(&mut bytes)).map_err(KernelError::file(path))?;
+        // A process or a file may have a name that is no text.
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
     fn write(&self, path: &str, line: &str) -> Result<(), KernelError> {

@@ -23,7 +23,7 @@ mod own;
 mod privilege;
 mod promote;
 
-pub use cgroup::{Counts, NodeMemory};
+pub use cgroup::{Counts, HugePages, NodeMemory, ReclaimWords};
 pub use counters::{HostCounters, HostCounts};
 pub use cxl::{
     CxlEvent, CxlKind, CxlNews, CxlPlace, CxlWatch, devices as cxl_devices, moves_poison, page_owners,
@@ -34,7 +34,7 @@ pub use host::Host;
 pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Cgroup, Kernel, Promotion, Resume};
 pub use limit::{available_memory, memory_limit};
-pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};
+pub use nodes::{TierMemory, Tiers, page_bytes, parse_nodes, show_nodes};
 pub use own::Lock;
 pub use privilege::drop_capabilities;
 pub use promote::MovePages;

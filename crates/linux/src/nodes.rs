@@ -22,14 +22,17 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// Asks the kernel. Nodes of its first memory tier are fast; a kernel that makes one tier of all has those with CPUs fast.
+    /// Asks the kernel. Nodes of its first memory tier are fast; a kernel that makes one tier of all has those with CPUs fast, on-line or not.
+    /// Memory of a device, such as a GPU's, is in no tier.
     ///
     /// # Errors
     /// [`KernelError::Missing`] where no node is slow; otherwise as reading fails.
     pub fn discover(kernel: &impl Kernel) -> Result<Self, KernelError> {
-        let memory = nodes_in(kernel, &format!("{NODES}/has_memory"))?;
-        let with_cpus = nodes_in(kernel, &format!("{NODES}/has_cpu"))?;
-        let tiers = kernel_tiers(kernel)?;
+        let devices = device_nodes(kernel)?;
+        let memory = &nodes_in(kernel, &format!("{NODES}/has_memory"))? - &devices;
+        let with_cpus = nodes_with_cpus(kernel)?;
+        let mut tiers = kernel_tiers(kernel)?;
+        tiers.retain(|_, nodes| !nodes.is_disjoint(&memory));
         let fast: BTreeSet<u32> = match tiers.values().next() {
             Some(first) if tiers.len() > 1 => memory.intersection(first).copied().collect(),
             _ => memory.intersection(&with_cpus).copied().collect(),
@@ -37,9 +40,13 @@ impl Tiers {
         let slow: BTreeSet<u32> = memory.difference(&fast).copied().collect();
         if fast.is_empty() || slow.is_empty() {
             let online = show_nodes(&memory);
+            let of_devices = match devices.is_empty() {
+                true => String::new(),
+                false => format!("; nodes {} are memory of a device, such as a GPU's", show_nodes(&devices)),
+            };
             return Err(KernelError::Missing(format!(
-                "this machine has one tier of memory (nodes {online}); tiering needs a second, such as CXL memory \
-                 that is online as system RAM (daxctl reconfigure-device --mode=system-ram)"
+                "this machine has one tier of memory (nodes {online}{of_devices}); tiering needs a second, such as CXL \
+                 memory that is online as system RAM (daxctl reconfigure-device --mode=system-ram)"
             )));
         }
         Ok(Self { fast, slow, kernel_tiers: tiers.len() })
@@ -171,6 +178,76 @@ fn memory_of(kernel: &impl Kernel, nodes: &BTreeSet<u32>) -> Result<TierMemory, 
         memory.free += free;
     }
     Ok(memory)
+}
+
+/// Nodes with CPUs, on-line or not: the kernel lists the first, and a node's folder has a link to each CPU.
+pub(crate) fn nodes_with_cpus(kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
+    let mut nodes = nodes_in(kernel, &format!("{NODES}/has_cpu"))?;
+    let is_cpu = |name: &String| name.strip_prefix("cpu").is_some_and(|id| id.parse::<u32>().is_ok());
+    for node in nodes_in(kernel, &format!("{NODES}/has_memory"))? {
+        let names = kernel.list(&format!("{NODES}/node{node}")).unwrap_or_default();
+        if names.iter().any(is_cpu) {
+            nodes.insert(node);
+        }
+    }
+    Ok(nodes)
+}
+
+/// Nodes without CPUs whose memory is that of a device, such as a GPU: services do not live there, and no tier has them. NVIDIA's driver
+/// names its own. Of others ACPI says that the node starts accesses itself, or that some node cannot reach it (SLIT, 255).
+pub(crate) fn device_nodes(kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
+    const GPUS: &str = "/proc/driver/nvidia/gpus";
+    const UNREACHABLE: &str = "255";
+    let mut devices = match nodes_in(kernel, &format!("{NODES}/has_generic_initiator")) {
+        Err(error) if error.is_gone() => BTreeSet::new(),
+        other => other?,
+    };
+    for gpu in kernel.list(GPUS).unwrap_or_default() {
+        let status = kernel.read(&format!("{GPUS}/{gpu}/numa_status")).unwrap_or_default();
+        let node = status.lines().find_map(|line| line.strip_prefix("Node:")?.trim().parse::<u32>().ok());
+        devices.extend(node);
+    }
+    let memory = nodes_in(kernel, &format!("{NODES}/has_memory"))?;
+    for node in &memory {
+        let row = kernel.read(&format!("{NODES}/node{node}/distance")).unwrap_or_default();
+        if row.split_ascii_whitespace().any(|distance| distance == UNREACHABLE) {
+            devices.insert(*node);
+        }
+    }
+    let with_cpus = nodes_with_cpus(kernel)?;
+    Ok(devices.into_iter().filter(|node| memory.contains(node) && !with_cpus.contains(node)).collect())
+}
+
+/// Pages that the allocator manages in each zone of each node.
+pub(crate) fn managed_pages(kernel: &impl Kernel) -> BTreeMap<(u32, String), u64> {
+    let mut managed = BTreeMap::new();
+    let mut zone = None;
+    for line in kernel.read("/proc/zoneinfo").unwrap_or_default().lines() {
+        if let Some((node, name)) = line.strip_prefix("Node ").and_then(|line| line.split_once(", zone")) {
+            zone = node.parse::<u32>().ok().map(|node| (node, name.trim().to_owned()));
+        } else if let (Some(pages), Some(zone)) = (line.trim().strip_prefix("managed"), &zone) {
+            managed.insert(zone.clone(), pages.trim().parse::<u64>().unwrap_or(0));
+        }
+    }
+    managed
+}
+
+/// Bytes of a page, also of a recorded tree: `/proc/zoneinfo` counts the memory of a node in pages, and its `meminfo` in bytes. 4,096 where
+/// they do not tell.
+#[must_use]
+pub fn page_bytes(kernel: &impl Kernel) -> u64 {
+    let mut pages: BTreeMap<u32, u64> = BTreeMap::new();
+    for ((node, _), managed) in managed_pages(kernel) {
+        *pages.entry(node).or_default() += managed;
+    }
+    let bytes_a_page = pages.iter().filter(|(_, pages)| **pages > 0).find_map(|(node, pages)| {
+        Some(memory_of(kernel, &BTreeSet::from([*node])).ok()?.bytes / pages).filter(|bytes| *bytes > 0)
+    });
+    match bytes_a_page {
+        Some(32_769..) => 64 << 10,
+        Some(8_193..) => 16 << 10,
+        _ => 4 << 10,
+    }
 }
 
 /// The kernel's memory tiers, the fastest first; none where it has none.

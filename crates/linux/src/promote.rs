@@ -9,12 +9,11 @@ use std::num::NonZero;
 
 use crate::error::KernelError;
 use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
+use crate::nodes::page_bytes;
 
 /// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_offload::move_pages`.
 pub type MovePages = fn(NonZero<u32>, &[usize], Option<u32>) -> io::Result<Vec<i32>>;
 
-/// Bytes of a page.
-const PAGE: usize = 4096;
 /// Pages of one system call.
 const BATCH: usize = 1024;
 /// Pages that one call looks at; the next goes on behind them.
@@ -34,7 +33,8 @@ pub(crate) fn promote(
     resume: &mut Resume,
 ) -> Result<u64, KernelError> {
     let (first, address) = resume.take().unwrap_or((0, 0));
-    let mut sweep = Sweep { move_pages, promotion, moved: 0, looked: 0 };
+    let page = page_bytes(kernel) as usize;
+    let mut sweep = Sweep { move_pages, promotion, page, moved: 0, looked: 0 };
     let pids = processes(kernel, cgroup)?;
     let mut refused = None;
     let mut seen = 0;
@@ -91,6 +91,8 @@ fn processes(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<BTreeSet<u32>, Ker
 struct Sweep<'a> {
     move_pages: MovePages,
     promotion: Promotion<'a>,
+    /// Bytes of a page.
+    page: usize,
     moved: u64,
     /// Pages that were looked at.
     looked: usize,
@@ -109,12 +111,12 @@ impl Sweep<'_> {
         for (from, to) in ranges {
             let mut at = from.max(begin);
             while at < to {
-                let left = self.promotion.bytes.saturating_sub(self.moved) as usize / PAGE;
+                let left = self.promotion.bytes.saturating_sub(self.moved) as usize / self.page;
                 if left == 0 || self.looked >= MOST_LOOKED {
                     return Ok(Some(at));
                 }
-                let end = to.min(at + BATCH * PAGE);
-                let pages: Vec<usize> = (at..end).step_by(PAGE).collect();
+                let end = to.min(at + BATCH * self.page);
+                let pages: Vec<usize> = (at..end).step_by(self.page).collect();
                 // The number may be another's by now.
                 if start_of(kernel, pid)? != start {
                     return Ok(None);
@@ -140,10 +142,10 @@ impl Sweep<'_> {
         if !slow.is_empty() {
             let to = Some(self.promotion.to);
             let moved = call(&slow, to)?.iter().filter(|node| **node == to).count();
-            self.moved += (moved * PAGE) as u64;
+            self.moved += (moved * self.page) as u64;
         }
         self.looked += pages.len();
-        Ok(next.map_or(0, |page| page + PAGE))
+        Ok(next.map_or(0, |page| page + self.page))
     }
 }
 
@@ -201,6 +203,8 @@ mod tests {
 
     use super::*;
     use crate::Host;
+
+    const PAGE: usize = 4096;
 
     thread_local! {
         /// The node of each page of a process, for [`moves`].
@@ -317,6 +321,20 @@ mod tests {
         assert_eq!(gone_up(6), (16..32).collect::<Vec<_>>());
         fs::remove_dir_all(folder.path().join("sys/fs/cgroup/web")).unwrap();
         assert!(up(&host, &web, 100, &mut None).unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn memory_of_a_process_whose_name_is_no_text_goes_up() {
+        let (folder, host, web) = host();
+        for file in ["stat", "maps"] {
+            let path = folder.path().join("proc/5").join(file);
+            let mut bytes = fs::read(&path).unwrap();
+            let at = bytes.iter().position(|byte| matches!(byte, b'a' | b'[')).unwrap() + 1;
+            bytes.insert(at, 0xff);
+            fs::write(&path, bytes).unwrap();
+        }
+        NODES.with_borrow_mut(|nodes| nodes.retain(|(pid, _), _| *pid == 5));
+        assert_eq!(up(&host, &web, 100, &mut None).unwrap(), 20);
     }
 
     #[test]
