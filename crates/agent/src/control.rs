@@ -279,6 +279,8 @@ impl<K: Kernel> Agent<K> {
             };
             match found {
                 Ok(found) => present.push(found),
+                // It has ended since the units were listed.
+                Err(error) if service.is_default && error.is_gone() => {}
                 Err(error) => {
                     let alarm = Alarm::of(&service, &error);
                     let what = match &alarm {
@@ -456,8 +458,51 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
+        if let Err(error) = self.add_default(&mut services) {
+            alarms.push(Alarm::HostSetting { key: "default".to_owned(), error: error.to_string() });
+        }
         self.services = services;
         alarms
+    }
+
+    /// Adds the units of the system that no service names, but for this program's own, if the policy says what is wanted of them.
+    fn add_default(&self, services: &mut Vec<Service>) -> Result<(), KernelError> {
+        let Some((policy, lines)) = self.policy.default else { return Ok(()) };
+        let kernel = self.settings.kernel();
+        let own = kernel.read("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().filter_map(|line| line.strip_prefix("0::"));
+        let mut named: BTreeSet<String> = own.map(str::to_owned).collect();
+        let mut units: BTreeSet<&str> = BTreeSet::new();
+        for service in services.iter() {
+            match &service.place {
+                Place::Cgroup(cgroup) => drop(named.insert(cgroup.path().to_owned())),
+                Place::Unit(unit) => drop(units.insert(unit)),
+                Place::Pods(_) => {}
+            }
+        }
+        let is_inside = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        // A name that is inside `path`, or has it inside.
+        let is_named = |path: &str| {
+            let below = named.range(path.to_owned()..).next().is_some_and(|name| is_inside(name, path));
+            let mut above =
+                path.match_indices('/').map(|(at, _)| &path[..at]).filter(|path| !path.is_empty());
+            below
+                || named.range(format!("{path}/")..).next().is_some_and(|name| is_inside(name, path))
+                || above.any(|path| named.contains(path))
+                || path.split('/').any(|part| units.contains(part))
+        };
+        let unnamed: Vec<Service> = Cgroup::units(kernel)?
+            .into_iter()
+            .filter(|cgroup| !is_named(cgroup.path()))
+            .map(|cgroup| {
+                let name = cgroup.path().trim_start_matches('/').to_owned().into();
+                Service { name, place: Place::Cgroup(cgroup), policy, lines, is_default: true }
+            })
+            .collect();
+        services.extend(unnamed);
+        Ok(())
     }
 
     /// Takes what CXL devices have reported, and decides which services are kept off the slow tier.

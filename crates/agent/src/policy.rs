@@ -107,6 +107,8 @@ pub struct Service {
     pub policy: ServicePolicy,
     /// Where the file says so.
     pub lines: Lines,
+    /// Whether it is a unit that the policy does not name.
+    pub is_default: bool,
 }
 
 /// Weights of the nodes for memory that programs interleave by weight.
@@ -145,6 +147,8 @@ pub struct Policy {
     pub kubernetes: Option<Kubernetes>,
     /// Services in the order of their names.
     pub services: Vec<Service>,
+    /// What is wanted of each unit of the system that no service names, and where the file says so.
+    pub default: Option<(ServicePolicy, Lines)>,
     /// What the file says and hardly means.
     pub warnings: Vec<String>,
 }
@@ -196,6 +200,9 @@ struct File {
     fair_share: FairShare,
     health: Option<FileHealth>,
     kubernetes: Option<FileKubernetes>,
+    default: Option<Spanned<String>>,
+    #[serde(default)]
+    profile: BTreeMap<String, FileRules>,
     #[serde(default)]
     service: BTreeMap<String, Spanned<FileService>>,
 }
@@ -220,13 +227,24 @@ struct FileService {
     unit: Option<Spanned<String>>,
     label: Option<Spanned<String>>,
     namespace: Option<Spanned<String>>,
-    tier: Spanned<FileRule>,
+    profile: Option<Spanned<String>>,
+    tier: Option<Spanned<FileRule>>,
     local_low: Option<Spanned<f64>>,
     local_high: Option<Spanned<f64>>,
     page_cache: Option<Spanned<FileCache>>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+/// What is wanted of services of one kind.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileRules {
+    tier: Option<Spanned<FileRule>>,
+    local_low: Option<Spanned<f64>>,
+    local_high: Option<Spanned<f64>>,
+    page_cache: Option<Spanned<FileCache>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum FileRule {
     OptIn,
@@ -234,7 +252,7 @@ enum FileRule {
     Background,
 }
 
-#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum FileCache {
     Any,
@@ -307,6 +325,7 @@ fn wanted(key: &str) -> &'static str {
         "namespace" => "a namespace such as \"shop\"",
         "tier" => "\"opt-in\", \"opt-out\" or \"background\"",
         "page_cache" => "\"any\" or \"slow\"",
+        "profile" | "default" => "the name of a profile, such as \"batch\" for [profile.batch]",
         "fair_share" => "\"agent\" or \"kernel\"",
         "bad_memory" => "\"alarm\", \"opt-out\" or \"drain\"",
         "pods" => "an address of this host such as \"http://127.0.0.1:10255/pods\", or a file",
@@ -353,10 +372,18 @@ impl Policy {
             Some((format!("service.{name}.cgroup"), service.get_ref().cgroup.as_ref()?))
         });
         let warnings = roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
+        let profiles = file.profile;
+        for (name, rules) in &profiles {
+            rules_of(&at, &format!("profile.{name}"), None, rules)?;
+        }
+        let default = file.default.as_ref().map(|name| {
+            let rules = profile(&at, "default", name, &profiles)?;
+            rules_of(&at, &format!("profile.{}", name.get_ref()), None, rules)
+        });
         let services: Vec<Service> = file
             .service
             .into_iter()
-            .map(|(name, service)| checked(&at, name, service))
+            .map(|(name, service)| checked(&at, name, service, &profiles))
             .collect::<Result<_, _>>()?;
         let kubernetes = file.kubernetes.map(|it| kubernetes(&at, &it)).transpose()?;
         if let Some(service) =
@@ -395,6 +422,7 @@ impl Policy {
             kubernetes,
             weights: file.interleave.as_ref().map(|value| weights(&at, value)).transpose()?,
             services,
+            default: default.transpose()?,
             warnings,
         })
     }
@@ -482,11 +510,22 @@ fn kubernetes(at: &Text<'_>, file: &FileKubernetes) -> Result<Kubernetes, Policy
     Ok(Kubernetes { pods: pods.clone(), cgroup_root })
 }
 
-fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Service, PolicyError> {
+fn checked(
+    at: &Text<'_>,
+    name: String,
+    file: Spanned<FileService>,
+    profiles: &BTreeMap<String, FileRules>,
+) -> Result<Service, PolicyError> {
     // The span of a table begins with its first key, or with its head.
+    let head = at.line_of(&file);
     let file = file.into_inner();
     let key = |key: &str| format!("service.{name}.{key}");
-    let tier_line = at.line_of(&file.tier);
+    let lines = [file.cgroup.as_ref(), file.unit.as_ref(), file.label.as_ref(), file.profile.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|it| at.line_of(it));
+    let first_line = lines.chain(file.tier.as_ref().map(|it| at.line_of(it))).min().unwrap_or(head);
+    let tier_line = file.tier.as_ref().map_or(first_line, |it| at.line_of(it));
     let refused = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
     if name.is_empty() || name.chars().any(char::is_control) {
         let problem = format!(
@@ -527,43 +566,81 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
             return Err(refused(expected.to_owned()));
         }
     };
-    let low = at.share(&key("local_low"), file.local_low.as_ref(), 0.0)?;
-    let high = at.share(&key("local_high"), file.local_high.as_ref(), 1.0)?;
-    if let Some(value) = file.local_low.as_ref().or(file.local_high.as_ref()).filter(|_| low > high) {
+    let of = match &file.profile {
+        Some(of) => Some(profile(at, &key("profile"), of, profiles)?.clone()),
+        None => None,
+    };
+    // What the service says itself counts before its profile.
+    let rules = FileRules {
+        tier: file.tier.or_else(|| of.as_ref()?.tier.clone()),
+        local_low: file.local_low.or_else(|| of.as_ref()?.local_low.clone()),
+        local_high: file.local_high.or_else(|| of.as_ref()?.local_high.clone()),
+        page_cache: file.page_cache.or_else(|| of.as_ref()?.page_cache.clone()),
+    };
+    let (policy, lines) = rules_of(at, &format!("service.{name}"), Some(first_line), &rules)?;
+    Ok(Service { name: name.into(), place, policy, lines, is_default: false })
+}
+
+/// The profile that a key names.
+fn profile<'p>(
+    at: &Text<'_>,
+    key: &str,
+    name: &Spanned<String>,
+    profiles: &'p BTreeMap<String, FileRules>,
+) -> Result<&'p FileRules, PolicyError> {
+    profiles.get(name.get_ref()).ok_or_else(|| {
+        let names = profiles.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let known = if names.is_empty() { "it has none".to_owned() } else { format!("it has {names}") };
+        at.wrong(key, name, &format!("a profile of this file; {known}"))
+    })
+}
+
+/// What is wanted by the keys of `owner`, such as `service.web`, which begins at the line `first`.
+fn rules_of(
+    at: &Text<'_>,
+    owner: &str,
+    first: Option<usize>,
+    rules: &FileRules,
+) -> Result<(ServicePolicy, Lines), PolicyError> {
+    let key = |key: &str| format!("{owner}.{key}");
+    let (low_line, high_line, cache_line) = (
+        rules.local_low.as_ref().map(|it| at.line_of(it)),
+        rules.local_high.as_ref().map(|it| at.line_of(it)),
+        rules.page_cache.as_ref().map(|it| at.line_of(it)),
+    );
+    let Some(tier) = &rules.tier else {
+        let line = first.or(low_line).or(high_line).or(cache_line).unwrap_or(1);
+        return Err(PolicyError(format!("line {line}: {owner}: missing field `tier`")));
+    };
+    let tier_line = at.line_of(tier);
+    let refused = |text: &str| PolicyError(format!("line {tier_line}: {owner}: {text}"));
+    let low = at.share(&key("local_low"), rules.local_low.as_ref(), 0.0)?;
+    let high = at.share(&key("local_high"), rules.local_high.as_ref(), 1.0)?;
+    if let Some(value) = rules.local_low.as_ref().or(rules.local_high.as_ref()).filter(|_| low > high) {
         return Err(at.wrong(&key("local_low"), value, &format!("at most local_high ({high})")));
     }
-    let rule = match file.tier.get_ref() {
+    let rule = match tier.get_ref() {
         FileRule::OptIn => TierRule::OptIn,
         FileRule::OptOut => TierRule::OptOut,
         FileRule::Background => TierRule::Background,
     };
-    let is_bounded = file.local_low.is_some() || file.local_high.is_some();
+    let is_bounded = low_line.is_some() || high_line.is_some();
     if is_bounded && rule != TierRule::OptIn {
-        return Err(refused(
-            "local_low and local_high apply to tier = \"opt-in\" alone; leave them out".to_owned(),
-        ));
+        return Err(refused("local_low and local_high apply to tier = \"opt-in\" alone; leave them out"));
     }
-    let slow_cache = file.page_cache.as_ref().is_some_and(|cache| *cache.get_ref() == FileCache::Slow);
+    let slow_cache = rules.page_cache.as_ref().is_some_and(|cache| *cache.get_ref() == FileCache::Slow);
     if slow_cache && rule == TierRule::OptOut {
-        return Err(refused(
-            "page_cache = \"slow\" contradicts tier = \"opt-out\"; leave one out".to_owned(),
-        ));
+        return Err(refused("page_cache = \"slow\" contradicts tier = \"opt-out\"; leave one out"));
     }
     let local = is_bounded.then_some(LocalBounds { low, high });
-    let keys = [
-        Some(tier_line),
-        file.cgroup.as_ref().map(|it| at.line_of(it)),
-        file.unit.as_ref().map(|it| at.line_of(it)),
-        file.label.as_ref().map(|it| at.line_of(it)),
-    ];
     let lines = Lines {
-        service: keys.into_iter().flatten().min().unwrap_or(tier_line),
+        service: first.unwrap_or(tier_line),
         tier: tier_line,
-        local_low: file.local_low.as_ref().map(|it| at.line_of(it)),
-        local_high: file.local_high.as_ref().map(|it| at.line_of(it)),
-        page_cache: file.page_cache.as_ref().map(|it| at.line_of(it)),
+        local_low: low_line,
+        local_high: high_line,
+        page_cache: cache_line,
     };
-    Ok(Service { name: name.into(), place, policy: ServicePolicy { rule, local, slow_cache }, lines })
+    Ok((ServicePolicy { rule, local, slow_cache }, lines))
 }
 
 /// Small weights in the proportion of the nodes' bandwidths, which are off by at most one part in fifty, or by what 32 steps leave.
@@ -593,6 +670,37 @@ mod tests {
 
     fn refused(text: &str) -> String {
         Policy::parse(text).expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn a_service_says_more_than_its_profile_and_units_without_a_line_have_the_default() {
+        let profiles = "default = \"batch\"\n[profile.batch]\ntier = \"background\"\n[profile.web]\ntier = \"opt-in\"\nlocal_low = 0.5\nlocal_high = 0.8\n";
+        let services = "[service.a]\nunit = \"a.service\"\nprofile = \"web\"\n[service.b]\nunit = \"b.service\"\nprofile = \"web\"\nlocal_high = 0.9\n";
+        let policy = Policy::parse(&format!("{profiles}{services}")).unwrap();
+        let bounds = |index: usize| policy.services[index].policy.local.map(|it| (it.low, it.high));
+        assert_eq!((bounds(0), bounds(1)), (Some((0.5, 0.8)), Some((0.5, 0.9))));
+        assert_eq!((policy.services[0].lines.service, policy.services[0].lines.tier), (9, 5));
+        assert_eq!(policy.services[1].lines.local_high, Some(14));
+        let (default, lines) = policy.default.unwrap();
+        assert_eq!((default.rule, lines.tier), (TierRule::Background, 3));
+        for (text, expected) in [
+            (
+                "default = \"x\"\n".to_owned(),
+                "line 1: default = \"x\" is not a profile of this file; it has none",
+            ),
+            (
+                format!("{profiles}[service.a]\nunit = \"a.service\"\nprofile = \"wbe\"\n"),
+                "line 10: service.a.profile = \"wbe\" is not a profile of this file; it has batch, web",
+            ),
+            ("[profile.a]\nlocal_low = 0.5\n".to_owned(), "line 2: profile.a: missing field `tier`"),
+            (
+                "[profile.a]\ntier = \"background\"\nlocal_low = 0.5\n".to_owned(),
+                "line 2: profile.a: local_low and local_high apply to tier = \"opt-in\" alone",
+            ),
+            ("[profile.a]\ntier = \"opt-in\"\nunit = \"a.service\"\n".to_owned(), "unknown field `unit`"),
+        ] {
+            assert!(refused(&text).contains(expected), "{}", refused(&text));
+        }
     }
 
     #[test]

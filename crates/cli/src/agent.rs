@@ -435,7 +435,9 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let path = &arguments.policy.policy;
     let policy = load(path)?;
     println!("{}: {} services", path.display(), policy.services.len());
-    if policy.services.is_empty() {
+    if policy.default.is_some() {
+        println!("default: for every other unit of the system");
+    } else if policy.services.is_empty() {
         println!("note: without a service no memory is moved; docs/agent.md has policies to begin with");
     }
     let host = host(&arguments.root);

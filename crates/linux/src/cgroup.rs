@@ -90,25 +90,24 @@ impl Cgroup {
     /// # Errors
     /// As listing the root's cgroups fails.
     pub fn of_unit(kernel: &impl Kernel, unit: &str) -> Result<Option<Self>, KernelError> {
-        const DEEPEST: usize = 8;
-        let mut folders = vec![String::new()];
-        for _ in 0..DEEPEST {
-            let mut below = Vec::new();
-            for folder in &folders {
-                let names = match kernel.list(&format!("{CGROUPS}{folder}")) {
-                    Err(error) if error.is_gone() && !folder.is_empty() => continue,
-                    names => names?,
-                };
-                if names.iter().any(|name| name == unit) {
-                    return Ok(Self::new(&format!("{folder}/{unit}")));
-                }
-                let slices =
-                    names.into_iter().filter(|name| name.ends_with(".slice") && name != "user.slice");
-                below.extend(slices.map(|name| format!("{folder}/{name}")));
-            }
-            folders = below;
-        }
-        Ok(None)
+        in_slices(kernel, |folder, names| {
+            names.iter().any(|name| name == unit).then(|| Self::new(&format!("{folder}/{unit}")))
+        })
+        .map(Option::flatten)
+    }
+
+    /// The cgroups of all services and scopes of systemd in slices of the system, as [`Cgroup::of_unit`] looks for them.
+    ///
+    /// # Errors
+    /// As listing the root's cgroups fails.
+    pub fn units(kernel: &impl Kernel) -> Result<Vec<Self>, KernelError> {
+        let mut units = Vec::new();
+        in_slices::<()>(kernel, |folder, names| {
+            let names = names.iter().filter(|name| name.ends_with(".service") || name.ends_with(".scope"));
+            units.extend(names.filter_map(|name| Self::new(&format!("{folder}/{name}"))));
+            None
+        })?;
+        Ok(units)
     }
 
     /// What is wrong where a file of a controller is gone and the cgroup is not.
@@ -312,6 +311,31 @@ impl Cgroup {
     pub fn migration(nodes: &BTreeSet<u32>, others: &BTreeSet<u32>) -> [String; 2] {
         [show_nodes(&nodes.union(others).copied().collect()), show_nodes(nodes)]
     }
+}
+
+/// Looks at the names in the root of the cgroups and in each slice of the system, until `look` has what it looks for.
+fn in_slices<T>(
+    kernel: &impl Kernel,
+    mut look: impl FnMut(&str, &[String]) -> Option<T>,
+) -> Result<Option<T>, KernelError> {
+    const DEEPEST: usize = 8;
+    let mut folders = vec![String::new()];
+    for _ in 0..DEEPEST {
+        let mut below = Vec::new();
+        for folder in &folders {
+            let names = match kernel.list(&format!("{CGROUPS}{folder}")) {
+                Err(error) if error.is_gone() && !folder.is_empty() => continue,
+                names => names?,
+            };
+            if let Some(found) = look(folder, &names) {
+                return Ok(Some(found));
+            }
+            let slices = names.into_iter().filter(|name| name.ends_with(".slice") && name != "user.slice");
+            below.extend(slices.map(|name| format!("{folder}/{name}")));
+        }
+        folders = below;
+    }
+    Ok(None)
 }
 
 /// Numbers of a line such as `anon N0=4096 N1=0`, by node.

@@ -1245,3 +1245,41 @@ fn reserved_huge_pages_are_part_of_what_a_service_has() {
     assert_eq!(row.slow, 16 * MIB);
     assert_eq!(row.cause.what, "it is opted out, and what demotion put on the slow tier is brought back");
 }
+
+#[test]
+fn units_that_no_line_names_have_the_default_and_the_agent_itself_has_not() {
+    let tree = Tree::new(4096 * MIB);
+    let named = ["/system.slice/web.service", "/system.slice/db.slice/pg.service", "/app.slice"];
+    let inside = ["/app.slice/x.scope", "/system.slice/polder-agent.service", "/user.slice/user@1.service"];
+    let unnamed =
+        ["/system.slice/cron.service", "/system.slice/docker-1.scope", "/app.slice-2.slice/y.service"];
+    for path in named.iter().chain(&inside).chain(&unnamed) {
+        tree.add_group(path, [100 * MIB, 0]);
+    }
+    tree.put("/proc/self/cgroup", "0::/system.slice/polder-agent.service\n");
+    let keep = "tier = \"opt-in\"\n";
+    let text = format!(
+        "step = \"1GiB\"\ndefault = \"batch\"\n[profile.batch]\ntier = \"background\"\n\
+         [service.web]\nunit = \"web.service\"\n{keep}[service.pg]\ncgroup = \"{}\"\n{keep}\
+         [service.app]\ncgroup = \"/app.slice\"\n{keep}",
+        named[1]
+    );
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+    let round = look(&mut agent);
+    assert_eq!(round.alarms, []);
+    for (paths, bytes) in [(&named, [100 * MIB, 0]), (&inside, [100 * MIB, 0]), (&unnamed, [0, 100 * MIB])] {
+        for path in paths {
+            assert_eq!(tree.bytes(path), bytes, "{path}");
+        }
+    }
+    let rows: Vec<&str> = round.services.iter().map(|row| row.service.as_str()).collect();
+    assert_eq!(
+        rows[3..],
+        ["app.slice-2.slice/y.service", "system.slice/cron.service", "system.slice/docker-1.scope"]
+    );
+    assert_eq!(round.services[4].cause.line, Some(4));
+    // One that ends is no alarm, and the next round has it no more.
+    tree.remove_group(unnamed[0]);
+    let round = look(&mut agent);
+    assert_eq!((round.alarms.len(), round.services.len()), (0, 5));
+}
