@@ -32,6 +32,16 @@ def left_behind() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(MINE)}
 
 
+def test_more_emulated_hosts_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = importlib.import_module("polder.torch.meeting")
+    for name, value in [("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2"), ("POLDER_EMULATE", "65")]:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(polder.ArgumentError, match="POLDER_EMULATE=65: this machine has 2 ranks"):
+        meeting.introduction(1, 2)
+    monkeypatch.setenv("POLDER_EMULATE", "2")
+    assert meeting.introduction(1, 2)["emulated"] == 1
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective_gives_what_gloo_gives(tmp_path: Path, ranks: int) -> None:
     with Ranks("torch_collectives.py", ranks, tmp_path, POLDER_EMULATE="2", POLDER_COHERENCE="software") as run:

@@ -522,7 +522,9 @@ def main() -> int:
     except BaseException as error:
         if watch.found is None:
             traceback.print_exc()
-            return failed(f"failed before its first step ended: {type(error).__name__}: {error}")
+            hint = "; ranks are started by: torchrun --nproc-per-node 2 -m polder.offload.check " + str(script)
+            why = f"failed before its first step ended: {type(error).__name__}: {error}"
+            return failed(why + hint * ("environ" in str(error) and "RANK" not in os.environ))
     if watch.found is None:
         return failed("ended without a step of a torch.optim.Optimizer; give it the arguments of a training run")
     say(watch.found)

@@ -285,8 +285,11 @@ def _machine() -> list[str]:
 def _emulated_host(rank: int, size: int) -> int:
     """Which of the POLDER_EMULATE hosts of this machine the rank plays; 0 when there is only the machine itself."""
     local = int(os.environ.get("LOCAL_RANK", rank))
-    locals_ = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return local * hosts_to_emulate() // max(locals_, local + 1)
+    locals_ = max(int(os.environ.get("LOCAL_WORLD_SIZE", size)), local + 1)
+    hosts = hosts_to_emulate()
+    if hosts > locals_ and "LOCAL_WORLD_SIZE" in os.environ:
+        raise ArgumentError(f"POLDER_EMULATE={hosts}: this machine has {locals_} ranks, and each host needs one")
+    return local * hosts // locals_
 
 
 def hosts_to_emulate() -> int:
