@@ -14,14 +14,14 @@ same bytes, so that they see the same machine. The table at the end compares the
 Without ``--rate`` the links are this machine's memory, and proxies and workers share its cores. With it, token buckets
 emulate a link of so many MB/s for each worker's all-reduce and for each proxy's device, in both directions.
 
-``--memory`` compares an optimizer on the workers with one on the proxies instead: a worker's peak bytes, and the
-largest batch under a limit.
+``--memory`` compares an optimizer on the workers with one on the proxies instead: bytes of all workers, proxies and
+the pool together, and the largest batch under one limit for all, with two and with four workers.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import statistics
@@ -48,14 +48,16 @@ try:
 except ImportError as error:
     sys.exit(f"coarse: torch is missing ({error}); `make torch` installs it into .venv")
 
-from polder.errors import PolderError
 from polder.torch import EmulatedLinks, ParameterService, SyncPlan
+from polder.torch.meeting import attachments
 
 ROUND = 5  # steps of one way before the next has its turn
 PROFILE = 4  # steps of the service's profile, and of every other way, before anything counts
 WARM_UP = 2  # more steps that do not count, with the plan
 SHARD_SECONDS = 200e-6  # what an emulated link takes for each shard besides its bytes
 SWEEP = 10  # steps of m between 0 and 1
+ALONE = "alone"
+PLACES = {ALONE: "worker, all-reduce (DDP)", "worker": "worker, service", "proxy": "proxy, service"}
 
 
 def arguments() -> argparse.Namespace:
@@ -68,17 +70,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=train.LAYERS, help=f"its layers ({train.LAYERS})")
     parser.add_argument("--rate", type=float, help="emulate links of so many MB/s for all ways")
     parser.add_argument("--sweep", action="store_true", help="then vary m, the order and the size of shards")
-    parser.add_argument("--memory", action="store_true", help="instead, what a worker needs by where its optimizer is")
-    parser.add_argument("--where", choices=("worker", "proxy"), help=argparse.SUPPRESS)
+    parser.add_argument("--early", action="store_true", help="also with the optimizer on the proxies, early and not")
+    parser.add_argument("--memory", action="store_true", help="instead, what all need by where the optimizer is")
+    parser.add_argument("--where", choices=PLACES, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def memory(options: argparse.Namespace) -> int:
-    """Runs workers with either place of the optimizer, and prints what they need."""
+    """Runs workers with and without the service, and prints what all processes and the pool need together."""
 
-    def run(where: str, limit: int | None = None) -> dict[str, int]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    def run(workers: int, where: str, limit: int | None = None) -> dict[str, int]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
         command += [__file__, "--where", where, *([] if limit is None else ["--limit", str(limit)])]
         command += ["--width", str(options.width), "--layers", str(options.layers), "--proxies", str(options.proxies)]
         # What is freed goes back at once, so that what is there is what is used.
@@ -89,48 +92,46 @@ def memory(options: argparse.Namespace) -> int:
                 return json.loads(line)
         raise Unusable(f"the run with the optimizer on each {where} failed: {ended.stderr[-2000:]}")
 
-    first = run("worker")
-    # A quarter more than what the first took.
-    limit = first["data"] * 5 // 4
-    print(f"a worker's memory in {RANKS} workers and {options.proxies} proxies, AdamW, measured on this machine")
-    peak, largest = f"peak MB at batch {BATCH}", f"largest batch under {limit / 1e6:.0f} MB"
-    print(f"{'optimizer on each':<18} {peak:>22} {largest:>34}")
-    for where in ("worker", "proxy"):
-        found = run(where, limit)
-        print(f"{where:<18} {found['peak'] / 1e6:>22.1f} {found['batch']:>34}")
-    print(
-        "both are beside what a worker has before it makes its model. Peak is of anonymous pages; the limit is one of "
-        "RLIMIT_DATA, and neither counts the pool"
-    )
+    print("memory of all workers, proxies and the pool together, in MB, AdamW; measured on this machine")
+    print(f"the optimizer is on each worker, or on {options.proxies} proxies; the service or an all-reduce averages")
+    print("of a worker counts what it has beside its libraries, of a proxy all; the limit is one for all of them")
+    for workers in (2, 4):
+        limit = run(workers, ALONE)["all"] * 5 // 4
+        largest = f"largest batch under {limit / 1e6:.0f} MB"
+        print(
+            f"\n{f'{workers} workers, batch {BATCH}':<28}{'workers':>9}{'proxies':>9}{'pool':>9}{'all':>9}{largest:>32}"
+        )
+        for where, name in PLACES.items():
+            found = run(workers, where, limit)
+            parts = "".join(f"{found[part] / 1e6:>9.1f}" for part in ("workers", "proxies", "pool", "all"))
+            print(f"{name:<28}{parts}{found['batch'] or 'none':>32}", flush=True)
     return 0
 
 
-def kilobytes(name: str) -> int:
-    """A line of this process's status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def kilobytes(name: str, pid: int | str = "self") -> int:
+    """A line of a process's status, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def remember(options: argparse.Namespace) -> None:
-    """Trains with the optimizer where it was asked for; then with larger batches, as long as they fit."""
+    """Trains with the optimizer where it was asked for; then with larger batches, as long as all fit together."""
     torch.set_num_threads(1)
     dist.init_process_group("polder", timeout=timedelta(seconds=60))
     torch.manual_seed(0)
     # So that what torch makes once is there.
     torch.nn.Linear(1, 1)(torch.ones(1)).backward()
-    before = {"peak": kilobytes("RssAnon"), "data": kilobytes("VmData")}
+    before, peak = kilobytes("RssAnon"), 0
     model = Gpt(options.width, options.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
-    found = {"peak": 0, "data": 0, "batch": 0}
-    measured = dict(found)
 
     def look(*_: object) -> None:
-        found["peak"] = max(found["peak"], kilobytes("RssAnon") - before["peak"])
-        found["data"] = max(found["data"], kilobytes("VmData") - before["data"])
+        nonlocal peak
+        peak = max(peak, kilobytes("RssAnon") - before)
 
     def step(batch: int) -> None:
         window = torch.randint(256, (batch, CONTEXT + 1))
-        guesses = model(window[:, :-1])
+        guesses = net(window[:, :-1])
         look()
         functional.cross_entropy(guesses.flatten(0, 1), window[:, 1:].flatten()).backward()
         look()
@@ -138,31 +139,41 @@ def remember(options: argparse.Namespace) -> None:
         look()
         optimizer.zero_grad()
 
+    def counted(service: ParameterService | None) -> dict[str, int]:
+        """What all have, with the most that each worker had since the last call."""
+        nonlocal peak
+        peaks = torch.tensor([peak])
+        dist.all_reduce(peaks)
+        peak = 0
+        proxies = [] if service is None else [count.pid for count in service.proxies()]
+        found = {"workers": int(peaks.item()), "proxies": sum(kilobytes("RssAnon", pid) for pid in proxies)}
+        found["pool"] = sum(Path(path).stat().st_blocks * 512 for path in attachments)
+        return {**found, "all": sum(found.values())}
+
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(look)
-    try:
-        with ParameterService(options.proxies, profile_steps=2, replan_steps=0, optimizer=options.where) as service:
-            service.attach(model, optimizer)
-            for _ in range(3):
-                step(BATCH)
-            # Without what the profile took.
-            found.update(peak=0, data=0)
-            for _ in range(2):
-                step(BATCH)
-            measured, batch = dict(found), BATCH
-            if options.limit is not None:
-                resource.setrlimit(resource.RLIMIT_DATA, (before["data"] + options.limit, resource.RLIM_INFINITY))
-            while options.limit is not None:
-                step(batch)
-                measured["batch"] = batch
-                batch += max(1, batch // 8)
-    except (RuntimeError, MemoryError, PolderError):
-        # It did not fit, here or on another worker.
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        if not measured["batch"]:
-            raise
-    if dist.get_rank() == 0:
-        print(json.dumps(measured), flush=True)
+    with contextlib.ExitStack() as inside:
+        service = None
+        net: torch.nn.Module = model
+        if options.where == ALONE:
+            net = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        else:
+            service = ParameterService(options.proxies, profile_steps=2, replan_steps=0, optimizer=options.where)
+            inside.enter_context(service).attach(model, optimizer)
+        for turn in range(5):
+            if turn == 3:
+                # Without what the profile took.
+                counted(service)
+            step(BATCH)
+        now = counted(service)
+        found, batch = {**now, "batch": 0}, BATCH
+        while options.limit is not None and now["all"] <= options.limit:
+            found["batch"] = batch
+            batch += max(1, batch // 8)
+            step(batch)
+            now = counted(service)
+        if dist.get_rank() == 0:
+            print(json.dumps(found), flush=True)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -210,6 +221,9 @@ class Way:
         window = torch.stack([text[place : place + CONTEXT + 1] for place in places.tolist()]).long()
         began = time.perf_counter()
         guesses = self.model(window[:, :-1])
+        if self.service:
+            # Of the step before: what this forward pass has waited for counts there.
+            self.blocked_s.append(self.service.blocked_s)
         loss = functional.cross_entropy(guesses.flatten(0, 1), window[:, 1:].flatten())
         loss.backward()
         self.average()
@@ -219,7 +233,8 @@ class Way:
         ended = time.perf_counter()
         self.steps_s.append(ended - began)
         self.optimizer_s.append(ended - averaged)
-        self.blocked_s.append(self.service.blocked_s if self.service else averaged - self.last_gradient)
+        if not self.service:
+            self.blocked_s.append(averaged - self.last_gradient)
         self.losses.append(loss.item())
 
     def note_gradient(self, _: torch.Tensor) -> None:
@@ -230,6 +245,8 @@ class Way:
         """The median seconds of so many steps, and of what blocks in them."""
         for _ in range(steps):
             self.step(text, rank)
+        if self.service:
+            self.service.wait()
         return statistics.median(self.steps_s[-steps:]), statistics.median(self.blocked_s[-steps:])
 
 
@@ -332,7 +349,13 @@ def worker(options: argparse.Namespace) -> None:
     central = ParameterService.central(profile_steps=PROFILE, emulated=one)
     # What is measured keeps its plan.
     service = ParameterService(options.proxies, profile_steps=PROFILE, replan_steps=0, emulated=all_of_them)
-    with central, service:
+    with contextlib.ExitStack() as inside:
+        for each in (central, service):
+            inside.enter_context(each)
+        for early in (False, True) if options.early else ():
+            held = ParameterService(options.proxies, optimizer="proxy", early=early, emulated=all_of_them)
+            name = "optimizer on proxies" + (", early" if early else "")
+            ways.append(served(name, inside.enter_context(held), options))
         ours = served("service", service, options)
         ways += [served("central server (DENSE)", central, options), ours]
         for way in ways:
@@ -449,7 +472,11 @@ def simulate(plan: SyncPlan, options: argparse.Namespace) -> list[float]:
     asked = [command, "plan", "sync", "--json", "--layers", f"{layers}x{plan.total_bytes // layers / 1e6:.3f}MB"]
     asked += ["--forward", f"{plan.forward_s * 1e3:.3f} ms", "--backward", f"{plan.backward_s * 1e3:.3f} ms"]
     asked += ["--worker-bandwidth", f"{plan.worker_rate / 1e9:.6f} GB/s"]
-    asked += ["--proxy-bandwidth", f"{plan.proxy_rate / 1e9:.6f} GB/s", "--latency", f"{SHARD_SECONDS * 1e6} us"]
+    # Of a push, a sum and a pull together, by the ring's formula: what all devices carry of all workers.
+    device = RANKS * plan.proxy_rate / (2 * (RANKS - 1) / RANKS * options.proxies)
+    asked += ["--proxies", str(options.proxies), "--proxy-bandwidth", f"{device / 1e9:.6f} GB/s"]
+    asked += ["--link-bandwidth", f"{plan.proxy_rate / (2 * (RANKS - 1) / RANKS) / 1e9:.6f} GB/s"]
+    asked += ["--latency", f"{SHARD_SECONDS * 1e6} us"]
     asked += ["--shard", f"{plan.shard_bytes} B", "--workers", str(RANKS)]
     ended = subprocess.run(asked, capture_output=True, text=True, check=True)
     return [point["step_s"] for point in json.loads(ended.stdout)["sweep"]]

@@ -218,7 +218,12 @@ def test_a_frozen_base_is_an_object_that_every_policy_places(disk: Path, policy:
     # Its phases count it, and what is not in memory is not kept there.
     if policy != "dram":
         assert min(placed.links["FWD"][1], placed.links["BWD"][1]) > 0
-        assert {row.object: row.bytes for row in placed.rows()}["staging"] > 0
+        counted = {row.object: row.bytes for row in placed.rows()}["staging"]
+        predicted = {(row.object, row.tier): row.bytes for row in placed.predicted()}
+        assert 0 < counted == pytest.approx(predicted["staging", "dram"], rel=0.05)
+        assert held["disk"] == pytest.approx(
+            predicted["frozen weights", "disk"], abs=4096 * len(list(model.parameters()))
+        )
     placed.close()
     assert not any(placed.holds(it) for it in model.parameters())
     train(model, optim.SGD([model.up[0].weight], lr=0.1), range(1))

@@ -70,6 +70,8 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         ("replan", 2, "equal", {}),
         ("central", 2, "equal", EMULATED),
         ("held", 2, "equal", EMULATED),
+        ("held-clipped", 2, "equal", EMULATED),
+        ("held-early", 2, "equal", EMULATED),
     ],
     ids=[
         "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_and_unused_parameters",
@@ -79,6 +81,8 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         "links_that_change_change_the_plan",
         "one_central_server_sums_whole_tensors",
         "an_optimizer_on_the_proxies_has_the_bits_of_the_workers_own",
+        "gradients_on_the_proxies_are_clipped_and_unscaled_with_the_bits_of_the_workers_own",
+        "a_forward_pass_that_begins_before_all_parameters_have_come_computes_with_the_same_weights",
     ],
 )
 def test_weights_are_those_of_ddp(

@@ -169,6 +169,12 @@ impl Saved {
         }
     }
 
+    /// Bytes of the buffers between memory and disks that a step fills. Two tensors, each with more than half as much on disks, need more.
+    #[must_use]
+    pub fn staging(&self) -> usize {
+        if self.files.is_empty() { 0 } else { IN_FLIGHT * TRANSFER_BYTES }
+    }
+
     /// Bytes of ranges in each place, as the kernel says.
     ///
     /// # Errors

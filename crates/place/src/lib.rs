@@ -25,6 +25,7 @@
 //!         by_device: false,
 //!         least_s: 0.0,
 //!         computing: Computing::default(),
+//!         streams: vec![],
 //!         moved: vec![Moved { object: 0, read: 1.0, write: 1.0 }],
 //!     }],
 //! };
@@ -43,4 +44,6 @@ mod problem;
 pub mod sync;
 
 pub use policy::{Policy, PolicyError};
-pub use problem::{Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Problem, Rates, Tier};
+pub use problem::{
+    Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Problem, Rates, Stream, Tier,
+};

@@ -4,14 +4,15 @@
 //! - the fractions of an object add up to 1;
 //! - the bytes in a tier are at most its capacity;
 //! - each link's seconds in a phase are at most t, and t is at least what the phase takes anyway;
-//! - with computation of c seconds, of which a part o runs beside transfers, t is at least c + (1 - o) link and link + (1 - o) c.
+//! - with computation of c seconds, of which a part o runs beside transfers, t is at least c + (1 - o) link and link + (1 - o) c,
+//!   where link has the seconds in which devices send each other what it carries, in turn.
 
 use std::collections::BTreeSet;
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, Variable};
 use polder_platform::Bytes;
 
-use crate::problem::{Object, PlaceError, Placement, Problem, whole};
+use crate::problem::{Computing, Object, Phase, PlaceError, Placement, Problem, whole};
 
 /// What a whole object counts in the program. The solver keeps to each constraint within 1e-7, whatever its size: against this
 /// it is what rounding leaves, where against 1 a full tier would hold thousands of bytes too many.
@@ -82,24 +83,32 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     let mut phases = vec![];
     for phase in &problem.phases {
         let cost = if most.is_none() { 1.0 } else { 0.0 };
-        let least = phase.computing.beside(phase.least_s);
-        let whole = program.add_var(cost, (WHOLE * least / seconds, f64::INFINITY));
+        let whole = program.add_var(cost, (WHOLE * least(phase) / seconds, f64::INFINITY));
         phases.push((whole, 1.0));
-        let mut links = vec![vec![(whole, -1.0)]; tiers];
-        for moved in &phase.moved {
-            for (tier, fraction) in fractions[moved.object].iter().enumerate() {
-                for (link, all) in problem.passes(phase, moved, tier) {
-                    links[link].push((*fraction, all / seconds));
+        let Computing { seconds: computing, overlap } = phase.computing;
+        let (computing, alone) = (WHOLE * computing / seconds, 1.0 - overlap);
+        for turn in phase.turns() {
+            let mut links = vec![vec![(whole, -1.0)]; tiers];
+            for moved in turn.moved {
+                for (tier, fraction) in fractions[moved.object].iter().enumerate() {
+                    for (link, all) in problem.passes(phase, moved, tier) {
+                        links[link].push((*fraction, all / seconds));
+                    }
                 }
             }
-        }
-        let (computing, alone) = (WHOLE * phase.computing.seconds / seconds, 1.0 - phase.computing.overlap);
-        for link in links {
-            if computing > 0.0 && alone > 0.0 {
-                let part = link.iter().map(|(it, all)| (*it, if *it == whole { *all } else { alone * all }));
-                program.add_constraint(sum(part), ComparisonOp::Le, -computing);
+            let exchanged = WHOLE * turn.exchanged_s / seconds;
+            for link in links {
+                if computing > 0.0 && alone > 0.0 {
+                    let part =
+                        link.iter().map(|(it, all)| (*it, if *it == whole { *all } else { alone * all }));
+                    program.add_constraint(sum(part), ComparisonOp::Le, -computing - alone * exchanged);
+                }
+                program.add_constraint(
+                    sum(link.into_iter()),
+                    ComparisonOp::Le,
+                    -alone * computing - exchanged,
+                );
             }
-            program.add_constraint(sum(link.into_iter()), ComparisonOp::Le, -alone * computing);
         }
     }
     if let Some(most) = most {
@@ -115,6 +124,12 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     Ok(Placement { fractions: fractions.iter().map(row).collect() })
 }
 
+/// The seconds that a phase takes wherever the bytes lie.
+fn least(phase: &Phase) -> f64 {
+    let turns = phase.turns().map(|turn| turn.least_s + turn.exchanged_s);
+    phase.computing.beside(turns.fold(0.0, f64::max))
+}
+
 /// The seconds that a step takes with everything in its fastest tier.
 fn time_unit(problem: &Problem) -> f64 {
     let fastest = problem.phases.iter().flat_map(|phase| {
@@ -124,7 +139,7 @@ fn time_unit(problem: &Problem) -> f64 {
             tiers.fold(f64::INFINITY, f64::min)
         })
     });
-    let least: f64 = problem.phases.iter().map(|phase| phase.computing.beside(phase.least_s)).sum();
+    let least: f64 = problem.phases.iter().map(least).sum();
     let whole = fastest.sum::<f64>() + least;
     if whole > 0.0 { whole } else { 1.0 }
 }

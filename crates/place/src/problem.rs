@@ -101,8 +101,43 @@ pub struct Phase {
     /// Computation, of which a part may hold transfers up.
     #[serde(default)]
     pub computing: Computing,
+    /// Copies that are made in turn, beside all others, on links that they share.
+    #[serde(default)]
+    pub streams: Vec<Stream>,
     /// What it moves.
     pub moved: Vec<Moved>,
+}
+
+/// Copies of a phase that are made in turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    /// Which of what the phase moves, by its place there.
+    pub moved: Vec<usize>,
+    /// Seconds in which devices send each other what was copied, or will be: in turn with its copies.
+    pub exchanged_s: f64,
+    /// Seconds that its copies take wherever the bytes lie.
+    pub least_s: f64,
+}
+
+/// Copies that share links, and what they last at least.
+pub(crate) struct Turn<'p> {
+    pub(crate) moved: Vec<&'p Moved>,
+    pub(crate) exchanged_s: f64,
+    pub(crate) least_s: f64,
+}
+
+impl Phase {
+    /// All copies of the phase, then those of each stream: it lasts as long as the slowest of these.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = Turn<'_>> {
+        let all = Turn { moved: self.moved.iter().collect(), exchanged_s: 0.0, least_s: self.least_s };
+        let own = self.streams.iter().map(|stream| Turn {
+            moved: stream.moved.iter().map(|it| &self.moved[*it]).collect(),
+            exchanged_s: stream.exchanged_s,
+            least_s: stream.least_s,
+        });
+        std::iter::once(all).chain(own)
+    }
 }
 
 /// What a phase computes while its bytes move.
@@ -226,21 +261,21 @@ impl Problem {
                 return wrong(object.name.clone(), format!("expected one of {} tiers", self.tiers.len()));
             }
         }
-        for Phase { name, least_s, computing, moved, .. } in &self.phases {
+        for Phase { name, least_s, computing, streams, moved, .. } in &self.phases {
             let Computing { seconds, overlap } = computing;
-            if !(seconds.is_finite() && *seconds >= 0.0 && (0.0..=1.0).contains(overlap)) {
-                return wrong(
-                    format!("phase {name}"),
-                    format!(
-                        "expected seconds from 0 on and a part from 0 to 1, found {seconds} and {overlap}"
-                    ),
-                );
+            if !(0.0..=1.0).contains(overlap) {
+                let problem = format!("expected a part from 0 to 1, found {overlap}");
+                return wrong(format!("phase {name}"), problem);
             }
-            if !least_s.is_finite() || *least_s < 0.0 {
-                return wrong(
-                    format!("phase {name}"),
-                    format!("expected seconds from 0 on, found {least_s}"),
-                );
+            let is_time = |it: &&f64| it.is_finite() && **it >= 0.0;
+            let own = streams.iter().flat_map(|it| [&it.exchanged_s, &it.least_s]);
+            if let Some(seconds) = [seconds, least_s].into_iter().chain(own).find(|it| !is_time(it)) {
+                let problem = format!("expected seconds from 0 on, found {seconds}");
+                return wrong(format!("phase {name}"), problem);
+            }
+            if let Some(astray) = streams.iter().flat_map(|it| &it.moved).find(|it| **it >= moved.len()) {
+                let problem = format!("expected streams of what it moves, found number {astray}");
+                return wrong(format!("phase {name}"), problem);
             }
             for Moved { object, read, write } in moved {
                 if *object >= self.objects.len() {
@@ -325,17 +360,39 @@ impl Problem {
         self.phases
             .iter()
             .map(|phase| {
-                let slowest = self.links(phase, placement).into_iter().fold(phase.least_s, f64::max);
-                phase.computing.beside(slowest)
+                let exchanged = std::iter::once(0.0).chain(phase.streams.iter().map(|it| it.exchanged_s));
+                let turns = self.copies(phase, placement).into_iter().zip(exchanged);
+                phase
+                    .computing
+                    .beside(turns.map(|(copies, exchanged)| copies + exchanged).fold(0.0, f64::max))
             })
             .collect()
+    }
+
+    /// Seconds of all copies of a phase, then of those of each stream alone: the slowest link of each.
+    #[must_use]
+    pub fn copies(&self, phase: &Phase, placement: &Placement) -> Vec<f64> {
+        let slowest = |turn: Turn<'_>| {
+            let links = self.links_of(phase, turn.moved.into_iter(), placement);
+            links.into_iter().fold(turn.least_s, f64::max)
+        };
+        phase.turns().map(slowest).collect()
     }
 
     /// Seconds of each tier's link in a phase.
     #[must_use]
     pub fn links(&self, phase: &Phase, placement: &Placement) -> Vec<f64> {
+        self.links_of(phase, phase.moved.iter(), placement)
+    }
+
+    fn links_of<'m>(
+        &self,
+        phase: &Phase,
+        moved: impl Iterator<Item = &'m Moved>,
+        placement: &Placement,
+    ) -> Vec<f64> {
         let mut seconds = vec![0.0; self.tiers.len()];
-        for moved in &phase.moved {
+        for moved in moved {
             for (tier, fraction) in placement.fractions[moved.object].iter().enumerate() {
                 for (link, whole) in self.passes(phase, moved, tier) {
                     seconds[link] += fraction * whole;

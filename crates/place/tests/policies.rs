@@ -1,7 +1,7 @@
 //! What every policy keeps to, on random problems.
 
 use polder_place::{
-    Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Policy, Problem, Rates, Tier,
+    Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Policy, Problem, Rates, Stream, Tier,
 };
 use polder_platform::{Bandwidth, Bytes};
 use proptest::prelude::*;
@@ -47,7 +47,9 @@ fn problems() -> impl Strategy<Value = Problem> {
         Just(Computing::default()),
         (0.0..2.0, 0.0..=1.0).prop_map(|(seconds, overlap)| Computing { seconds, overlap }),
     ];
-    let phases = proptest::collection::vec((any::<bool>(), 0.0..2.0, computing, passes), 1..4);
+    let stream = (proptest::collection::vec(any::<bool>(), 9), 0.0..2.0, 0.0..2.0);
+    let streams = proptest::collection::vec(stream, 0..3);
+    let phases = proptest::collection::vec((any::<bool>(), 0.0..2.0, computing, streams, passes), 1..4);
     (tiers(), objects, phases, 0..4_usize).prop_map(|(tiers, objects, phases, stays)| {
         // The first object lies in any tier, in one, or in all but the last.
         let stays = match stays {
@@ -68,11 +70,19 @@ fn problems() -> impl Strategy<Value = Problem> {
         let phases = phases
             .into_iter()
             .enumerate()
-            .map(|(index, (by_device, least_s, computing, passes))| Phase {
+            .map(|(index, (by_device, least_s, computing, streams, passes))| Phase {
                 name: format!("phase{index}"),
                 by_device,
                 least_s,
                 computing,
+                streams: streams
+                    .into_iter()
+                    .map(|(has, exchanged_s, least_s)| Stream {
+                        moved: (0..objects.len()).filter(|it| has[*it]).collect(),
+                        exchanged_s,
+                        least_s,
+                    })
+                    .collect(),
                 moved: (0..objects.len())
                     .map(|object| Moved { object, read: passes[object].0, write: passes[object].1 })
                     .collect(),
@@ -161,6 +171,7 @@ fn problem(dram: f64, card: f64, objects: &[(&str, f64)]) -> Problem {
             by_device: false,
             least_s: 0.0,
             computing: Computing::default(),
+            streams: vec![],
             moved,
         }],
     }

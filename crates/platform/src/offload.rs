@@ -17,8 +17,6 @@ pub struct OffloadRates {
     pub link: Option<Bandwidth>,
     /// What GPUs of the host reach of each other, when each gathers parameters or scatters gradients.
     pub peers: Option<Bandwidth>,
-    /// The part of computation and copies, of whichever is shorter, that runs beside the other; 1 when left out.
-    pub overlap: Option<f64>,
     /// What the CPUs take for an element of an optimizer's step, wherever it lies.
     pub element: Option<Time>,
     /// By kind of memory: `host` for the host's own, or a tier of it by name.
@@ -46,9 +44,6 @@ impl OffloadRates {
         };
         rate("link".into(), self.link)?;
         rate("peers".into(), self.peers)?;
-        if let Some(overlap) = self.overlap.filter(|it| !(0.0..=1.0).contains(it)) {
-            return Err(("overlap".into(), format!("expected a part from 0 to 1, found {overlap}")));
-        }
         for (name, ReachedRates { step, read, write }) in &self.tiers {
             if name != "host" && !memories.contains_key(name) {
                 let known: Vec<_> =

@@ -14,7 +14,8 @@
 //!    orders (section III-F, Figure 10).
 //!
 //! A proxy may keep the parameters and an optimizer's state, in its own memory. Then client 0 says before its first push what the
-//! step does, and clients pull parameters in place of means.
+//! step does, and clients pull parameters in place of means. A step may average alone, so that clients read the means and see by how
+//! much they are clipped. The next one steps with them from where they stand.
 //!
 //! After an error a part is broken for good: it says on its own line whom it gave up on, so that the others fail at once and name
 //! the same process.
@@ -43,7 +44,7 @@ use crate::{Peer, PoolError};
 
 pub use client::{Client, ClientReport};
 pub use lanes::EmulatedLink;
-pub use order::{Optimizer, Order, Slot};
+pub use order::{FACTORS, Optimizer, Order, Slot};
 pub use proxy::Proxy;
 pub use session::{ClientSession, ProxySession, ProxyStat};
 pub use stat::{ServiceStat, SumStat, WorkerStat, services};

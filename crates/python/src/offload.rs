@@ -285,6 +285,11 @@ impl Saved {
         (memory, near, far, buffers)
     }
 
+    /// Bytes of the buffers between memory and disks that a step fills.
+    fn staging(&self) -> usize {
+        self.lock().staging()
+    }
+
     /// Bytes of tiers of memory in each place, as the kernel says.
     fn r#where(&self) -> PyResult<Vec<(String, usize)>> {
         self.lock().locate().map(named).map_err(of_tier)

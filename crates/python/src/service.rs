@@ -38,10 +38,22 @@ type Shared = Arc<Mutex<Option<Client>>>;
 /// A client, and the session whose heartbeat says that this process lives.
 struct Client {
     service: ClientSession<AnyMemory>,
-    /// The shards of each tensor, and where its sums of this step come to.
+    /// The shards of each tensor, and where its sums of this step come to; none for those that stay in the pool.
     tensors: BTreeMap<u32, Vec<u32>>,
-    targets: BTreeMap<u32, Span>,
+    targets: BTreeMap<u32, Option<Span>>,
+    /// How many shards of each tensor that was pushed have not been pulled.
+    missing: BTreeMap<u32, usize>,
     _session: Arc<Session>,
+}
+
+/// Where the sums of a tensor come to.
+enum Target {
+    /// To where its gradients are; those that have come are pulled at once.
+    Same,
+    /// To there, and not before `wait` is called.
+    Later(Span),
+    /// They stay in the pool.
+    Pool,
 }
 
 impl Client {
@@ -50,7 +62,12 @@ impl Client {
     unsafe fn pull(&mut self, shard: u32) -> Result<(), PoolError> {
         let client = self.service.client()?;
         let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
-        let span = self.targets.get(&tensor).expect("only what was pushed is handed out");
+        if let Some(missing) = self.missing.get_mut(&tensor) {
+            *missing -= 1;
+        }
+        let Some(span) = self.targets.get(&tensor).expect("only what was pushed is handed out") else {
+            return client.leave_sum(shard);
+        };
         // SAFETY: the caller's promise.
         let whole = unsafe { span.bytes_mut() };
         client.pull(shard, &mut whole[start as usize..(start + bytes) as usize])
@@ -59,6 +76,7 @@ impl Client {
     fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError> {
         self.service.begin(agreed, Some(interrupt))?;
         self.targets.clear();
+        self.missing.clear();
         self.tensors.clear();
         for (shard, of) in (0..).zip(agreed.exchange.shards()) {
             self.tensors.entry(of.tensor).or_default().push(shard);
@@ -66,12 +84,8 @@ impl Client {
         Ok(())
     }
 
-    /// Pushes the shards of the tensor at `gradients`. Without `into`, their sums come to the same place, and those that have come are
-    /// pulled. With it, they come to `into`, and not before `wait` is called.
-    ///
-    /// # Safety
-    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
-    unsafe fn push(&mut self, tensor: u32, gradients: Span, into: Option<Span>) -> Result<(), PoolError> {
+    /// The shards of a tensor, as large as each of `spans`.
+    fn parts(&mut self, tensor: u32, spans: &[&Span]) -> Result<Vec<(u32, Shard)>, PoolError> {
         let bad = |value, expected| Err(PoolError::Argument { what: "the tensor", value, expected });
         let client = self.service.client()?;
         let Some(shards) = self.tensors.get(&tensor) else {
@@ -80,20 +94,79 @@ impl Client {
         let Agreement { exchange, dtype, .. } = client.agreed();
         let of = |shard: &u32| exchange.shards()[*shard as usize];
         let bytes = shards.iter().map(of).map(|shard| shard.start + shard.bytes).max();
-        let is_wrong = |span: &Span| bytes != Some(span.len() as u64) || *dtype != span.dtype();
-        if is_wrong(&gradients) || into.as_ref().is_some_and(is_wrong) {
-            let value = format!("{tensor} of {} bytes of {}", gradients.len(), gradients.dtype());
+        let is_wrong = |span: &&&Span| bytes != Some(span.len() as u64) || *dtype != span.dtype();
+        if let Some(wrong) = spans.iter().find(is_wrong) {
+            let value = format!("{tensor} of {} bytes of {}", wrong.len(), wrong.dtype());
             return bad(value, "as many elements of the type that was agreed on");
         }
-        let parts: Vec<_> = shards.iter().map(|shard| (*shard, of(shard))).collect();
+        Ok(shards.iter().map(|shard| (*shard, of(shard))).collect())
+    }
+
+    /// Pushes the shards of the tensor at `gradients`.
+    ///
+    /// # Safety
+    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
+    unsafe fn push(&mut self, tensor: u32, gradients: Span, target: Target) -> Result<(), PoolError> {
+        let parts = match &target {
+            Target::Later(into) => self.parts(tensor, &[&gradients, into])?,
+            Target::Same | Target::Pool => self.parts(tensor, &[&gradients])?,
+        };
+        self.missing.insert(tensor, parts.len());
+        let client = self.service.client()?;
         // SAFETY: the caller's promise.
         let whole = unsafe { gradients.bytes() };
         for (shard, Shard { start, bytes, .. }) in parts {
             client.push(shard, &whole[start as usize..(start + bytes) as usize])?;
         }
-        let pulls_now = into.is_none();
-        self.targets.insert(tensor, into.unwrap_or(gradients));
+        let pulls_now = matches!(target, Target::Same);
+        let target = match target {
+            Target::Same => Some(gradients),
+            Target::Later(into) => Some(into),
+            Target::Pool => None,
+        };
+        self.targets.insert(tensor, target);
         while pulls_now && let Some(shard) = self.service.client()?.ready()? {
+            // SAFETY: the caller's promise.
+            unsafe { self.pull(shard)? };
+        }
+        Ok(())
+    }
+
+    /// As `push` with a later target, in a step in which what is pushed counts for nothing.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
+    unsafe fn push_nothing(&mut self, tensor: u32, into: Span) -> Result<(), PoolError> {
+        let parts = self.parts(tensor, &[&into])?;
+        self.missing.insert(tensor, parts.len());
+        let client = self.service.client()?;
+        parts.into_iter().try_for_each(|(shard, _)| client.push_nothing(shard))?;
+        self.targets.insert(tensor, Some(into));
+        Ok(())
+    }
+
+    /// Copies the sums of a tensor that stayed in the pool.
+    ///
+    /// # Safety
+    /// The span stays alive and untouched by others for the length of this call.
+    unsafe fn read(&mut self, tensor: u32, into: &Span) -> Result<(), PoolError> {
+        let parts = self.parts(tensor, &[into])?;
+        let client = self.service.client()?;
+        // SAFETY: the caller's promise.
+        let whole = unsafe { into.bytes_mut() };
+        parts.into_iter().try_for_each(|(shard, Shard { start, bytes, .. })| {
+            client.read(shard, &mut whole[start as usize..(start + bytes) as usize])
+        })
+    }
+
+    /// Pulls what has come, until all sums of a tensor have, if it was pushed in this step.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
+    unsafe fn wait_for(&mut self, tensor: u32) -> Result<(), PoolError> {
+        while self.missing.get(&tensor).is_some_and(|missing| *missing > 0)
+            && let Some(shard) = self.service.client()?.wait()?
+        {
             // SAFETY: the caller's promise.
             unsafe { self.pull(shard)? };
         }
@@ -137,8 +210,8 @@ fn join(
     let options = options(timeout, pool.member().timeout);
     let interrupt = Some(signals::interrupt());
     let service = ClientSession::join(Arc::clone(pool), name, client, sizes, options, interrupt)?;
-    let (tensors, targets) = (BTreeMap::new(), BTreeMap::new());
-    Ok(Client { service, tensors, targets, _session: Arc::clone(session) })
+    let (tensors, targets, missing) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    Ok(Client { service, tensors, targets, missing, _session: Arc::clone(session) })
 }
 
 /// A worker's end of a parameter service.
@@ -220,10 +293,27 @@ impl ServiceClient {
         self.run(py, |service| service.begin(&agreed, signals::interrupt()))
     }
 
-    /// Says that this step is the optimizer's step `number`, with these settings of each group, where proxies keep its state.
-    fn order_step(&self, py: Python<'_>, number: u64, groups: Vec<Settings>) -> PyResult<()> {
+    /// Says that this step is the optimizer's step `number`, with these settings of each group, where proxies keep its state. With
+    /// `factors`, it takes the averages of the step before times each of these.
+    #[pyo3(signature = (number, groups, factors=None))]
+    fn order_step(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        groups: Vec<Settings>,
+        factors: Option<Vec<f32>>,
+    ) -> PyResult<()> {
         let groups = groups.iter().map(optimizer_of).collect::<PyResult<_>>()?;
-        self.run(py, move |service| service.service.client()?.order(&Order::Step { number, groups }))
+        let order = match factors {
+            Some(factors) => Order::StepWithMeans { number, groups, factors },
+            None => Order::Step { number, groups },
+        };
+        self.run(py, move |service| service.service.client()?.order(&order))
+    }
+
+    /// Says that this step averages gradients, and that the optimizer does nothing yet.
+    fn order_mean(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, |service| service.service.client()?.order(&Order::Mean))
     }
 
     /// Says that this step brings the proxies what client 0 pushes, or brings all clients what they keep: 0 parameters, 1 and 2 moments.
@@ -236,8 +326,9 @@ impl ServiceClient {
     }
 
     /// Pushes the gradients of a tensor. Without `into`, sums that have come are pulled into the tensors that were pushed before, and all
-    /// of them must stay where they are until `wait` returns. With it, `wait` brings what comes back to that place.
-    #[pyo3(signature = (tensor, gradients, dtype, into=None))]
+    /// of them must stay where they are until `wait` returns. With it, `wait` brings what comes back to that place. With `stays`, it
+    /// leaves it in the pool.
+    #[pyo3(signature = (tensor, gradients, dtype, into=None, stays=false))]
     fn push(
         &self,
         py: Python<'_>,
@@ -245,15 +336,36 @@ impl ServiceClient {
         gradients: (usize, usize),
         dtype: &str,
         into: Option<(usize, usize)>,
+        stays: bool,
     ) -> PyResult<()> {
-        let elements = Elements::named(dtype)?;
-        let span = |(at, count): (usize, usize)| {
-            // SAFETY: the front holds what sums come to until `wait` has returned, and the gradients for the length of this call.
-            unsafe { Span::raw((at, count.saturating_mul(elements.dtype.bytes())), elements) }
+        let gradients = span_of(gradients, dtype)?;
+        let target = match into {
+            Some(into) => Target::Later(span_of(into, dtype)?),
+            None if stays => Target::Pool,
+            None => Target::Same,
         };
-        let (span, into) = (span(gradients)?, into.map(span).transpose()?);
+        // SAFETY: the front holds what sums come to until `wait` has returned, and the gradients for the length of this call.
+        self.run(py, move |service| unsafe { service.push(tensor, gradients, target) })
+    }
+
+    /// As `push`, in a step in which what is pushed counts for nothing.
+    fn push_nothing(&self, py: Python<'_>, tensor: u32, into: (usize, usize), dtype: &str) -> PyResult<()> {
+        let into = span_of(into, dtype)?;
         // SAFETY: as above.
-        self.run(py, move |service| unsafe { service.push(tensor, span, into) })
+        self.run(py, move |service| unsafe { service.push_nothing(tensor, into) })
+    }
+
+    /// Copies the averages of a tensor that stayed in the pool, before the next step.
+    fn read(&self, py: Python<'_>, tensor: u32, into: (usize, usize), dtype: &str) -> PyResult<()> {
+        let into = span_of(into, dtype)?;
+        // SAFETY: the front holds it for the length of this call.
+        self.run(py, move |service| unsafe { service.read(tensor, &into) })
+    }
+
+    /// Pulls what has come, until all of a tensor has that was pushed in this step.
+    fn wait_for(&self, py: Python<'_>, tensor: u32) -> PyResult<()> {
+        // SAFETY: as above.
+        self.run(py, move |service| unsafe { service.wait_for(tensor) })
     }
 
     /// Pulls the sums of all tensors that were pushed in this step.
@@ -310,6 +422,13 @@ impl ServiceClient {
                 .map_or(Ok(()), |service| service.service.leave())
         })
     }
+}
+
+/// So many elements at an address.
+fn span_of((at, count): (usize, usize), dtype: &str) -> PyResult<Span> {
+    let elements = Elements::named(dtype)?;
+    // SAFETY: the callers hold it as long as it is used.
+    unsafe { Span::raw((at, count.saturating_mul(elements.dtype.bytes())), elements) }
 }
 
 /// A group of an optimizer's settings: the rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight

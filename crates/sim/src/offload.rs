@@ -10,7 +10,7 @@ mod plan;
 mod policy;
 mod tiers;
 
-use polder_place::{Computing, Kind, Moved, Object, Phase, Placement, Problem, Tier};
+use polder_place::{Computing, Kind, Moved, Object, Phase, Placement, Problem, Stream, Tier};
 use polder_platform::{Bandwidth, Bytes, Time};
 use serde::{Deserialize, Serialize};
 
@@ -45,14 +45,16 @@ pub struct Offloaded {
     pub gpus: u32,
     /// The link of a GPU, each way.
     pub link: Bandwidth,
-    /// What the GPUs compute, and send each other, in a forward and a backward pass.
+    /// What the GPUs compute in a forward and a backward pass.
     pub computation: [Time; 2],
-    /// The part of it, or of transfers where they are shorter, that runs beside the other.
-    pub overlap: f64,
+    /// Seconds in which they send each other parameters, in each pass, and gradients.
+    pub exchanged: [Time; 2],
     /// What the CPUs take to update a parameter, wherever it lies.
     pub element: Time,
 }
 
+/// Parameters that are fetched ahead of the computation: `stage3_prefetch_bucket_size` of DeepSpeed, as it is by default.
+const PREFETCHED: f64 = 5e7;
 /// Bytes of 32-bit and of 16-bit numbers.
 const WIDE: f64 = 4.0;
 const NARROW: f64 = 2.0;
@@ -82,6 +84,7 @@ impl Optimizer {
             by_device: false,
             least_s: 0.0,
             computing: Computing::default(),
+            streams: vec![],
             moved: moved.collect(),
         };
         let objects = all.iter().map(|(name, kind)| object(name, *kind, WIDE * parameters)).collect();
@@ -94,6 +97,13 @@ fn object(name: &str, kind: Kind, bytes: f64) -> Object {
 }
 
 impl Offloaded {
+    /// The part of computation and of transfers that runs beside the other. ZeRO-3 fetches a bucket while it computes with the one
+    /// before (DeepSpeed, `PartitionedParameterCoordinator.fetch_sub_module`). So only the first fetch and the last computation of
+    /// a pass run alone: with n equal buckets, an n-th of the shorter one.
+    pub(crate) fn overlap(&self) -> f64 {
+        1.0 - 1.0 / (self.parameters / PREFETCHED).ceil().max(1.0)
+    }
+
     /// The objects of Table I, and the phases FWD, BWD and STEP that move them.
     #[must_use]
     pub fn problem(&self, tiers: Vec<Tier>) -> Problem {
@@ -106,17 +116,32 @@ impl Offloaded {
         ]);
         let read = |object| Moved { object, read: 1.0, write: 0.0 };
         let written = |object| Moved { object, read: 0.0, write: 1.0 };
-        let [forward, backward] = self.computation;
-        let by_gpus = |name: &str, computation: Time, moved: Vec<Moved>| {
-            let bytes: f64 =
-                moved.iter().map(|it| (it.read + it.write) * objects[it.object].bytes.value()).sum();
-            let crossed = bytes / (self.link.value() * f64::from(self.gpus));
-            let computing = Computing { seconds: computation.value(), overlap: self.overlap };
-            Phase { name: name.into(), by_device: true, least_s: crossed, computing, moved }
+        let crossed = |it: &Moved| {
+            let bytes = (it.read + it.write) * objects[it.object].bytes.value();
+            bytes / (self.link.value() * f64::from(self.gpus))
         };
-        let forward = by_gpus("FWD", forward, vec![read(parameters), written(activations)]);
+        let by_gpus = |name: &str, pass: usize, moved: Vec<Moved>| {
+            let computing = Computing { seconds: self.computation[pass].value(), overlap: self.overlap() };
+            // ZeRO-3 gathers a bucket on the stream that fetched it, and copies gradients on that which reduced them.
+            let stream = |(exchanged, object): (Time, usize)| {
+                let place = moved.iter().position(|it| it.object == object)?;
+                let least_s = crossed(&moved[place]);
+                Some(Stream { moved: vec![place], exchanged_s: exchanged.value(), least_s })
+            };
+            let [gathered, reduced] = self.exchanged;
+            let streams = [(gathered, parameters), (reduced, gradients)].into_iter().filter_map(stream);
+            Phase {
+                name: name.into(),
+                by_device: true,
+                least_s: moved.iter().map(crossed).sum(),
+                computing,
+                streams: streams.collect(),
+                moved,
+            }
+        };
+        let forward = by_gpus("FWD", 0, vec![read(parameters), written(activations)]);
         let moved = vec![read(parameters), read(activations), written(gradients)];
-        let backward = by_gpus("BWD", backward, moved);
+        let backward = by_gpus("BWD", 1, moved);
         let step = phases.into_iter().map(|mut step| {
             // Of the 16-bit parameters, those that were updated.
             let write = if self.parameters > 0.0 { self.trained / self.parameters } else { 0.0 };

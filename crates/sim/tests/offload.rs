@@ -81,8 +81,8 @@ fn whole(cards: usize, gpus: u32) -> Problem {
     let link = Bandwidth::new(55.6e9);
     let computation = [Time::new(0.0); 2];
     let (parameters, trained) = (PARAMETERS, PARAMETERS);
-    let (optimizer, overlap, element) = (Optimizer::Adam, 1.0, Time::new(0.0));
-    Offloaded { parameters, trained, optimizer, activations, gpus, link, computation, overlap, element }
+    let (optimizer, exchanged, element) = (Optimizer::Adam, computation, Time::new(0.0));
+    Offloaded { parameters, trained, optimizer, activations, gpus, link, computation, exchanged, element }
         .problem(tiers(125.0, cards))
 }
 

@@ -72,8 +72,11 @@ class Frozen:
         self._stay: dict[int, torch.nn.Parameter] = {}
         #: Bytes of each disk.
         self.on_disk: dict[str, int] = {}
+        #: Bytes of each tier.
+        self.dealt: dict[str, int] = {}
         tiers = list(shares)
         for tier, chosen in zip(tiers, _dealt(tensors, list(shares.values())), strict=True):
+            self.dealt[tier.name] = sum(it.nbytes for it in chosen)
             if tier is tiers[0] or not chosen:
                 self._stay |= {id(it): it for it in chosen}
             elif tier.folder is None:
@@ -91,6 +94,8 @@ class Frozen:
             # Of a table only the rows that are looked up are read.
             if own and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
                 self._watch(module, own)
+                for disk, number in own:
+                    disk.used.append(number)
 
     def _move(self, it: torch.nn.Parameter, to: torch.Tensor) -> None:
         before, it.data = it.detach(), to
@@ -127,7 +132,11 @@ class Frozen:
 
     def staged(self) -> int:
         """The most bytes of weights of disks that were in memory at once, as they were asked for."""
-        return sum(it.most for it in self._disks)
+        return sum(it.window.most for it in self._disks)
+
+    def staging(self) -> int:
+        """As `staged`, of the steps to come: modules compute in their order, then backward."""
+        return sum(it.staging() for it in self._disks)
 
     def ranges(self) -> list[_core.Range]:
         """Ranges of memory that hold some."""
@@ -145,7 +154,41 @@ class Frozen:
             if it.data_ptr() == to.data_ptr():
                 it.data = to.clone()
         self._moved, self._near, self._disks, self._of = [], [], [], {}
-        self._stay, self.on_disk = {}, {}
+        self._stay, self.on_disk, self.dealt = {}, {}, {}
+
+
+class _Window:
+    """Which weights of a disk are in memory."""
+
+    def __init__(self, nbytes: Sequence[int]) -> None:
+        self._nbytes = nbytes
+        self._here: set[int] = set()
+        self._last = -1
+        #: The most bytes at once.
+        self.most = 0
+
+    def need(self, number: int, step: int) -> tuple[list[int], list[int]]:
+        """A weight is needed, and those after it soon: which are read, and which are not needed any more."""
+        gone = [self._last] if step < 0 and self._last not in (-1, number) else []
+        for it in gone:
+            self.drop(it)
+        self._last = number if step < 0 else -1
+        read: list[int] = []
+        ahead = 0
+        while 0 <= number < len(self._nbytes):
+            if number not in self._here:
+                read.append(number)
+            number += step
+            ahead += self._nbytes[number] if 0 <= number < len(self._nbytes) else 0
+            if ahead > _AHEAD:
+                break
+        self._here.update(read)
+        self.most = max(self.most, sum(self._nbytes[it] for it in self._here))
+        return read, gone
+
+    def drop(self, number: int) -> None:
+        """A weight was used."""
+        self._here.discard(number)
 
 
 class _Disk:
@@ -158,9 +201,9 @@ class _Disk:
             self._spans.append((at, (it.nbytes + PAGE - 1) // PAGE * PAGE))
             at += self._spans[-1][1]
         self.nbytes = at
-        self.most = 0
-        self._here: set[int] = set()
-        self._last = -1
+        self.window = _Window([nbytes for _, nbytes in self._spans])
+        #: Those that are read as a whole before their module computes.
+        self.used: list[int] = []
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, at)
@@ -186,25 +229,26 @@ class _Disk:
 
     def need(self, number: int, step: int) -> None:
         """Reads a weight, and those that are needed after it."""
-        if step < 0 and self._last not in (-1, number):
-            self.drop(self._last)
-        self._last = number if step < 0 else -1
-        ahead = 0
-        while 0 <= number < len(self._spans):
-            begin, nbytes = self._spans[number]
-            if number not in self._here:
-                self._map.madvise(mmap.MADV_WILLNEED, begin, nbytes)
-                self._here.add(number)
-            number += step
-            ahead += self._spans[number][1] if 0 <= number < len(self._spans) else 0
-            if ahead > _AHEAD:
-                break
-        self.most = max(self.most, sum(self._spans[it][1] for it in self._here))
+        read, gone = self.window.need(number, step)
+        for it in gone:
+            self._forget(*self._spans[it])
+        for it in read:
+            self._map.madvise(mmap.MADV_WILLNEED, *self._spans[it])
 
     def drop(self, number: int) -> None:
         """Gives the memory of a weight back that was used."""
-        self._here.discard(number)
+        self.window.drop(number)
         self._forget(*self._spans[number])
+
+    def staging(self) -> int:
+        """The most bytes at once in a step, if the modules compute in their order."""
+        window = _Window([nbytes for _, nbytes in self._spans])
+        for number in self.used:
+            window.need(number, 1)
+            window.drop(number)
+        for number in reversed(self.used):
+            window.need(number, -1)
+        return window.most
 
 
 def _page_out(tensor: torch.Tensor) -> None:

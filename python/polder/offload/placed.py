@@ -330,6 +330,21 @@ class Placed:
         rows.append(Row("staging", dram, staged + buffers + self._frozen.staged(), "count"))
         return [row for row in rows if row.bytes]
 
+    def predicted(self) -> list[Row]:
+        """Where each byte will lie in a step, `staging` among it, before there has been one."""
+        names = [tier.name for tier in self.tiers]
+        rows = [
+            Row(object_, tier, round(self._objects[object_] * part), "predicted")
+            for object_, parts in self.fractions.items()
+            for tier, part in zip(names, parts, strict=True)
+            if object_ != _FROZEN
+        ]
+        # Whole weights, which have their places already.
+        rows += [Row(_FROZEN, tier, nbytes, "predicted") for tier, nbytes in self._frozen.dealt.items()]
+        staging = self._states.on_disk()[1] + self._saved.staging() + self._frozen.staging()
+        rows.append(Row("staging", names[0], staging, "predicted"))
+        return [row for row in rows if row.bytes]
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, of a sharded one what this process has of it, lies in a range of the placement."""
         shard = local(tensor)

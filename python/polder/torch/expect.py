@@ -77,7 +77,9 @@ def expect_links(emulated: object) -> None:
         )
 
 
-def expect_places(optimizer: str, split: float | None, overlap: bool, on_death: str, snapshots: str | None) -> None:
+def expect_places(
+    optimizer: str, split: float | None, overlap: bool, clips: bool, early: bool, on_death: str, snapshots: str | None
+) -> None:
     """Raises an ArgumentError where options of the constructor do not go together."""
     if optimizer not in ("worker", "proxy"):
         raise ArgumentError(f'optimizer is {optimizer!r}; give "worker" or "proxy"')
@@ -85,6 +87,14 @@ def expect_places(optimizer: str, split: float | None, overlap: bool, on_death: 
         raise ArgumentError(
             f"split {split} and overlap {overlap} with the optimizer on the proxies; leave both out, because the "
             "proxies take all gradients as they come"
+        )
+    if clips and optimizer != "proxy":
+        raise ArgumentError(
+            f"clips {clips} with the optimizer on the worker; leave it out, because they can be clipped there anyway"
+        )
+    if early and optimizer != "proxy":
+        raise ArgumentError(
+            f"early {early} with the optimizer on the worker; leave it out, because that steps all layers at once"
         )
     if on_death not in ("raise", "shrink") or (on_death == "shrink") != (snapshots is not None):
         raise ArgumentError(

@@ -1,10 +1,12 @@
 """An optimizer whose state the proxies of a parameter service keep: its settings, and its state both ways."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
 
 from polder import _core
 from polder.errors import ArgumentError
@@ -14,7 +16,7 @@ from polder.torch.planner import ALIKE, SIZES, SLACK, Planner, SyncPlan
 # torch's stubs leave the states of optimizers without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["HeldOptimizer", "Holder", "Settings", "TakenGradient"]
+__all__ = ["HeldOptimizer", "Holder", "KeptGradient", "Settings", "TakenGradient"]
 
 Settings = tuple[str, float, float, float, float, float, bool]
 """The rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight decay, Nesterov."""
@@ -52,7 +54,8 @@ class TakenGradient(torch.Tensor):
         if name not in _HARMLESS:
             raise ArgumentError(
                 f"{name} got a gradient that the proxies have taken: with the optimizer on the proxies no gradient can "
-                'be read or clipped after the backward pass; use ParameterService(optimizer="worker")'
+                'be read or clipped after the backward pass; use ParameterService(optimizer="worker"), or '
+                'ParameterService(optimizer="proxy", clips=True)'
             )
         if name != "__get__":
             return args[0]
@@ -60,6 +63,78 @@ class TakenGradient(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return "<a gradient that the proxies have taken>"
+
+
+class KeptGradient(TakenGradient):
+    """What stands in ``.grad`` while the proxies keep the average for a step to come.
+
+    What reads it gets the average from the pool, each time anew. It takes factors, as those of clipping by norm and of
+    GradScaler, which the proxies apply before they step.
+    """
+
+    #: Brings the average from the pool.
+    pull: Callable[[], torch.Tensor]
+    #: What it is multiplied by, one after another; 32-bit floats.
+    factors: list[float]
+    is_zero: bool
+
+    @classmethod
+    def over(cls, parameter: torch.Tensor, pull: Callable[[], torch.Tensor]) -> "KeptGradient":
+        """One of a parameter."""
+        it: Any = cls.of(parameter)
+        it.pull, it.factors, it.is_zero = pull, [], False
+        return it
+
+    def value(self) -> torch.Tensor:
+        """The average times the factors."""
+        value = self.pull()
+        for factor in self.factors:
+            value.mul_(factor)
+        return value.zero_() if self.is_zero else value
+
+    def scale(self, by: Any) -> None:
+        """Multiplies it, in the proxies' step."""
+        if (factor := float(by)) != 1:
+            self.factors.append(factor)
+
+    @classmethod
+    def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Reads averages, and notes factors."""
+        name, given = getattr(func, "__name__", str(func)), kwargs or {}
+        several: list[KeptGradient] = args[0] if name.startswith("_") and args and isinstance(args[0], list) else []
+        if name in ("zero_", "_foreach_zero_"):
+            for it in several or args[:1]:
+                it.is_zero = True
+            return args[0]
+        if name in _HARMLESS:
+            return super().__torch_function__(func, types, args, kwargs)
+        if name in ("mul_", "_foreach_mul_") and (several or isinstance(args[0], cls)):
+            scaled = several or list(args[:1])
+            factors = args[1] if isinstance(args[1], list | tuple) else [args[1]] * len(scaled)
+            for it, factor in zip(scaled, factors, strict=True):
+                it.scale(factor)
+            return args[0]
+        # One after another, so that no more than one is in memory.
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            for it in several:
+                func([it.value()], *args[1:])
+                it.scale(args[2])
+            return None
+        if name == "_foreach_norm":
+            return [func([it.value()], *args[1:], **given)[0] for it in several]
+        if name.endswith("_") and not name.endswith("__"):
+            raise ArgumentError(
+                f"{name} got a gradient that the proxies keep: it can be read, and multiplied by a number; use "
+                'ParameterService(optimizer="worker") for what else changes gradients'
+            )
+
+        def read(it: Any) -> Any:
+            return it.value() if isinstance(it, cls) else it
+
+        args, given = tree_map(read, (args, given))
+        return func(*args, **given)
 
 
 class HeldOptimizer:
@@ -189,6 +264,12 @@ class Holder(Planner):
 
     _held: HeldOptimizer | None
     """The optimizer, where the proxies keep its state."""
+    _keeps: bool
+    """Whether they keep averages until the optimizer's step."""
+    _is_early: bool
+    """Whether the next forward pass begins before all parameters have come."""
+    _is_pulling: bool
+    """Whether some have not come yet."""
 
     def _hold(self, held: HeldOptimizer) -> None:
         """Gives the proxies the parameters and the optimizer's state."""
@@ -250,12 +331,69 @@ class Holder(Planner):
 
     def _move(self, slot: int, tensors: list[torch.Tensor], *, is_load: bool) -> None:
         """Brings an array of each parameter to the proxies as worker 0 has it, or from them; all workers get it."""
+        self.wait()
         service = self._service()
         service.order_move(slot, is_load)
         for key in self._order:
             span = self._span(tensors[key], self._routes[key].count, writable=True)
             service.push(self._routes[key].tensor, span, self._dtype, span)
         service.wait()
+
+    def _kept(self, number: int, parameter: torch.Tensor) -> TakenGradient:
+        """What stands for a gradient that was pushed."""
+        if not self._keeps:
+            return TakenGradient.of(parameter)
+
+        def pull() -> torch.Tensor:
+            route, average = self._routes[number], torch.empty_like(parameter, requires_grad=False)
+            span = self._span(average.view(-1), route.count, writable=True)
+            self._service().read(route.tensor, span, self._dtype)
+            return average
+
+        return KeptGradient.over(parameter, pull)
+
+    def _step_with_averages(self, held: HeldOptimizer, factors: list[float]) -> None:
+        """The proxies step with the averages that they keep, and the workers pull the parameters."""
+        service = self._service()
+        service.order_step(held.number + 1, held.settings(), factors)
+        for key in self._order:
+            route, parameter = self._routes[key], self._parameters[key].detach().view(-1)
+            service.push_nothing(route.tensor, self._span(parameter, route.count, writable=True), self._dtype)
+        self._is_pulling = self._is_early
+        if not self._is_pulling:
+            service.wait()
+        self._has_stepped(held)
+
+    def _has_stepped(self, held: HeldOptimizer) -> None:
+        held.number += 1
+        for parameter in self._parameters:
+            torch.autograd.graph.increment_version(parameter)
+
+    def _factors(self, optimizer: torch.optim.Optimizer) -> list[float] | None:
+        """What the program has multiplied all gradients by; None if there is no step to take."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        if all(it is None for it in gradients):
+            return None
+        # Optimizers of torch that are fused unscale by themselves.
+        found, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
+        if found is not None and float(found):
+            return None
+        kept = [it for it in gradients if isinstance(it, KeptGradient) and not it.is_zero]
+        # As text, because no NaN is equal to another.
+        factors = {str(it.factors): it.factors for it in kept}
+        if len(kept) < len(gradients) or len(factors) > 1:
+            raise ArgumentError(
+                "some gradients were removed, set or multiplied by other factors than the rest; with the optimizer on "
+                "the proxies clip all parameters together"
+            )
+        by = [] if scale is None else [1 / float(scale)]
+        if by and math.frexp(by[0])[0] != 0.5:
+            raise ArgumentError("a scale that is no power of two; call scaler.unscale_(optimizer) before the step")
+        return [*kept[0].factors, *by]
+
+    def wait(self) -> None:
+        """Waits until all parameters of the last step have come."""
+        raise NotImplementedError
 
     def _forget_taken(self) -> None:
         """Parameters whose gradients the proxies took have none."""
@@ -267,6 +405,12 @@ class Holder(Planner):
         """What a parameter calls before its next gradient comes, which is not added to one that was taken."""
 
         def forget(_: torch.Tensor) -> None:
+            if isinstance(kept := parameter.grad, KeptGradient) and not kept.is_zero:
+                self._failed = True
+                raise ArgumentError(
+                    "a backward pass before optimizer.step() or zero_grad(): the averages of the last one are with the "
+                    "proxies; accumulate inside service.no_sync()"
+                )
             TakenGradient.forget(parameter)
 
         return forget

@@ -23,7 +23,7 @@ from polder import address
 from polder.errors import ArgumentError, PeerDeadError, PolderError
 from polder.torch.exchange import Run, attachment_of
 from polder.torch.expect import NUMBERS, EmulatedLinks, expect_carried, expect_links, expect_numbers, expect_places
-from polder.torch.held import HeldOptimizer, TakenGradient
+from polder.torch.held import HeldOptimizer
 from polder.torch.planner import RECENT, SyncPlan
 from polder.torch.shrink import Shrinker
 from polder.torch.survivors import Survivors
@@ -97,6 +97,14 @@ class ParameterService(Shrinker):
         the workers pull parameters. A worker frees each gradient when it is pushed. What reads or clips ``.grad`` after
         the backward pass gets an ArgumentError, and the optimizer's own ``step()`` does nothing. Its settings count as
         they are when the first gradient comes. There is no profile, and the proxies take all bytes.
+    clips : bool
+        With the optimizer on the ``"proxy"``: whether gradients are read, clipped by their norm or unscaled between the
+        backward pass and the step. Then the proxies keep the averages until `step` of the optimizer, and step in it.
+        What reads ``.grad`` gets the average from the pool. All gradients take the same factors.
+    early : bool
+        With the optimizer on the ``"proxy"``: whether the next forward pass begins before all parameters have come.
+        Each module waits for its own, and those of the first layers come first. What reads parameters otherwise has to
+        call `wait` before; ``state_dict()`` of the model and the optimizer do so.
     on_death : str
         What the others do when a worker dies: ``"raise"`` the error that names it, or ``"shrink"``. Then they form a
         smaller group, `group`, go back to the newest version of `snapshots`, and go on. The gradients of the step in
@@ -141,6 +149,8 @@ class ParameterService(Shrinker):
         overlap: bool = True,
         emulated: EmulatedLinks | None = None,
         optimizer: str = "worker",
+        clips: bool = False,
+        early: bool = False,
         on_death: str = "raise",
         snapshots: str | None = None,
     ) -> None:
@@ -150,7 +160,7 @@ class ParameterService(Shrinker):
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
-        expect_places(optimizer, split, overlap, on_death, snapshots)
+        expect_places(optimizer, split, overlap, clips, early, on_death, snapshots)
         self._snapshots = snapshots
         self.restored = None
         self._attachment = attachment_of(self._group)
@@ -158,7 +168,8 @@ class ParameterService(Shrinker):
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
         self._has_proxy_each = proxies is None
-        self._is_held, self._overlap = optimizer == "proxy", overlap
+        self._is_held, self._overlap, self._keeps = optimizer == "proxy", overlap, clips
+        self._is_early, self._is_pulling = early, False
         self.split, self.shard_bytes = split, shard_bytes
         self.first_layers_first, self.emulated = first_layers_first, emulated
         self._profile_steps, self._timeout = profile_steps, float(timeout)
@@ -194,7 +205,7 @@ class ParameterService(Shrinker):
     def split(self, value: float | None) -> None:
         expect_numbers({"split": value})
         if self._is_held:
-            expect_places("proxy", value, self._overlap, "raise", None)
+            expect_places("proxy", value, self._overlap, self._keeps, self._is_early, "raise", None)
         self._split = value
 
     @classmethod
@@ -298,6 +309,11 @@ class ParameterService(Shrinker):
                 optimizer.register_load_state_dict_post_hook(lambda _: self._hand_over()),
                 optimizer.register_state_dict_post_hook(self._write_state),
             ]
+            if self._is_early:
+                self._hooks += [
+                    model.register_state_dict_pre_hook(self._before_state),
+                    *self._waits_of(model),
+                ]
 
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None]:
@@ -321,6 +337,15 @@ class ParameterService(Shrinker):
             raise ArgumentError("the proxies keep the optimizer's state, so their plan stays; make another service")
         self._replans = True
 
+    def wait(self) -> None:
+        """Waits until all parameters of the last step have come; at once unless the service is an ``early`` one."""
+        if self._is_pulling:
+            began = time.perf_counter()
+            with self._surviving():
+                self._service().wait()
+            self._is_pulling = False
+            self._blocked_s += time.perf_counter() - began
+
     @property
     def group(self) -> dist.ProcessGroup:
         """The workers; those that are left, once one has died."""
@@ -334,7 +359,10 @@ class ParameterService(Shrinker):
 
     @property
     def blocked_s(self) -> float:
-        """Seconds of the last step that the training thread waited: from its last gradient to the last average."""
+        """Seconds of the last step that the training thread waited: from its last gradient to the last average.
+
+        Of an ``early`` service those that modules waited for their parameters, which ends with the next forward pass.
+        """
         return self._blocked_s
 
     def proxies(self) -> list[ProxyCount]:
@@ -358,6 +386,7 @@ class ParameterService(Shrinker):
         held, self._held = self._held, None
         try:
             if held is not None and not self._failed:
+                self.wait()
                 with self._guarded():
                     held.give_back(self._moments(held))
         finally:
@@ -377,6 +406,31 @@ class ParameterService(Shrinker):
 
     # Hooks.
 
+    def _before_state(self, *_: object) -> None:
+        self.wait()
+
+    def _waits_of(self, model: torch.nn.Module) -> list[Any]:
+        """Hooks by which each module waits for its own parameters."""
+        number_of = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+
+        def wait_for(numbers: list[int]) -> Callable[..., None]:
+            def wait(*_: object) -> None:
+                if self._is_pulling:
+                    began = time.perf_counter()
+                    with self._surviving():
+                        for number in numbers:
+                            self._service().wait_for(self._routes[number].tensor)
+                    self._blocked_s += time.perf_counter() - began
+
+            return wait
+
+        hooks: list[Any] = []
+        for module in model.modules():
+            own = [id(parameter) for parameter in module.parameters(recurse=False)]
+            if numbers := [number_of[it] for it in own if it in number_of]:
+                hooks.append(module.register_forward_pre_hook(wait_for(numbers)))
+        return hooks
+
     def _begin_forward(self, *_: object) -> None:
         if self._came:
             # A backward pass has not come to its end: what it pushed is in the way of the next.
@@ -389,6 +443,10 @@ class ParameterService(Shrinker):
     def _before_step(self, *_: object) -> None:
         if self._failed:
             raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
+        held = self._held if self._keeps else None
+        if held is not None and (factors := self._factors(self._optimizer)) is not None:
+            with self._surviving():
+                self._step_with_averages(held, factors)
         self._forget_taken()
 
     def _join_ddp(self, ddp: DistributedDataParallel) -> None:
@@ -434,13 +492,14 @@ class ParameterService(Shrinker):
                     gradient = parameter.grad = gradient.resolve_neg().contiguous()
             self._take(number, gradient.view(-1), [gradient.numel()])
             if self._held is not None:
-                parameter.grad = TakenGradient.of(parameter)
+                parameter.grad = self._kept(number, parameter)
 
         return note
 
     def _take(self, key: int, flat: torch.Tensor, sizes: list[int]) -> None:
         """A run of gradients is complete."""
         if not self._came:
+            self.wait()
             # At the end of the backward pass, before DDP reads its buckets.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pushing_s = 0.0
@@ -453,7 +512,10 @@ class ParameterService(Shrinker):
         if self._overlap:
             try:
                 if self._held is not None and len(self._came) == 1:
-                    self._service().order_step(self._held.number + 1, self._held.settings())
+                    if self._keeps:
+                        self._service().order_mean()
+                    else:
+                        self._service().order_step(self._held.number + 1, self._held.settings())
                 self._push(key, flat)
             except BaseException as error:
                 self._error = self._error or error
@@ -470,23 +532,30 @@ class ParameterService(Shrinker):
             )
         began = time.perf_counter()
         # Parameters are pulled when no gradient depends on them any more; their versions go up then.
-        into = None if self._held is None else self._span(self._parameters[key], route.count, writable=False)
+        is_pulled = self._held is not None and not self._keeps
+        into = self._span(self._parameters[key], route.count, writable=False) if is_pulled else None
         gradients = self._span(flat[: route.count], route.count, writable=self._held is None)
-        self._service().push(route.tensor, gradients, self._dtype, into)
+        self._service().push(route.tensor, gradients, self._dtype, into, self._keeps)
         self._pushing_s += time.perf_counter() - began
 
     def _end_backward(self) -> None:
         came, self._came = self._came, {}
         error, self._error = self._error, None
+        with self._surviving():
+            if error is not None:
+                raise error
+            self._expect_all(came)
+            self._synchronise(came)
+            self._blocked_s = time.perf_counter() - self._last_gradient
+            if not self._closed:
+                self._count_step(came)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Generator[None]:
+        """Goes on from a snapshot if a process dies inside, where the service has one."""
         try:
             with self._guarded(), torch.no_grad():
-                if error is not None:
-                    raise error
-                self._expect_all(came)
-                self._synchronise(came)
-                self._blocked_s = time.perf_counter() - self._last_gradient
-                if not self._closed:
-                    self._count_step(came)
+                yield
         except PolderError as error:
             # A proxy that has died takes a part of the optimizer's state with it.
             has_lost_state = self._held is not None and isinstance(error, PeerDeadError)
@@ -543,7 +612,8 @@ class ParameterService(Shrinker):
         rest = [came[key].flat[counts.get(key, 0) :] for key in order]
         finish = self._average([flat for flat in rest if flat.numel()])
         lost: PeerDeadError | None = None
-        if self._routes:
+        self._is_pulling = self._is_early and not self._keeps
+        if self._routes and not self._is_pulling:
             try:
                 self._service().wait()
             except PeerDeadError as error:
@@ -552,9 +622,8 @@ class ParameterService(Shrinker):
         if self._held is not None:
             if lost is not None:
                 raise lost
-            self._held.number += 1
-            for parameter in self._parameters:
-                torch.autograd.graph.increment_version(parameter)
+            if not self._keeps:
+                self._has_stepped(self._held)
         elif lost is not None:
             self._fall_back(came, lost, self._service().unsummed())
 

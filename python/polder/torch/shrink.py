@@ -71,6 +71,7 @@ class Shrinker(Holder):
         for parameter in self._parameters:
             parameter.grad = None
         held, self._held = self._held, None
+        self._is_pulling = False
         while True:
             self._abandon()
             self._leave_smaller(survivors)

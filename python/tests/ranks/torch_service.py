@@ -140,8 +140,10 @@ RULES: dict[str, Make] = {
 class Training:
     """Net with two groups of settings, a scheduler and accumulation: by a service, or by DDP."""
 
-    def __init__(self, make: Make, service: ParameterService | None) -> None:
+    def __init__(self, make: Make, service: ParameterService | None, *, clips: bool = False) -> None:
         torch.manual_seed(rank if service else 0)
+        self.clips, self.norms = clips, list[float]()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2, enabled=clips)
         self.model, self.service = Net(), service
         matrices = [parameter for parameter in self.model.parameters() if parameter.dim() == 2]
         vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
@@ -155,11 +157,20 @@ class Training:
     def train(self, steps: int) -> None:
         """Some steps of two parts."""
         source: Any = self.service or self.net
-        for _ in range(steps):
+        for step in range(steps):
             for part in range(2):
                 with source.no_sync() if part == 0 else contextlib.nullcontext():
-                    self.net(torch.randn(8, 64, generator=self.draw)).square().mean().backward()
-            self.optimizer.step()
+                    loss = self.net(torch.randn(8, 64, generator=self.draw)).square().mean()
+                    # The third step has no finite gradients on one rank.
+                    factor = float("inf") if self.clips and step == 2 and rank == 0 else 1.0
+                    self.scaler.scale(loss * factor).backward()
+            # Optimizers that are fused unscale by themselves, but where gradients are clipped.
+            if self.clips and not (step % 2 and self.optimizer.defaults.get("fused")):
+                self.scaler.unscale_(self.optimizer)
+                norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+                self.norms.append(norm.item())
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.scheduler.step()
             self.optimizer.zero_grad()
 
@@ -335,6 +346,75 @@ elif kind == "held":
                 torch.randn(8, 64, generator=again.draw)
             again.train(2)
             assert is_equal(again.model, theirs.model), f"{name}, loaded"
+    print("equal")
+elif kind == "held-clipped":
+    for name, make in RULES.items():
+        theirs = Training(make, None, clips=True)
+        theirs.train(7)
+        with ParameterService(optimizer="proxy", clips=True, shard_bytes=16384) as service:
+            ours = Training(make, service, clips=True)
+            ours.train(7)
+            assert str(ours.norms) == str(theirs.norms), (name, ours.norms, theirs.norms)
+            assert max(norm for norm in ours.norms if norm < float("inf")) > 0.05, "all are clipped, or none"
+            assert is_equal(ours.model, theirs.model), name
+            assert all(parameter.grad is None for parameter in ours.model.parameters())
+            assert not any(ours.optimizer.state.values())
+            assert ours.scaler.get_scale() == theirs.scaler.get_scale() != 256
+            assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict()), name
+    with ParameterService(optimizer="proxy", clips=True) as service:
+        linear = torch.nn.Linear(30, 3)
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+        service.attach(linear, optimizer)
+        linear(torch.full((2, 30), float(rank + 1))).sum().backward()
+        gradient: Any = linear.weight.grad
+        assert gradient.shape == (3, 30) and torch.equal(gradient + 0, torch.full((3, 30), 3.0))
+        assert torch.stack([gradient, 2 * gradient]).sum().item() == 3 * 270
+        refusals: list[tuple[str, Callable[[], object]]] = [
+            ("clamp_ got a gradient that the proxies keep", lambda: gradient.clamp_(-1, 1)),
+            ("clip all parameters together", optimizer.step),
+        ]
+        gradient.mul_(0.5)
+        for text, call in refusals:
+            try:
+                call()
+            except polder.errors.ArgumentError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+        before = linear.weight.detach().clone()
+        linear.bias.grad.mul_(0.5)  # pyright: ignore[reportOptionalMemberAccess]
+        optimizer.step()
+        torch.testing.assert_close(linear.weight.detach(), before - 0.1 * 1.5)
+        linear(torch.ones(2, 30)).sum().backward()
+        optimizer.zero_grad(set_to_none=False)
+        linear(torch.ones(2, 30)).sum().backward()
+        try:
+            linear(torch.ones(2, 30)).sum().backward()
+        except polder.errors.ArgumentError as error:
+            assert "a backward pass before optimizer.step()" in str(error), error
+        else:
+            raise AssertionError("an average is lost")
+        service.__exit__(None, SystemExit(), None)
+    print("equal")
+elif kind == "held-early":
+    for name, make in RULES.items():
+        clips = name == "AdamW"
+        theirs = Training(make, None, clips=clips)
+        theirs.train(5)
+        theirs.train(1)
+        with ParameterService(optimizer="proxy", early=True, clips=clips, shard_bytes=16384) as service:
+            ours = Training(make, service, clips=clips)
+            ours.train(5)
+            assert service._is_pulling, "the step has returned before the parameters have come"
+            ours.train(1)
+            said = copy.deepcopy(ours.model.state_dict())
+            assert not service._is_pulling
+            assert all(torch.equal(said[key], it) for key, it in theirs.model.state_dict().items()), name
+            assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict()), name
+            ours.train(1)
+        theirs.train(1)
+        # The end of the service waits, too.
+        assert is_equal(ours.model, theirs.model), name
     print("equal")
 elif kind == "gradients":
     # What the bytes of a gradient are, and are not.

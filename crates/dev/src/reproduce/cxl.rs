@@ -19,10 +19,17 @@ pub(super) fn text(name: &str, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["", "published", "simulated", "off", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(report.claims.iter().map(claim));
-    table::print(&rows);
+    let (echoes, predicted): (Vec<_>, Vec<_>) = report.claims.iter().partition(|it| it.echo);
+    for (claims, head, last) in [(predicted, "simulated", "off"), (echoes, "echo of an input", "")] {
+        if claims.is_empty() {
+            continue;
+        }
+        let head = ["", "published", head, last, ""];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        rows.extend(claims.into_iter().map(claim));
+        table::print(&rows);
+        println!();
+    }
     figure.notes.iter().for_each(|line| println!("note: {line}"));
     println!("simulated from the platform {}; nothing is fitted to this figure", figure.platform);
     Ok(())
@@ -41,7 +48,7 @@ fn claim(beside: &ClaimBeside) -> Vec<String> {
         Some([least, most]) => format!("{} to {}", shown(least), shown(most)),
         None => "none".into(),
     };
-    let off = match beside.off() {
+    let off = match beside.off().filter(|_| !beside.echo) {
         Some(0.0) if beside.published.is_some_and(|[least, most]| least < most) => "inside".into(),
         Some(_) if is_sentence => String::new(),
         Some(off) if off.is_finite() => format!("{:+.0}%", off * 100.0),
@@ -71,13 +78,12 @@ pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
     print_rms(&report);
     let constants = report.constants;
     println!(
-        "fitted to Figure 9 alone: GPUs reach {:.2} GB/s of each other; {:.0}% of the shorter of computation and copies runs beside the",
+        "fitted to Figure 9 alone: GPUs reach {:.2} GB/s of each other; the CPUs take at least {:.0} ps an element.",
         constants.peers_bytes_per_s / 1e9,
-        constants.overlap * 100.0
+        constants.element_s * 1e12,
     );
     println!(
-        "  longer; the CPUs take at least {:.0} ps an element. All other rates are measured, see `polder plan show {}`",
-        constants.element_s * 1e12,
+        "  All other rates are measured, see `polder plan show {}`. Copies run beside computation as ZeRO-3 prefetches",
         asked.row[0].platform
     );
     nine.assumed.iter().chain(&ten.assumed).for_each(|line| println!("assumed: {line}"));
@@ -106,12 +112,15 @@ fn print_order(report: &CxlReport) {
         rows.push(row);
     }
     table::print(&rows);
-    let first = report.points.iter().filter(|it| it.policies.len() > 1).map(|it| it.policies[0].0.as_str());
-    let all = first.clone().count();
-    let ahead = first.filter(|policy| *policy == "paper").count();
-    println!(
-        "  (empty: does not fit under both) the paper's allocation is ahead at {ahead} of {all} points; its text has it ahead in each panel\n"
-    );
+    println!("  (empty: does not fit under both) the paper's allocation is ahead at");
+    for figure in ["9", "10"] {
+        let of_figure = |it: &&CxlPoint| it.panel.starts_with(&format!("{figure}(")) && it.policies.len() > 1;
+        let first = report.points.iter().filter(of_figure).map(|it| it.policies[0].0.as_str());
+        let all = first.clone().count();
+        let ahead = first.filter(|policy| *policy == "paper").count();
+        println!("  {ahead} of {all} points of Figure {figure}; the text has it ahead in each panel");
+    }
+    println!();
 }
 
 fn print_rms(report: &CxlReport) {

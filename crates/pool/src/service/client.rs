@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use polder_mem::Memory;
 
+use super::order::FACTORS;
 use super::place::{self, Places, Queue, order_lines, state_line};
 use super::{Agreement, Failure, Order, Parts, ServiceOptions};
 use crate::collectives::fill;
@@ -104,13 +105,22 @@ impl<M: Memory> Client<M> {
     /// optimizer's state, in each of its steps.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] when the proxies keep no state, something was pushed, or there are other groups than were agreed on;
-    /// [`PoolError::Broken`] after an error.
+    /// [`PoolError::Argument`] when the proxies keep no state, something was pushed, there are other groups than were agreed on, or more
+    /// than [`FACTORS`] factors; [`PoolError::Broken`] after an error.
     // SYNC: the proxy reads it after it has seen a push; pairs with `Order::load`.
     pub fn order(&mut self, order: &Order) -> Result<(), PoolError> {
         self.parts.expect_whole()?;
         let settings = self.parts.agreed.settings();
-        let given = if let Order::Step { groups, .. } = order { groups.len() } else { settings };
+        let given = match order {
+            Order::Step { groups, .. } | Order::StepWithMeans { groups, .. } => groups.len(),
+            Order::Load(_) | Order::Save(_) | Order::Mean => settings,
+        };
+        if let Order::StepWithMeans { factors, .. } = order
+            && factors.len() > FACTORS
+        {
+            let value = format!("{} factors of gradients", factors.len());
+            return Err(PoolError::Argument { what: "the order", value, expected: "at most 3" });
+        }
         let has_pushed = self.states.iter().any(|state| *state != State::Idle);
         if settings == 0 || given != settings || has_pushed {
             let value = format!("{given} groups of settings");
@@ -145,18 +155,40 @@ impl<M: Memory> Client<M> {
         }
         let (own, proxy) = (self.parts.members[self.parts.own].at, known.proxy);
         let at = self.parts.places.buffer_for(own, proxy) + self.parts.exchange().place(shard);
-        let number = self.parts.number_of(proxy);
-        let streams = self.parts.streams(std::iter::once(number));
+        let streams = self.parts.streams(std::iter::once(self.parts.number_of(proxy)));
         if let Err(fault) = fill(&self.parts.memory, at, gradients, streams) {
             return Err(self.parts.fail(fault.into()));
         }
+        self.queue(shard, proxy);
+        Ok(())
+    }
+
+    /// As [`Client::push`], in a step in which what this client pushes counts for nothing: no byte moves.
+    ///
+    /// # Errors
+    /// Those of [`Client::push`].
+    pub fn push_nothing(&mut self, shard: u32) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        let proxy = self.parts.exchange().shards().get(shard as usize).map(|known| known.proxy);
+        let is_idle = self.states.get(shard as usize) == Some(&State::Idle);
+        let Some(proxy) = proxy.filter(|_| is_idle) else {
+            let (value, expected) =
+                (shard.to_string(), "one of the exchange that was not pushed in this step");
+            return Err(PoolError::Argument { what: "the shard", value, expected });
+        };
+        self.queue(shard, proxy);
+        Ok(())
+    }
+
+    /// Says to a proxy that a shard was pushed.
+    fn queue(&mut self, shard: u32, proxy: u16) {
+        let (own, number) = (self.parts.members[self.parts.own].at, self.parts.number_of(proxy));
         let queued = &mut self.queued[usize::from(proxy)];
         let entry = self.parts.places.queue_for(own, proxy).word(*queued as u64);
         *queued += 1;
         self.states[shard as usize] = State::Pushed;
         self.parts.publish(entry, shard);
         self.parts.wake(number);
-        Ok(())
     }
 
     /// A shard whose sum has come and was not handed out in this step; nothing when none has. It never waits.
@@ -202,19 +234,59 @@ impl<M: Memory> Client<M> {
             let expected = "one whose sum has come and was not pulled in this step, and its bytes";
             return Err(PoolError::Argument { what: "the shard", value, expected });
         };
-        let number = self.parts.number_of(known.proxy);
-        let at = self.parts.places.buffer_of(self.parts.members[number].at, known.proxy)
-            + self.parts.exchange().place(shard);
-        self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), known.bytes);
-        if let Err(fault) = self.parts.memory.copy_out(at, into) {
-            return Err(self.parts.fail(fault.into()));
+        self.copy_out(shard, known.proxy, into)?;
+        self.has_pulled(shard);
+        Ok(())
+    }
+
+    /// As [`Client::pull`], of a sum that stays where it is: [`Client::read`] copies it in the next step, before the shard is pushed there.
+    ///
+    /// # Errors
+    /// Those of [`Client::pull`].
+    pub fn leave_sum(&mut self, shard: u32) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        if self.states.get(shard as usize) != Some(&State::Summed) {
+            let (value, expected) =
+                (shard.to_string(), "one whose sum has come and was not pulled in this step");
+            return Err(PoolError::Argument { what: "the shard", value, expected });
         }
+        self.has_pulled(shard);
+        Ok(())
+    }
+
+    /// Copies the sum of a shard of the step before to `into`, as long as the shard was not pushed in this one: till then no proxy
+    /// writes there.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for a shard that was pushed, or in the first step, or of another size; [`PoolError::Memory`];
+    /// [`PoolError::Broken`] after an error.
+    pub fn read(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        let known = self.parts.exchange().shards().get(shard as usize).copied();
+        let is_idle = self.parts.step > 1 && self.states.get(shard as usize) == Some(&State::Idle);
+        let Some(known) = known.filter(|known| is_idle && known.bytes == into.len() as u64) else {
+            let value = format!("{shard} into {} bytes", into.len());
+            let expected = "one of the step before that was not pushed since, and its bytes";
+            return Err(PoolError::Argument { what: "the shard", value, expected });
+        };
+        self.copy_out(shard, known.proxy, into)
+    }
+
+    /// Copies what a proxy has written of a shard.
+    fn copy_out(&mut self, shard: u32, proxy: u16, into: &mut [u8]) -> Result<(), PoolError> {
+        let number = self.parts.number_of(proxy);
+        let at = self.parts.places.buffer_of(self.parts.members[number].at, proxy)
+            + self.parts.exchange().place(shard);
+        self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), into.len() as u64);
+        self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
+    }
+
+    fn has_pulled(&mut self, shard: u32) {
         self.states[shard as usize] = State::Pulled;
         self.pulled += 1;
         if self.pulled == self.states.len() {
             self.begin_step();
         }
-        Ok(())
     }
 
     /// What a proxy says that it has summed, and whether it lives: steps, shards, and bytes of sums.

@@ -91,8 +91,11 @@ fn exchange(stage: &Arc<Mutex<Stage>>, victim: &Victim) {
         let (what, shard) = lock(stage).begin();
         let known = agreed.exchange.shards().get(shard as usize);
         let mut data = vec![1; known.map_or(8, |shard| shard.bytes) as usize];
-        let outcome = match what % 8 {
+        let outcome = match what % 11 {
             0 | 1 => client.push(shard, &data),
+            8 => client.push_nothing(shard),
+            9 => client.leave_sum(shard),
+            10 => client.read(shard, &mut data),
             2 => client.ready().map(expect_shard),
             3 => client.wait().map(expect_shard),
             4 | 5 => client.pull(shard, &mut data),
@@ -317,11 +320,14 @@ fn write_order(peer: &Heap, agreed: &Agreement, script: &mut Script<'_>) {
     let sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.0, is_nesterov: true };
     let adam = Adam { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 1e-8, weight_decay: 0.1, is_decoupled: true };
     let of = script.of(&[Optimizer::Sgd(sgd), Optimizer::Adam(adam)]);
-    let order = match script.byte() % 4 {
+    let groups = || vec![of; agreed.settings()];
+    let order = match script.byte() % 6 {
         0 => Order::Load(Slot::Parameters),
         1 => Order::Load(Slot::Square),
         2 => Order::Save(Slot::Mean),
-        _ => Order::Step { number, groups: vec![of; agreed.settings()] },
+        3 => Order::Mean,
+        4 => Order::StepWithMeans { number, groups: groups(), factors: vec![0.5] },
+        _ => Order::Step { number, groups: groups() },
     };
     let step = script.near(1) as u32;
     for (index, mut words) in (0..).zip(order.lines(step)) {

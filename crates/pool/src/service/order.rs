@@ -3,10 +3,10 @@
 //! # Lines of an order
 //! | line | words |
 //! |---|---|
-//! | 0 of an order | 0 the step; 1 what: 1 the optimizer steps, 2 the state comes from client 0, 3 it goes to all clients; 2 which of it: 0 parameters, 1 and 2 the moments; 3 the number of the optimizer's step, from 1 |
+//! | 0 of an order | 0 the step; 1 what: 1 the optimizer steps, 2 the state comes from client 0, 3 it goes to all clients, 4 gradients are averaged alone, 5 the optimizer steps with the averages of the step before; 2 which of the state: 0 parameters, 1 and 2 the moments; 3 the number of the optimizer's step, from 1; 4 to 6, where it steps with averages, factors of them, one after another |
 //! | then one a group | 0 rule: 1 SGD, 2 Adam, 3 AdamW; 1 learning rate; 2 momentum or first beta; 3 dampening or second beta; 4 epsilon; 5 weight decay; 6 whether SGD's momentum is Nesterov's |
 //!
-//! Words 1 to 5 of a group are 64-bit floats as their bits.
+//! Words 1 to 5 of a group are 64-bit floats as their bits. A factor is a 32-bit float as its bits, and bit 32; 0 is none.
 
 use polder_kernels::{Adam, Factor, Gradients, KernelError, Piece, Sgd, Update, Work, step};
 use polder_mem::{Fault, Memory, Offset};
@@ -47,11 +47,26 @@ pub enum Order {
         /// The settings of each group.
         groups: Vec<Optimizer>,
     },
+    /// The clients pull the mean of the gradients, or leave it where it is. The optimizer does nothing yet.
+    Mean,
+    /// As [`Order::Step`], with the means of the step before, which was one of [`Order::Mean`]. What the clients push counts for nothing.
+    StepWithMeans {
+        /// Which step.
+        number: u64,
+        /// The settings of each group.
+        groups: Vec<Optimizer>,
+        /// What the means are multiplied by, one after another: [`FACTORS`] at most.
+        factors: Vec<f32>,
+    },
     /// What client 0 pushes becomes the state. The clients pull it.
     Load(Slot),
     /// The clients pull the state; what they push counts for nothing.
     Save(Slot),
 }
+
+/// Factors of an order, at most.
+pub const FACTORS: usize = 3;
+const FACTOR: u64 = 1 << 32;
 
 type Words = [u64; 7];
 
@@ -62,12 +77,23 @@ impl Order {
             Self::Step { number, .. } => (1, 0, *number),
             Self::Load(slot) => (2, *slot as u64, 0),
             Self::Save(slot) => (3, *slot as u64, 0),
+            Self::Mean => (4, 0, 0),
+            Self::StepWithMeans { number, .. } => (5, 0, *number),
         };
-        let mut lines = vec![[u64::from(step), what, slot, number, 0, 0, 0]];
-        if let Self::Step { groups, .. } = self {
-            lines.extend(groups.iter().map(Optimizer::words));
+        let mut head = [u64::from(step), what, slot, number, 0, 0, 0];
+        if let Self::StepWithMeans { factors, .. } = self {
+            let words = factors.iter().map(|it| FACTOR | u64::from(it.to_bits()));
+            head[4..].iter_mut().zip(words).for_each(|(to, word)| *to = word);
         }
-        lines
+        std::iter::once(head).chain(self.groups().iter().map(Optimizer::words)).collect()
+    }
+
+    /// The settings that it has.
+    pub(super) fn groups(&self) -> &[Optimizer] {
+        match self {
+            Self::Step { groups, .. } | Self::StepWithMeans { groups, .. } => groups,
+            Self::Load(_) | Self::Save(_) | Self::Mean => &[],
+        }
     }
 
     /// The order of `step` that stands in the lines at `at`, with room for so many groups. `None` where no correct client wrote them.
@@ -78,21 +104,27 @@ impl Order {
         groups: usize,
         step: u32,
     ) -> Result<Option<Self>, Fault> {
-        let Some([said, what, slot, number, ..]) = line::load(memory, at)? else { return Ok(None) };
+        let Some([said, what, slot, number, by @ ..]) = line::load(memory, at)? else { return Ok(None) };
         if said != u64::from(step) {
             return Ok(None);
         }
         let slot = Slot::ALL.get(slot as usize).copied();
         Ok(match (what, slot) {
-            (1, _) if number > 0 => {
+            (1 | 5, _) if number > 0 => {
                 let mut settings = vec![];
                 for group in 0..groups as u64 {
                     let words = line::load(memory, at.lines(1 + group))?;
                     let Some(of) = words.as_ref().and_then(Optimizer::parse) else { return Ok(None) };
                     settings.push(of);
                 }
-                Some(Self::Step { number, groups: settings })
+                let factors = by.into_iter().filter(|it| it & FACTOR != 0);
+                let factors = factors.map(|it| f32::from_bits(it as u32)).collect();
+                Some(match what {
+                    1 => Self::Step { number, groups: settings },
+                    _ => Self::StepWithMeans { number, groups: settings, factors },
+                })
             }
+            (4, _) => Some(Self::Mean),
             (2, Some(slot)) => Some(Self::Load(slot)),
             (3, Some(slot)) => Some(Self::Save(slot)),
             _ => None,
@@ -144,11 +176,14 @@ impl Optimizer {
     }
 }
 
-/// The state of a shard, as its proxy keeps it in its own memory.
+/// The state of a shard, as its proxy keeps it in its own memory. Its parameters stand in the pool, where clients pull them, and here
+/// only while something else stands there.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     slots: [Vec<f32>; 3],
     gradients: Vec<f32>,
+    /// Whether the parameters stand in the pool.
+    pub(super) is_out: bool,
 }
 
 impl Held {
@@ -163,7 +198,21 @@ impl Held {
         if of.has_square() {
             self.hold(Slot::Square, elements);
         }
-        self.slots[0].len() == elements
+        self.is_out || self.slots[0].len() == elements
+    }
+
+    /// Whether parameters stand in the pool, and something else is about to.
+    pub(super) fn is_in_the_way(&self, order: &Order) -> bool {
+        let stays = matches!(
+            order,
+            Order::Step { .. } | Order::Load(Slot::Parameters) | Order::Save(Slot::Parameters)
+        );
+        self.is_out && !stays
+    }
+
+    /// The parameters stand in the pool from now on.
+    pub(super) fn put_out(&mut self) {
+        (self.slots[0], self.is_out) = (vec![], true);
     }
 
     /// Takes a piece of the state from these bytes, from element `at` on.
@@ -182,22 +231,38 @@ impl Held {
         }
     }
 
-    /// Steps with the gradients in `bytes`, from element `at` on, and puts the new parameters there.
-    pub(super) fn step(&mut self, update: Update, at: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
+    /// Steps with the gradients in `bytes` times each of `factors`, from element `at` on, and puts the new parameters there. The
+    /// old ones are those of `parameters`, if they stood in the pool.
+    pub(super) fn step(
+        &mut self,
+        update: Update,
+        factors: &[f32],
+        at: usize,
+        parameters: Option<&[u8]>,
+        bytes: &mut [u8],
+    ) -> Result<(), KernelError> {
         let elements = bytes.len() / 4;
-        self.gradients.clear();
-        self.gradients.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-        let [parameters, mean, square] = &mut self.slots;
+        let floats = |bytes: &[u8]| -> Vec<f32> {
+            bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
+        };
+        self.gradients = floats(bytes);
+        let mut parameters: Vec<f32> =
+            parameters.map_or_else(|| self.slots[0][at..at + elements].to_vec(), floats);
+        for factor in factors {
+            self.gradients.iter_mut().for_each(|it| *it *= factor);
+        }
+        let [_, mean, square] = &mut self.slots;
         let square: &mut [f32] = if square.is_empty() { &mut [] } else { &mut square[at..at + elements] };
         let piece = Piece {
-            parameters: &mut parameters[at..at + elements],
+            parameters: &mut parameters,
             gradients: Gradients::F32(&self.gradients),
             mean: &mut mean[at..at + elements],
             square,
             copy: None,
         };
         step(vec![Work { update, piece, stripe: 0 }], Factor::default(), 1)?;
-        self.save(Slot::Parameters, at, bytes);
+        let (words, _) = bytes.as_chunks_mut();
+        words.iter_mut().zip(parameters).for_each(|(to, from)| *to = from.to_le_bytes());
         Ok(())
     }
 }
@@ -224,5 +289,17 @@ mod tests {
         assert_eq!(Optimizer::parse(&words), None);
         words[0] = 4;
         assert_eq!(Optimizer::parse(&words), None);
+    }
+
+    #[test]
+    fn gradients_are_multiplied_by_one_factor_after_another() {
+        let sgd = Sgd { lr: 1.0, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false };
+        let mut held = Held::default();
+        held.hold(Slot::Parameters, 2);
+        assert!(held.hold_all(&Optimizer::Sgd(sgd), 2));
+        let mut bytes = [3.0_f32, 0.1].map(f32::to_le_bytes).concat();
+        held.step(Optimizer::Sgd(sgd).update(1), &[0.1, 0.7], 0, None, &mut bytes).unwrap();
+        let expected = [3.0_f32, 0.1].map(|it| -(it * 0.1 * 0.7)).map(f32::to_le_bytes).concat();
+        assert_eq!(bytes, expected);
     }
 }

@@ -9,7 +9,7 @@ use polder_kernels::{Block, BlockMean, MeanVisitor, Op, divide, reduce, with_mea
 use polder_mem::{Fault, Fold, LINE, Memory, Nanos, Offset};
 
 use super::lanes::Lane;
-use super::order::Held;
+use super::order::{Held, Slot};
 use super::place::{Places, Queue, order_lines};
 use super::{Agreement, Failure, NEVER, Order, Parts, ServiceOptions};
 use crate::PoolError;
@@ -47,6 +47,8 @@ pub struct Proxy<M: Memory> {
     order: Option<Order>,
     /// The optimizer's state of each shard that has any.
     held: BTreeMap<u32, Held>,
+    /// Of each shard, whether its mean stands in the pool alone, for a step that takes it from there.
+    has_mean: Vec<bool>,
 }
 
 impl<M: Memory> Proxy<M> {
@@ -75,6 +77,7 @@ impl<M: Memory> Proxy<M> {
             proxy,
             queues,
             here: vec![0; parts.exchange().shards().len()],
+            has_mean: vec![false; parts.exchange().shards().len()],
             pushed,
             inward: Lane::new(link),
             ready: Lane::new(None),
@@ -216,7 +219,7 @@ impl<M: Memory> Proxy<M> {
     fn sum(&mut self, shard: u32) -> Result<(), Failure> {
         self.read_order()?;
         let now = self.now();
-        let Self { parts, proxy, scratch, order, held, .. } = self;
+        let Self { parts, proxy, scratch, order, held, has_mean, .. } = self;
         let Agreement { exchange, dtype, .. } = &*parts.agreed;
         let (place, bytes) = (exchange.place(shard), exchange.shards()[shard as usize].bytes);
         let from: Vec<Offset> = (0..parts.clients)
@@ -230,48 +233,86 @@ impl<M: Memory> Proxy<M> {
         parts.refresh(far.map(|(_, at)| *at), bytes);
         let streams = streams || bytes >= STREAMED;
         let elements = (bytes / 4) as usize;
-        let mut update = None;
-        match order {
-            Some(Order::Step { number, groups }) => {
-                let of = groups[usize::from(parts.agreed.groups[shard as usize])];
-                if !held.entry(shard).or_default().hold_all(&of, elements) {
-                    return Err(Failure::Corrupt(from[0], "step of an optimizer before its parameters"));
-                }
-                update = Some(of.update(*number));
+        let had_mean = std::mem::replace(&mut has_mean[shard as usize], matches!(order, Some(Order::Mean)));
+        if let Some((order, held)) = order.as_ref().zip(held.get_mut(&shard))
+            && held.is_in_the_way(order)
+        {
+            held.hold(Slot::Parameters, elements);
+            held.is_out = false;
+            for piece in pieces(bytes) {
+                let (kept, _) = scratch.halves(length(&piece));
+                // This process alone has written there.
+                parts.memory.copy_out(into + piece.start, kept)?;
+                held.load(Slot::Parameters, (piece.start / 4) as usize, kept);
             }
-            Some(Order::Load(slot) | Order::Save(slot)) => {
-                held.entry(shard).or_default().hold(*slot, elements)
-            }
-            None => {}
         }
-        let Some(held) = held.get_mut(&shard) else {
+        let Some(order) = order.as_ref().filter(|order| **order != Order::Mean) else {
             let of = Shards { memory: &parts.memory, from: &from, into, bytes, streams };
             with_mean(*dtype, clients, of).expect("floats, which have a mean")?;
             self.has_summed(shard, bytes, now);
             return Ok(());
         };
+        let held = held.entry(shard).or_default();
+        let corrupt = |what| Failure::Corrupt(from[0], what);
+        let mut update = None;
+        match order {
+            Order::Step { number, groups } | Order::StepWithMeans { number, groups, .. } => {
+                let of = groups[usize::from(parts.agreed.groups[shard as usize])];
+                if !held.hold_all(&of, elements) {
+                    return Err(corrupt("step of an optimizer before its parameters"));
+                }
+                update = Some(of.update(*number));
+            }
+            // Those that stand in the pool stay there.
+            Order::Save(Slot::Parameters) if held.is_out => {}
+            Order::Load(slot) | Order::Save(slot) => held.hold(*slot, elements),
+            Order::Mean => {}
+        }
+        if matches!(order, Order::StepWithMeans { .. }) && !had_mean {
+            return Err(corrupt("step of an optimizer before its gradients"));
+        }
         for piece in pieces(bytes) {
             let (sum, part) = scratch.halves(length(&piece));
             let first = (piece.start / 4) as usize;
+            let mut factors: &[f32] = &[];
             match order {
-                Some(Order::Save(slot)) => held.save(*slot, first, sum),
-                Some(Order::Load(slot)) => {
+                Order::Save(Slot::Parameters) if held.is_out => {
+                    parts.memory.copy_out(into + piece.start, sum)?;
+                }
+                Order::Save(slot) => held.save(*slot, first, sum),
+                Order::Load(slot) => {
                     parts.memory.copy_out(from[0] + piece.start, sum)?;
                     held.load(*slot, first, sum);
                 }
-                _ => {
+                Order::StepWithMeans { factors: by, .. } => {
+                    // This process alone has written there.
+                    parts.memory.copy_out(into + piece.start, sum)?;
+                    factors = by;
+                }
+                Order::Step { .. } | Order::Mean => {
                     parts.memory.copy_out(from[0] + piece.start, sum)?;
                     for at in &from[1..] {
                         parts.memory.copy_out(*at + piece.start, part)?;
                         reduce(Op::Sum, *dtype, sum, part).expect("a checked reduction");
                     }
                     divide(*dtype, sum, clients).expect("a checked reduction");
-                    if let Some(update) = update {
-                        held.step(update, first, sum).expect("arrays of one length");
-                    }
                 }
             }
+            if let Some(update) = update {
+                let old = match held.is_out {
+                    true => {
+                        parts.memory.copy_out(into + piece.start, part)?;
+                        Some(&*part)
+                    }
+                    false => None,
+                };
+                held.step(update, factors, first, old, sum).expect("arrays of one length");
+            }
             fill(&parts.memory, into + piece.start, sum, streams)?;
+        }
+        if update.is_some() || matches!(order, Order::Load(Slot::Parameters) | Order::Save(Slot::Parameters))
+        {
+            held.put_out();
         }
         self.has_summed(shard, bytes, now);
         Ok(())

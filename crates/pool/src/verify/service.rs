@@ -46,6 +46,8 @@ struct Script {
     /// The order in which each client pushes in each step, and after how many pushes it pulls what has come.
     orders: Vec<Vec<Vec<u32>>>,
     eager: Vec<bool>,
+    /// Whether each of the optimizer's steps is two: one averages, and the next steps with twice the means.
+    is_kept: bool,
 }
 
 fn service(seed: u64) -> Outcome {
@@ -66,7 +68,7 @@ fn service(seed: u64) -> Outcome {
     };
     let exchange = Exchange::new((0..shards).map(|tensor| shard(tensor, &mut dice)).collect(), proxies);
     let exchange = exchange.expect("all go to a proxy");
-    let steps = 1 + dice.roll(3);
+    let steps = 1 + dice.roll(4);
     let mut order = || {
         let mut order: Vec<u32> = (0..shards).collect();
         for end in (1..order.len()).rev() {
@@ -85,8 +87,9 @@ fn service(seed: u64) -> Outcome {
         agreed.dtype = Dtype::F32;
         agreed.groups = (0..shards).map(|shard| shard as u16 % 2).collect();
     }
+    let is_kept = !agreed.groups.is_empty() && dice.roll(2) == 0;
     let agreed = Arc::new(agreed);
-    let script = Rc::new(Script { clients, agreed, steps, orders, eager });
+    let script = Rc::new(Script { clients, agreed, steps, orders, eager, is_kept });
     let parts: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
     scene.run_over(&mut dice, 60 * u64::from(shards) * steps, move |memory, members, rank, options| {
         run(&script, memory, places(members, &parts), rank, options)
@@ -122,7 +125,16 @@ fn run(
             client.order(&script.order(step))?;
         }
         for &shard in &script.orders[rank][step as usize] {
-            client.push(shard, &gradients(script, rank, step, shard))?;
+            match script.of(step) {
+                Of::Means => {
+                    // No proxy has written there since.
+                    let mut found = vec![0; script.agreed.exchange.shards()[shard as usize].bytes as usize];
+                    client.read(shard, &mut found)?;
+                    script.check(step - 1, shard, &found);
+                    client.push_nothing(shard)?;
+                }
+                _ => client.push(shard, &gradients(script, rank, step, shard))?,
+            }
             if script.eager[rank]
                 && let Some(shard) = client.ready()?
             {
@@ -142,17 +154,37 @@ fn run(
     Ok(())
 }
 
+/// What a step does where the proxies keep parameters.
+enum Of {
+    Load,
+    Mean,
+    Means,
+    Pushes,
+}
+
 impl Script {
-    /// The first step brings the parameters, and every other one is one of plain SGD.
+    fn of(&self, step: u64) -> Of {
+        match (self.is_kept, step) {
+            (_, 0) => Of::Load,
+            (true, step) if step % 2 == 1 => Of::Mean,
+            (true, _) => Of::Means,
+            (false, _) => Of::Pushes,
+        }
+    }
+
+    /// The first step brings the parameters, and every other one is one of plain SGD, or half of it.
     fn order(&self, step: u64) -> Order {
         let sgd = |group| {
             let lr = f64::from(group) + 1.0;
             Optimizer::Sgd(Sgd { lr, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false })
         };
         let last = self.agreed.groups.iter().max().copied().unwrap_or_default();
-        match step {
-            0 => Order::Load(Slot::Parameters),
-            number => Order::Step { number, groups: (0..=last).map(sgd).collect() },
+        let groups = (0..=last).map(sgd).collect();
+        match self.of(step) {
+            Of::Load => Order::Load(Slot::Parameters),
+            Of::Mean => Order::Mean,
+            Of::Means => Order::StepWithMeans { number: step / 2, groups, factors: vec![2.0] },
+            Of::Pushes => Order::Step { number: step, groups },
         }
     }
 
@@ -162,12 +194,28 @@ impl Script {
         (0..clients).map(|client| element(self, client, step, shard, index)).sum::<f64>() / clients as f64
     }
 
-    /// What the clients pull. All numbers are whole and small, so that 32 bits hold them.
+    /// Whether these bytes are those that the clients find of a shard.
+    fn check(&self, step: u64, shard: u32, found: &[u8]) {
+        for (index, word) in (0..).zip(found.chunks_exact(self.agreed.dtype.bytes())) {
+            let found = match word.first_chunk() {
+                Some(word) => f64::from_le_bytes(*word),
+                None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
+            };
+            let expected = self.expected(step, shard, index);
+            assert_eq!(found, expected, "element {index} of shard {shard} in step {step}");
+        }
+    }
+
+    /// What the clients find. All numbers are whole and small, so that 32 bits hold them.
     fn expected(&self, step: u64, shard: u32, index: u64) -> f64 {
         let Some(group) = self.agreed.groups.get(shard as usize) else {
             return self.mean(step, shard, index);
         };
-        let moved: f64 = (1..=step).map(|step| self.mean(step, shard, index)).sum();
+        let moved: f64 = match self.of(step) {
+            Of::Mean => return self.mean(step, shard, index),
+            Of::Means => (1..step).step_by(2).map(|step| 2.0 * self.mean(step, shard, index)).sum(),
+            _ => (1..=step).map(|step| self.mean(step, shard, index)).sum(),
+        };
         element(self, 0, 0, shard, index) - (f64::from(*group) + 1.0) * moved
     }
 }
@@ -189,16 +237,12 @@ fn gradients(script: &Script, client: usize, step: u64, shard: u32) -> Vec<u8> {
 }
 
 fn pull(script: &Script, client: &mut Client<ModelMemory>, step: u64, shard: u32) -> Result<(), PoolError> {
+    if matches!(script.of(step), Of::Mean) {
+        return client.leave_sum(shard);
+    }
     let bytes = script.agreed.exchange.shards()[shard as usize].bytes;
     let mut found = vec![0; bytes as usize];
     client.pull(shard, &mut found)?;
-    for (index, word) in (0..).zip(found.chunks_exact(script.agreed.dtype.bytes())) {
-        let found = match word.first_chunk() {
-            Some(word) => f64::from_le_bytes(*word),
-            None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
-        };
-        let expected = script.expected(step, shard, index);
-        assert_eq!(found, expected, "element {index} of shard {shard} in step {step}");
-    }
+    script.check(step, shard, &found);
     Ok(())
 }

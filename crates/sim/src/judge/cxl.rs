@@ -1,6 +1,6 @@
 //! Figures 9 and 10 of Liaw and Chen: throughput of placed steps beside that of steps with everything in DRAM.
 //!
-//! The paper's text gives the lowest and the highest of each panel. Three constants are fitted to the twelve end-points of Figure 9,
+//! The paper's text gives the lowest and the highest of each panel. Two constants are fitted to the twelve end-points of Figure 9,
 //! and the eight of Figure 10 are judged. All rates of memory and links are measured ones of the platform.
 
 use polder_place::{Computing, Placement, Policy};
@@ -56,8 +56,6 @@ pub struct CxlRow {
 pub struct CxlConstants {
     /// What GPUs reach of each other, in bytes a second.
     pub peers_bytes_per_s: f64,
-    /// The part of computation and copies, of whichever is shorter, that runs beside the other.
-    pub overlap: f64,
     /// Seconds that the CPUs take for an element, wherever it lies.
     pub element_s: f64,
 }
@@ -119,10 +117,18 @@ struct Sample {
     context: u32,
     batch: u32,
     computing: [f64; 2],
+    overlap: f64,
     exchanged: [f64; 2],
     trained: f64,
-    placed: [f64; 3],
-    dram: [f64; 3],
+    placed: Copies,
+    dram: Copies,
+}
+
+/// Seconds of copies and of the optimizer.
+struct Copies {
+    /// Of each pass: of all copies, then of those of each stream alone.
+    passes: [Vec<f64>; 2],
+    step: f64,
 }
 
 /// The samples of a row.
@@ -172,12 +178,8 @@ impl CxlFigure {
         batch: u32,
     ) -> Result<Option<Sample>, OffloadError> {
         let (offloaded, exchanged, gpu) = planner.offloaded(model, batch)?;
-        let transfers = Offloaded {
-            computation: [Time::new(0.0); 2],
-            overlap: 1.0,
-            element: Time::new(0.0),
-            ..offloaded
-        };
+        let nothing = [Time::new(0.0); 2];
+        let transfers = Offloaded { computation: nothing, element: Time::new(0.0), ..offloaded };
         let problem = transfers.problem(planner.tiers().to_vec());
         let bytes: f64 = problem.objects.iter().map(|it| it.bytes.value()).sum();
         let Ok(placement) = problem.place(policy) else { return Ok(None) };
@@ -186,19 +188,20 @@ impl CxlFigure {
         }
         let all_in_dram = |row: &Vec<f64>| (0..row.len()).map(|tier| f64::from(tier == 0)).collect();
         let dram = Placement { fractions: placement.fractions.iter().map(all_in_dram).collect() };
-        let three = |placement| {
-            let seconds = problem.seconds(placement);
-            [seconds[0], seconds[1], seconds[2]]
+        let copies = |placement| Copies {
+            passes: [0, 1].map(|pass| problem.copies(&problem.phases[pass], placement)),
+            step: problem.seconds(placement)[2],
         };
         Ok(Some(Sample {
             model: name.to_owned(),
             context: model.sequence,
             batch,
             computing: offloaded.computation.map(Time::value),
+            overlap: offloaded.overlap(),
             exchanged,
             trained: offloaded.trained,
-            placed: three(&placement),
-            dram: three(&dram),
+            placed: copies(&placement),
+            dram: copies(&dram),
         }))
     }
 }
@@ -206,15 +209,17 @@ impl CxlFigure {
 impl Sample {
     /// Throughput in percent of that with everything in DRAM.
     fn percent(&self, constants: &CxlConstants) -> f64 {
-        let CxlConstants { peers_bytes_per_s, overlap, element_s } = *constants;
-        let seconds = |[forward, backward, step]: [f64; 3]| {
-            let passes = [forward, backward].into_iter().zip(self.computing.into_iter().zip(self.exchanged));
-            let passes = passes.map(|(transfers, (computing, exchanged))| {
-                Computing { seconds: computing + exchanged / peers_bytes_per_s, overlap }.beside(transfers)
+        let CxlConstants { peers_bytes_per_s, element_s } = *constants;
+        let exchanged = self.exchanged.map(|bytes| bytes / peers_bytes_per_s);
+        let seconds = |of: &Copies| {
+            let passes = of.passes.iter().zip(self.computing).map(|(copies, seconds)| {
+                let turns = copies.iter().zip(std::iter::once(0.0).chain(exchanged));
+                let slowest = turns.map(|(copies, exchanged)| copies + exchanged).fold(0.0, f64::max);
+                Computing { seconds, overlap: self.overlap }.beside(slowest)
             });
-            passes.sum::<f64>() + step.max(element_s * self.trained)
+            passes.sum::<f64>() + of.step.max(element_s * self.trained)
         };
-        seconds(self.dram) / seconds(self.placed) * 100.0
+        seconds(&self.dram) / seconds(&self.placed) * 100.0
     }
 }
 
@@ -232,7 +237,6 @@ impl Sampled<'_> {
     }
 }
 
-/// The root mean square of the errors of both ends of each range, in points.
 /// The points of some rows, each with its policies, the fastest first.
 fn points(rows: &[Sampled<'_>], constants: &CxlConstants) -> Vec<CxlPoint> {
     let mut points: Vec<CxlPoint> = vec![];
@@ -258,6 +262,7 @@ fn points(rows: &[Sampled<'_>], constants: &CxlConstants) -> Vec<CxlPoint> {
     points
 }
 
+/// The root mean square of the errors of both ends of each range, in points.
 fn rms(ranges: &[CxlRange]) -> f64 {
     let errors =
         ranges.iter().flat_map(|it| it.simulated.into_iter().zip(it.row.published).map(|(a, b)| a - b));
@@ -266,10 +271,9 @@ fn rms(ranges: &[CxlRange]) -> f64 {
 }
 
 /// Constants at a place of the search.
-fn constants([peers, overlap, element]: &[f64; 3]) -> CxlConstants {
+fn constants([peers, element]: &[f64; 2]) -> CxlConstants {
     CxlConstants {
         peers_bytes_per_s: 20e9 * (0.5 * peers).exp2(),
-        overlap: (0.5 + 0.25 * overlap).clamp(0.0, 1.0),
         element_s: (100e-12 * (1.0 + 0.25 * element)).max(0.0),
     }
 }

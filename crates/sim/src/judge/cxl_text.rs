@@ -40,6 +40,9 @@ pub struct CxlClaim {
     /// Of what.
     #[serde(default)]
     pub unit: String,
+    /// Whether ours is a number that the platform or the model took from the source, and so no prediction.
+    #[serde(default)]
+    pub echo: bool,
 }
 
 /// A sentence beside a figure of ours.
@@ -53,6 +56,8 @@ pub struct ClaimBeside {
     pub simulated: f64,
     /// Of what.
     pub unit: String,
+    /// Whether ours is an input, and so no prediction.
+    pub echo: bool,
 }
 
 impl ClaimBeside {
@@ -122,8 +127,8 @@ impl CxlText {
                     DataError::new("cxl", "claim.key", format!("no figure {:?} is simulated", claim.key))
                 })?,
             };
-            let CxlClaim { says, published, unit, .. } = claim.clone();
-            Ok(ClaimBeside { says, published, simulated, unit })
+            let CxlClaim { says, published, unit, echo, .. } = claim.clone();
+            Ok(ClaimBeside { says, published, simulated, unit, echo })
         };
         let claims = self.claim.iter().map(claim).collect::<Result<_, OffloadError>>()?;
         Ok(TextReport { claims })

@@ -241,9 +241,7 @@ impl<'a> Planner<'a> {
         let settings = &self.settings;
         let (mut offloaded, exchanged, gpu) = self.offloaded(model, batch)?;
         let peers = self.peers();
-        for (seconds, bytes) in offloaded.computation.iter_mut().zip(exchanged) {
-            *seconds = Time::new(seconds.value() + if bytes > 0.0 { bytes / peers } else { 0.0 });
-        }
+        offloaded.exchanged = exchanged.map(|bytes| Time::new(if bytes > 0.0 { bytes / peers } else { 0.0 }));
         let mut problem = offloaded.problem(self.tiers.clone());
         let rounding = match settings.pinned {
             Pinned::Exact => 0.0,
@@ -271,7 +269,7 @@ impl<'a> Planner<'a> {
         measured.map_or_else(fabric, Bandwidth::value)
     }
 
-    /// What a step offloads, bytes that each GPU gets from or sends to others in a forward and a backward pass, and what it holds.
+    /// What a step offloads, bytes of parameters that each GPU gets from others in a pass and of gradients that it sends, and what it holds.
     pub(crate) fn offloaded(
         &self,
         model: &Model,
@@ -294,7 +292,7 @@ impl<'a> Planner<'a> {
         let checkpoints = if settings.checkpointing { gpus * f64::from(model.layers) } else { 0.0 };
         // Each GPU fetches its part, and gets the others' from them; of gradients it sends those of the others.
         let others = NARROW * (gpus - 1.0) / gpus;
-        let exchanged = [others * parameters, others * (parameters + trained)];
+        let exchanged = [others * parameters, others * trained];
         let host = &self.job.rack().host;
         let reached = host.offload.as_ref();
         let offloaded = Offloaded {
@@ -305,7 +303,7 @@ impl<'a> Planner<'a> {
             gpus: settings.gpus,
             link: self.link,
             computation: step.computation,
-            overlap: reached.and_then(|it| it.overlap).unwrap_or(1.0),
+            exchanged: [Time::new(0.0); 2],
             element: reached.and_then(|it| it.element).unwrap_or(Time::new(0.0)),
         };
         Ok((offloaded, exchanged, step.memory))
