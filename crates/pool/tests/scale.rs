@@ -141,3 +141,41 @@ fn a_message_among_1024_endpoints_takes_what_it_takes_among_2_and_a_summary_line
         "{idle_looks} operations of searches and looks for the dead in {LOOKS} looks"
     );
 }
+
+/// Operations of each of so many endpoints of one host to open, in turn.
+fn joins(count: usize) -> Vec<u64> {
+    let rack = Rack::new(2, 256, 128 << 20);
+    let mut ends = vec![];
+    let mut join = || {
+        let before = rack.counts(0);
+        ends.push(End::open(Arc::clone(&rack.pools[0]), EndpointOptions::default()).unwrap());
+        rack.counts(0).since(before).all()
+    };
+    (0..count).map(|_| join()).collect()
+}
+
+#[test]
+fn the_last_of_256_endpoints_of_a_host_joins_with_as_many_operations_as_the_second() {
+    let joins = joins(256);
+    let sum = |count: usize| joins[..count].iter().sum::<u64>();
+    println!("16 endpoints: {} operations, 256: {}; each {joins:?}", sum(16), sum(256));
+    let most = joins[1..].iter().max().unwrap();
+    assert!(sum(256) <= 17 * sum(16), "256 endpoints join with {} operations, 16 with {}", sum(256), sum(16));
+    println!("at most {most}");
+}
+
+#[test]
+fn a_port_that_an_endpoint_has_left_is_the_next_ones() {
+    let rack = Rack::new(2, 4, 16 << 20);
+    let mut ends = rack.ends(8);
+    assert!(
+        End::open(Arc::clone(&rack.pools[0]), EndpointOptions::default()).is_err(),
+        "the host has four ports"
+    );
+    let left = ends.swap_remove(2);
+    let address = left.address();
+    left.close().unwrap();
+    let next = End::open(Arc::clone(&rack.pools[0]), EndpointOptions::default()).unwrap();
+    assert_eq!((next.address().host, next.address().port), (address.host, address.port));
+    assert_ne!(next.address().generation, address.generation);
+}
