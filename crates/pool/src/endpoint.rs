@@ -37,7 +37,7 @@ use slab::Slab;
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
 use self::place::Blocks;
-pub(crate) use self::place::{create_ring, find_ring, receivers_of};
+pub(crate) use self::place::{SmallRings, create_ring, find_ring, receivers_of};
 use self::stock::Stock;
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;

@@ -304,6 +304,40 @@ fn block_words<M: Memory>(memory: &M, geometry: &Geometry, at: Offset) -> Result
     ports.map(|(host, port)| Ok(((host, port), memory.load(map.block_word(host, port))?))).collect()
 }
 
+/// The small rings of an endpoint, as its object says.
+#[derive(Debug)]
+pub(crate) struct SmallRings {
+    /// Bytes of each.
+    pub(crate) bytes: u64,
+    /// Bytes of those that have room in the object itself.
+    pub(crate) first_bytes: u64,
+    /// The host and port of each receiver.
+    pub(crate) receivers: Vec<(u16, u16)>,
+}
+
+impl SmallRings {
+    /// Those of the endpoint whose object lies here; nothing where it is damaged, or too short.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub(crate) fn find<M: Memory>(
+        memory: &M,
+        geometry: &Geometry,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<Option<Self>, PoolError> {
+        let words = line::read(memory, at)?.and_then(|words| Identity::decode(&words, Kind::Endpoint));
+        let Some(blocks) = words.and_then(|words| Blocks::said(words.own)) else { return Ok(None) };
+        let first_bytes = blocks.count(0) * blocks.block_bytes();
+        if Map::new(geometry, at).blocks().0 + first_bytes > at.0 + bytes {
+            return Ok(None);
+        }
+        let words = block_words(memory, geometry, at)?.into_iter();
+        let receivers = words.filter(|(_, word)| split_word(*word).0 > 0).map(|(place, _)| place).collect();
+        Ok(Some(Self { bytes: blocks.block_bytes(), first_bytes, receivers }))
+    }
+}
+
 /// Holds the object open in which a block of an endpoint lies; where the block lies, and the object unless it is the endpoint's.
 ///
 /// # Errors
