@@ -15,8 +15,8 @@ use polder_mem::{Coherence, Memory, Region, RegionError, RegionKind};
 use polder_platform::{printable, quoted};
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, PoolError, PoolStat, Superblock, SweepReport, Uuid,
-    expect_vacant, format_as, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, PairStat, PairsStat, PoolError, PoolStat, Superblock,
+    SweepReport, Uuid, expect_vacant, format_as, inspect, read_superblock,
 };
 use rustix::fs::SeekFrom;
 
@@ -50,6 +50,9 @@ pub(crate) enum Command {
         /// Show the directory and its chunks too, as a developer of Polder needs them.
         #[arg(long, short, conflicts_with = "json")]
         verbose: bool,
+        /// List what each endpoint and each pair of endpoints has for messages.
+        #[arg(long)]
+        messages: bool,
     },
     /// Look for damage: prints the offset of each damaged byte, and fails if there is any. Changes nothing.
     Check,
@@ -123,7 +126,9 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
         Command::List { prefix, json } => return list(path, settings, &prefix, json),
-        Command::Stat { json, watch, verbose } => return stat(path, settings, (json, verbose), watch),
+        Command::Stat { json, watch, verbose, messages } => {
+            return stat(path, settings, Shown { json, verbose, messages }, watch);
+        }
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Remove { name, force } => remove(path, settings, &name, force)?,
@@ -275,35 +280,58 @@ fn damage(stat: &PoolStat) -> ExitCode {
 /// Between two views at least: reading a pool is work for all else that uses its memory.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// How much is shown of a pool.
+#[derive(Clone, Copy)]
+struct Shown {
+    json: bool,
+    verbose: bool,
+    messages: bool,
+}
+
 fn stat(
     path: &Path,
     settings: &Settings,
-    (json, verbose): (bool, bool),
+    shown: Shown,
     watch: Option<TimeSpan>,
 ) -> Result<ExitCode, Failure> {
     let boot = session::boot()?;
     loop {
-        let stat = look(path, settings)?.stat;
-        match (json, watch) {
-            (true, _) => println!("{}", serde_json::to_string(&stat)?),
+        let report = look(path, settings)?;
+        match (shown.json, watch) {
+            (true, _) => println!("{}", counters(&report, shown)?),
             // Home, and clear what an earlier, longer view left.
             (false, Some(_)) if std::io::stdout().is_terminal() => {
-                print!("\x1b[H\x1b[J{}", table(path, &stat, boot, verbose))
+                print!("\x1b[H\x1b[J{}", table(path, &report, boot, shown))
             }
-            (false, _) => print!("{}", table(path, &stat, boot, verbose)),
+            (false, _) => print!("{}", table(path, &report, boot, shown)),
         }
         std::io::stdout().flush()?;
-        let code = damage(&stat);
+        let code = damage(&report.stat);
         let Some(TimeSpan(pause)) = watch else { return Ok(code) };
         std::thread::sleep(pause.max(SHORTEST_PAUSE));
     }
 }
 
-fn table(path: &Path, stat: &PoolStat, boot: u64, verbose: bool) -> String {
+fn counters(report: &Inspection, shown: Shown) -> Result<serde_json::Value, Failure> {
+    let mut counters = serde_json::to_value(&report.stat)?;
+    if shown.messages {
+        let pair = |((from, to), pair): (&(String, String), &PairStat)| {
+            let mut pair = serde_json::to_value(pair)?;
+            (pair["from"], pair["to"]) = (from.as_str().into(), to.as_str().into());
+            Ok(pair)
+        };
+        counters["by_pair"] = report.pairs.iter().map(pair).collect::<Result<_, Failure>>()?;
+    }
+    Ok(counters)
+}
+
+fn table(path: &Path, report: &Inspection, boot: u64, shown: Shown) -> String {
+    let Shown { verbose, messages, .. } = shown;
+    let stat = &report.stat;
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
-            shown(path),
+            self::shown(path),
             bytes(stat.bytes),
             bytes(stat.metadata_bytes)
         ),
@@ -332,7 +360,14 @@ fn table(path: &Path, stat: &PoolStat, boot: u64, verbose: bool) -> String {
     for (job, held) in &stat.jobs {
         lines.push(format!("job {job}: {}", bytes(*held)));
     }
+    for (of, held) in &stat.uses {
+        lines.push(format!("{of}: {}", bytes(*held)));
+    }
     lines.extend(endpoints(stat));
+    lines.extend(pairs(stat));
+    if messages {
+        lines.extend(each_endpoint_and_pair(report));
+    }
     lines.join("\n") + "\n"
 }
 
@@ -347,6 +382,38 @@ fn endpoints(stat: &PoolStat) -> Option<String> {
         bytes(total),
         bytes(most)
     ))
+}
+
+/// What the pairs have that have talked, each direction for itself.
+fn pairs(stat: &PoolStat) -> Option<String> {
+    let PairsStat { pairs, with_rings, bytes: total, most_bytes, .. } = stat.pairs;
+    let average = total.checked_div(pairs)?;
+    Some(format!(
+        "{pairs} directions of pairs: {} in all, {} on average, {} at most for one; {with_rings} have a ring of their own",
+        bytes(total),
+        bytes(average),
+        bytes(most_bytes)
+    ))
+}
+
+fn each_endpoint_and_pair(report: &Inspection) -> impl Iterator<Item = String> {
+    let endpoints = report.stat.endpoints.iter().map(|(name, end)| {
+        format!(
+            "{name}: {}, of it {} small rings, {} send buffers, {} rings of pairs",
+            bytes(end.bytes),
+            bytes(end.small_ring_bytes),
+            bytes(end.send_buffer_bytes),
+            bytes(end.ring_bytes)
+        )
+    });
+    let pairs = report.pairs.iter().map(|((from, to), pair)| {
+        format!(
+            "{from} to {to}: {} small ring, {} ring of its own",
+            bytes(pair.small_ring_bytes),
+            bytes(pair.ring_bytes)
+        )
+    });
+    endpoints.chain(pairs)
 }
 
 /// Of a list so many are named.

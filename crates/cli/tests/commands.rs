@@ -10,6 +10,7 @@ use polder_attach::settings::Settings;
 use polder_mem::Memory;
 use polder_mem::testing::{Running, Scratch, expect_nothing_left};
 use polder_pool::PoolError;
+use polder_pool::endpoint::{Endpoint, EndpointOptions, Label};
 use polder_pool::kv::{Cache, Identity, Options};
 use serde_json::Value;
 
@@ -129,6 +130,57 @@ fn the_room_of_a_host_that_is_gone_comes_back_by_a_flush_of_its_blocks_alone() {
     assert!(desk.say("kv flush llm --of-host 1").contains("host 1 gave back 0"));
     assert!(desk.refusal("kv flush other --of-host 2").contains("/kv/other"));
     assert_eq!(put(1, 3), 1);
+}
+
+#[test]
+fn the_memory_of_messages_is_shown_by_kind_by_endpoint_and_by_pair() {
+    let desk = Desk::new();
+    desk.say("pool format --size 32MiB --hosts 2 --processes 4");
+    let sessions = [0, 1].map(|host| desk.session(Some(host), 7));
+    let open = |host: usize| Endpoint::open(Arc::clone(sessions[host].pool()), EndpointOptions::default());
+    let mut ends: Vec<Endpoint<_, Vec<u8>, ()>> = [0, 1, 1].map(|host| open(host).unwrap()).into();
+    let label = Label { kind: 1, tag: 0, data: None };
+    // All say something to the first, and the second sends it a long message, for which the pair gets a ring.
+    let to = ends[0].address();
+    for end in &mut ends[1..] {
+        let peer = end.connect(to);
+        end.inject(peer, label, b"short").unwrap();
+    }
+    ends[1].send(0, label, vec![7; 1000], ()).unwrap();
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json --messages")).unwrap();
+    let bytes = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {counters}"));
+    let [first, second] = ["/endpoint/7/0.0", "/endpoint/7/1.0"].map(|name| &counters["endpoints"][name]);
+    assert_eq!((&first["rings"], &second["rings"]), (&0.into(), &1.into()));
+    let ring = bytes(&second["ring_bytes"]);
+    assert!(ring > 8 * (64 << 10) && ring == bytes(&counters["uses"]["rings of pairs"]), "{counters}");
+    let small: u64 =
+        counters["endpoints"].as_object().unwrap().values().map(|end| bytes(&end["small_ring_bytes"])).sum();
+    assert_eq!(small, bytes(&counters["uses"]["small rings"]));
+    let all: u64 = counters["uses"].as_object().unwrap().values().map(bytes).sum();
+    assert_eq!(all, bytes(&counters["object_bytes"]), "every byte is of one use");
+    let pairs = counters["by_pair"].as_array().unwrap();
+    let of = |pair: &Value| (pair["from"].clone(), pair["to"].clone(), bytes(&pair["ring_bytes"]));
+    let wanted = [("/endpoint/7/1.0", ring), ("/endpoint/7/1.1", 0)];
+    assert_eq!(
+        pairs.iter().map(of).collect::<Vec<_>>(),
+        wanted.map(|(from, ring)| (from.into(), "/endpoint/7/0.0".into(), ring))
+    );
+    assert_eq!((&counters["pairs"]["pairs"], &counters["pairs"]["with_rings"]), (&2.into(), &1.into()));
+    let block = bytes(&pairs[1]["small_ring_bytes"]);
+    assert!(block > 0 && bytes(&counters["pairs"]["bytes"]) == 2 * block + ring, "{counters}");
+    let shown = desk.say("pool stat --messages");
+    assert!(
+        shown.contains("2 directions of pairs: ") && shown.contains("1 have a ring of their own"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("/endpoint/7/1.1 to /endpoint/7/0.0: 1.8 KiB small ring, 0 B ring of its own"),
+        "{shown}"
+    );
+    assert!(!desk.say("pool stat").contains(" to /endpoint"), "pairs are listed when they are asked for");
+    drop(ends);
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    assert_eq!((&counters["pairs"]["pairs"], &counters["by_pair"]), (&0.into(), &Value::Null));
 }
 
 #[test]

@@ -132,6 +132,12 @@ impl Memory for AnyMemory {
 
     #[inline(always)]
     #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        inner!(self, memory => memory.store_byte(at, value))
+    }
+
+    #[inline(always)]
+    #[track_caller]
     fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
         inner!(self, memory => memory.load_line(at))
     }

@@ -42,6 +42,19 @@ pub fn words<M: Memory>(memory: &M) {
         memory.invalidate(Offset(0), 2 * LINE);
         memory.fence_invalidations();
     }
+    for byte in 0..LINE {
+        memory.store_byte(Offset(LINE) + (byte * 5) % LINE, ((byte * 5) % LINE) as u8);
+    }
+    memory.write_back(Offset(LINE), 1);
+    memory.mfence();
+    memory.invalidate(Offset(LINE), 1);
+    memory.fence_invalidations();
+    for (index, word) in (0..).zip(memory.load_line(Offset(LINE)).expect("good memory")) {
+        let bytes: [u8; 8] = std::array::from_fn(|byte| index * 8 + byte as u8);
+        assert_eq!(word, u64::from_le_bytes(bytes), "bytes of word {index} of a line");
+    }
+    assert_eq!(memory.load(Offset(LINE - 8)), Ok(8), "the word before the bytes");
+    assert_eq!(memory.load(Offset(2 * LINE)), memory.load_line(Offset(2 * LINE)).map(|words| words[0]));
     let last = Offset(memory.bytes() - 8);
     memory.store(last, 7);
     assert_eq!(memory.load(last), Ok(7));

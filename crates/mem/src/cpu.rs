@@ -23,7 +23,7 @@ use x86_64 as own;
 
 pub(crate) use own::{
     Copier, STREAM, compiler_fence, fault_rows, flush, interrupted, land, load, load_line, mfence, sfence,
-    store, store_line, store_load_fence, store_nt,
+    store, store_byte, store_line, store_load_fence, store_nt,
 };
 pub use own::{Cpu, Flush};
 

@@ -23,6 +23,38 @@ pub struct HeapShape {
     pub bells: u32,
 }
 
+/// What a process did to a region so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeapCounts {
+    /// Loads of a word or of a whole line; a copy loads words.
+    pub loads: u64,
+    /// Stores of a word, of a part of one, or of a whole line; a copy stores words.
+    pub stores: u64,
+    /// Lines that were to be written back or invalidated.
+    pub flushes: u64,
+    /// Fences.
+    pub fences: u64,
+}
+
+impl HeapCounts {
+    /// All operations.
+    #[must_use]
+    pub const fn all(self) -> u64 {
+        self.loads + self.stores + self.flushes + self.fences
+    }
+
+    /// What was done since `before`.
+    #[must_use]
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            loads: self.loads - before.loads,
+            stores: self.stores - before.stores,
+            flushes: self.flushes - before.flushes,
+            fences: self.fences - before.fences,
+        }
+    }
+}
+
 /// One process's view of a region that lives in ordinary memory and is coherent.
 ///
 /// The slot is held until the last clone of the handle is dropped.
@@ -53,6 +85,16 @@ struct Process {
     shared: Arc<Shared>,
     host: u16,
     slot: ProcessSlot,
+    counts: Counters,
+}
+
+/// The counters of one process.
+#[derive(Default)]
+struct Counters {
+    loads: AtomicU64,
+    stores: AtomicU64,
+    flushes: AtomicU64,
+    fences: AtomicU64,
 }
 
 #[derive(Default)]
@@ -95,8 +137,18 @@ impl Heap {
         let state = shared.slot(host, slot).expect("a slot of this heap's shape");
         assert!(!state.held.swap(true, Ordering::SeqCst), "slot {} of host {host} is held", slot.0);
         state.ever.store(true, Ordering::SeqCst);
-        let process = Arc::new(Process { shared: Arc::clone(&shared), host, slot });
+        let counts = Counters::default();
+        let process = Arc::new(Process { shared: Arc::clone(&shared), host, slot, counts });
         Self { shared, process }
+    }
+
+    /// What this process did to the region so far.
+    #[must_use]
+    pub fn counts(&self) -> HeapCounts {
+        let Counters { loads, stores, flushes, fences } = &self.process.counts;
+        let [loads, stores, flushes, fences] =
+            [loads, stores, flushes, fences].map(|count| count.load(Ordering::Relaxed));
+        HeapCounts { loads, stores, flushes, fences }
     }
 
     #[track_caller]
@@ -124,6 +176,7 @@ impl Heap {
             bytes[skip..skip + part.len()].copy_from_slice(part);
             Some(u64::from_le_bytes(bytes))
         };
+        count(&self.process.counts.stores, 1);
         word.fetch_update(Ordering::Release, Ordering::Relaxed, mixed).expect("the update always applies");
     }
 }
@@ -139,12 +192,37 @@ impl Memory for Heap {
 
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {
+        count(&self.process.counts.loads, 1);
         Ok(self.word(at).load(Ordering::Acquire))
     }
 
     #[track_caller]
+    fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
+        count(&self.process.counts.loads, 1);
+        let mut words = [0; 8];
+        for (index, word) in (0..).zip(&mut words) {
+            *word = self.word(at.word(index)).load(Ordering::Acquire);
+        }
+        Ok(words)
+    }
+
+    #[track_caller]
     fn store(&self, at: Offset, value: u64) {
+        count(&self.process.counts.stores, 1);
         self.word(at).store(value, Ordering::Release);
+    }
+
+    #[track_caller]
+    fn store_line(&self, at: Offset, words: &[u64; 8]) {
+        count(&self.process.counts.stores, 1);
+        for index in (1..8).chain([0]) {
+            self.word(at.word(index)).store(words[index as usize], Ordering::Release);
+        }
+    }
+
+    #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        self.store_part(at, &[value]);
     }
 
     #[track_caller]
@@ -200,22 +278,27 @@ impl Memory for Heap {
     #[track_caller]
     fn write_back(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes(), at, bytes);
+        count(&self.process.counts.flushes, lines(at, bytes));
     }
 
     #[track_caller]
     fn invalidate(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes(), at, bytes);
+        count(&self.process.counts.flushes, lines(at, bytes));
     }
 
     fn sfence(&self) {
+        count(&self.process.counts.fences, 1);
         fence(Ordering::Release);
     }
 
     fn mfence(&self) {
+        count(&self.process.counts.fences, 1);
         fence(Ordering::SeqCst);
     }
 
     fn fence_invalidations(&self) {
+        count(&self.process.counts.fences, 1);
         fence(Ordering::Acquire);
     }
 
@@ -318,6 +401,15 @@ impl HeapBell {
     fn read(&self) -> u32 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn count(of: &AtomicU64, more: u64) {
+    of.fetch_add(more, Ordering::Relaxed);
+}
+
+/// Lines that hold a byte of `[at, at + bytes)`.
+fn lines(at: Offset, bytes: u64) -> u64 {
+    if bytes == 0 { 0 } else { (at.0 + bytes).div_ceil(LINE) - at.0 / LINE }
 }
 
 fn zeros(count: usize) -> Box<[AtomicU64]> {

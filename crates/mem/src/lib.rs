@@ -43,7 +43,7 @@ pub use cpu::{Cpu, Flush};
 pub use fault::host_file_lost;
 pub use fold::{BLOCK, Fold};
 pub use fork::forks;
-pub use heap::{Heap, HeapShape};
+pub use heap::{Heap, HeapCounts, HeapShape};
 pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};

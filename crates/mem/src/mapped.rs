@@ -187,6 +187,15 @@ impl<L: Lines> Memory for Mapped<L> {
 
     #[inline(always)]
     #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        bounds::range(self.bytes, at, 1);
+        // SAFETY: `at` is a byte of the region.
+        let good = unsafe { cpu::store_byte(self.at(at), value) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    #[track_caller]
     fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
         bounds::line(self.bytes, at);
         // SAFETY: `at` is a line of the region.

@@ -151,6 +151,11 @@ pub trait Memory: Clone {
     #[track_caller]
     fn store(&self, at: Offset, value: u64);
 
+    /// Stores the byte at `at` into this host's cache, and leaves the other bytes of its word alone, also where other processes of the
+    /// host store them at the same time.
+    #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8);
+
     /// Loads the words of the line at `at`, one by one, the first one first.
     ///
     /// # Errors

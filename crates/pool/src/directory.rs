@@ -328,7 +328,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         Extents(site).release_intent(stripe.index);
         self.clear_intent(stripe.index);
         let Header { name, note, .. } = header;
-        Ok(Object { name, note, at: record.data(), bytes, generation, owner, held })
+        Ok(Object { name, note, at: record.data(), bytes, generation, owner, slot, held })
     }
 
     /// Takes the extent of a new entry, from chunks that this host holds or claims now.
@@ -460,8 +460,9 @@ impl<'a, M: Memory> Directory<'a, M> {
                 continue;
             };
             Opens(self.site).announce(held, sight.announcement());
-            if let Some(Header { name, note, bytes, generation, owner, .. }) = self.admit(name, &sight)? {
-                return Ok(Object { name, note, at: sight.record.data(), bytes, generation, owner, held });
+            if let Some(Header { name, note, bytes, generation, owner, slot }) = self.admit(name, &sight)? {
+                let at = sight.record.data();
+                return Ok(Object { name, note, at, bytes, generation, owner, slot, held });
             }
             watch.wait_or(&self.site, || corrupt(self.site.layout.entry(sight.host, sight.slot)))?;
         }
@@ -539,6 +540,17 @@ impl<'a, M: Memory> Directory<'a, M> {
     pub(crate) fn is_live(&self, name: &Name<'_>, owner: u16, generation: u64) -> Result<bool, PoolError> {
         let scan = self.scan(&Key::new(&self.site, name.hash()))?;
         Ok(scan.object().map_or(!scan.unclear.is_empty(), |sight| sight.is(owner, generation)))
+    }
+
+    /// Whether the entry in this slot of `owner` is that of a live object of this generation, as far as one look says: a line that cannot
+    /// be read may be. That another host has destroyed it is not seen before its owner knows.
+    // SYNC: pairs with the `line::announce` of `Directory::condemn`.
+    pub(crate) fn stands(&self, owner: u16, slot: u32, generation: u64) -> Result<bool, PoolError> {
+        Ok(match self.read_entry(owner, slot)? {
+            Some(Entry::Object(State::Live, record)) => record.generation == generation,
+            Some(_) => false,
+            None => true,
+        })
     }
 
     fn destroy_if(&self, name: &Name<'_>, wanted: impl Fn(&Sight) -> bool) -> Result<(), PoolError> {

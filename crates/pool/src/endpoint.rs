@@ -27,7 +27,7 @@ mod stock;
 mod watch;
 mod wire;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,18 +37,21 @@ use slab::Slab;
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
 use self::place::Blocks;
-pub(crate) use self::place::{create_ring, find_ring, receivers_of};
+pub(crate) use self::place::{SmallRings, create_ring, find_ring, receivers_of};
 use self::stock::Stock;
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, UNASKED, buffer_of, offer_of, words_of};
 use crate::format::Geometry;
 use crate::ring::{Envelope, INLINE, RingShape};
+use crate::summary::MOST_SLOTS;
 use crate::{Pool, PoolError};
 
 /// An endpoint that is called seldom checks its peers after so long, and looks at the clock once in so many calls.
 const LOOK: Duration = Duration::from_secs(1);
 const CALLS_A_GLANCE: u32 = 64;
+/// Peers of which it asks whether they live, when a second is not over.
+const ASKED: usize = 64;
 
 /// What a message that nobody received costs beside its bytes.
 const OVERHEAD: u64 = 64;
@@ -236,8 +239,8 @@ pub struct EndpointOptions {
     pub in_place_bytes: u64,
     /// How long [`Endpoint::close`] waits for a peer to come for its messages.
     pub timeout: Duration,
-    /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of, if a second is not over
-    /// before that.
+    /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of, 64 of them in turn. It asks of
+    /// all when a second is over.
     pub calls_a_look: u32,
     /// Calls of [`Endpoint::progress`] in vain after which it looks for senders that are new, at most.
     pub calls_a_search: u32,
@@ -383,6 +386,8 @@ pub struct Endpoint<M: Memory, B, C> {
     met: usize,
     /// When it asks who died, though the calls be few.
     look_at: Nanos,
+    /// The peer of which it asks next.
+    asks: usize,
     sent_bytes: u64,
     taken: u64,
 }
@@ -391,8 +396,14 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Makes an endpoint, which others find from here on.
     ///
     /// # Errors
-    /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; those of [`Pool::create`].
+    /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; [`PoolError::Argument`] when its two rings have more slots
+    /// than a byte of the news counts; those of [`Pool::create`].
     pub fn open(pool: Arc<Pool<M>>, options: EndpointOptions) -> Result<Self, PoolError> {
+        let slots = options.ring.slots() + options.small_ring.slots();
+        if slots > MOST_SLOTS {
+            let (what, value) = ("the slots of both rings of a pair", slots.to_string());
+            return Err(PoolError::Argument { what, value, expected: "give at most 255 together" });
+        }
         let stock = Stock::open(&pool, &options)?;
         let inlets = Inlets::new(&pool, stock.map(), stock.address, &options);
         let now = pool.memory().now();
@@ -412,6 +423,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             calls: 0,
             met: 0,
             look_at: now + LOOK,
+            asks: 0,
             sent_bytes: 0,
             taken: 0,
         })
@@ -690,12 +702,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             }
         }
         self.calls += 1;
-        if self.calls >= self.options.calls_a_look || self.is_place_taken_again() || self.is_time_to_look() {
+        let is_taken_again = self.is_place_taken_again();
+        if self.calls >= self.options.calls_a_look || is_taken_again || self.is_time_to_look() {
             self.calls = 0;
             let now = self.pool.memory().now();
-            self.look_at = now + LOOK;
             self.look_for_the_idle(now);
-            self.look_for_the_dead()?;
+            let asks_all = is_taken_again || now >= self.look_at;
+            if now >= self.look_at {
+                self.look_at = now + LOOK;
+            }
+            self.look_for_the_dead(if asks_all { self.peers.len() } else { ASKED })?;
         }
         Ok(())
     }
@@ -1021,13 +1037,21 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     }
 
     /// Fails what a dead peer would have had to do, and lets go of one whose place another has taken: its name has room for few
-    /// that are gone and held open.
-    fn look_for_the_dead(&mut self) -> Result<(), PoolError> {
+    /// that are gone and held open. Asks of so many peers at most, in turn.
+    fn look_for_the_dead(&mut self, most: usize) -> Result<(), PoolError> {
         self.pool.check_membership()?;
-        for number in 0..self.peers.len() as u32 {
-            if self.peers[number as usize].broken.is_none()
-                && (self.waits_for(number) || self.is_followed(number))
-                && let Err(error) = self.peers[number as usize].check(&self.pool)
+        let awaited = self.awaited();
+        for _ in 0..most.min(self.peers.len()) {
+            let index = self.asks % self.peers.len();
+            self.asks = index + 1;
+            let peer = &mut self.peers[index];
+            let number = index as u32;
+            if peer.broken.is_none()
+                && (awaited.contains(&number)
+                    || peer.is_owing()
+                    || peer.is_sending()
+                    || self.is_followed(number))
+                && let Err(error) = self.peers[index].check(&self.pool)
             {
                 self.lose(number, &error)?;
             }
@@ -1035,11 +1059,11 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         Ok(())
     }
 
-    fn waits_for(&mut self, number: u32) -> bool {
-        self.peers[number as usize].is_owing()
-            || self.peers[number as usize].is_sending()
-            || self.posted.iter().any(|posted| posted.filter.from == Some(number))
-            || self.receiving.iter().any(|(_, receiving)| receiving.arrival.from == number)
+    /// The peers of which a receive awaits something.
+    fn awaited(&self) -> BTreeSet<u32> {
+        let posted = self.posted.iter().filter_map(|posted| posted.filter.from);
+        let receiving = self.receiving.iter().map(|(_, receiving)| receiving.arrival.from);
+        posted.chain(receiving).collect()
     }
 
     /// Whether a later endpoint at the place of this one is known.

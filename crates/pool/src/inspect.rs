@@ -3,6 +3,8 @@
 //! The inspection writes nothing, takes no lock and trusts no byte. A pool in use may change meanwhile. So a torn line is
 //! read again before it is called damaged, and an object is skipped if its entry went away.
 
+mod messages;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -15,9 +17,10 @@ use crate::line::{self, Words};
 use crate::membership::{HostLine, HostState, Process, ProcessState};
 use crate::name::Name;
 use crate::object::Header;
-use crate::purpose::Use;
 use crate::view::{View, Views};
 use crate::{PoolError, chunks, word};
+
+pub use messages::{EndpointStat, PairStat, PairsStat};
 
 /// What is in a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -53,18 +56,12 @@ pub struct PoolStat {
     pub hosts: Vec<HostStat>,
     /// Bytes that each job holds in live objects.
     pub jobs: BTreeMap<u64, u64>,
+    /// Bytes of live objects by what they are for.
+    pub uses: BTreeMap<&'static str, u64>,
     /// What each endpoint has, by its name.
     pub endpoints: BTreeMap<String, EndpointStat>,
-}
-
-/// What an endpoint has in a pool: its objects, and the rings on which it sends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct EndpointStat {
-    /// Bytes of its objects, and of the rings that pairs have for themselves on which it sends.
-    pub bytes: u64,
-    /// Those rings.
-    pub rings: u64,
+    /// The pairs of endpoints that have talked.
+    pub pairs: PairsStat,
 }
 
 /// What a host has in a pool.
@@ -127,6 +124,8 @@ pub struct Inspection {
     pub stat: PoolStat,
     /// The live objects, by name.
     pub objects: Vec<ObjectStat>,
+    /// What each pair of endpoints has that talked, by sender and receiver.
+    pub pairs: BTreeMap<(String, String), PairStat>,
     /// What is damaged; empty in a pool that is whole.
     pub problems: Vec<Problem>,
 }
@@ -144,12 +143,13 @@ pub fn inspect<M: Memory>(memory: &M) -> Result<Inspection, PoolError> {
         inspector.read_host(host)?;
     }
     inspector.judge_objects()?;
+    let pairs = inspector.count_messages()?;
     inspector.stat.unclaimed_bytes = inspector.holders.iter().filter(|holder| holder.is_none()).count()
         as u64
         * layout.geometry().chunk_bytes;
     inspector.objects.sort_by(|one, other| one.name.cmp(&other.name));
     let Inspector { stat, objects, problems, .. } = inspector;
-    Ok(Inspection { stat, objects, problems })
+    Ok(Inspection { stat, objects, pairs, problems })
 }
 
 struct Inspector<'a, M: Memory> {
@@ -198,7 +198,9 @@ impl<'a, M: Memory> Inspector<'a, M> {
             damaged: 0,
             hosts: vec![],
             jobs: BTreeMap::new(),
+            uses: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+            pairs: PairsStat::default(),
         };
         let holders = vec![None; layout.chunks() as usize];
         Self {
@@ -435,16 +437,6 @@ impl<'a, M: Memory> Inspector<'a, M> {
         self.stat.object_bytes += record.bytes;
         self.stat.header_bytes += u64::from(record.header_lines) * LINE;
         *self.stat.jobs.entry(record.job).or_default() += record.bytes;
-        let (endpoint, rings) = match Use::of(&header.name, record.job) {
-            Some(Use::Endpoint) => (Some(header.name.clone()), 0),
-            Some(Use::Blocks((name, _))) => (Some(name), 0),
-            Some(Use::Ring([_, (name, _)])) => (Some(name), 1),
-            Some(Use::Segment(_) | Use::Memory(_)) | None => (None, 0),
-        };
-        if let Some(name) = endpoint {
-            let stat = self.stat.endpoints.entry(name).or_default();
-            (stat.bytes, stat.rings) = (stat.bytes + record.bytes, stat.rings + rings);
-        }
         self.objects.push(ObjectStat {
             name: header.name,
             bytes: record.bytes,
@@ -501,7 +493,7 @@ mod tests {
             pool.close(pool.create(&format!("/two/{number}"), 10_000).unwrap());
         }
         pools[0].destroy("/one/1").unwrap();
-        let Inspection { stat, objects, problems } = inspect(&heap).unwrap();
+        let Inspection { stat, objects, problems, .. } = inspect(&heap).unwrap();
         assert_eq!(problems, []);
         let names: Vec<_> = objects.iter().map(|object| object.name.as_str()).collect();
         assert_eq!(names, ["/one/0", "/two/0", "/two/1"]);
@@ -529,7 +521,7 @@ mod tests {
                 let word = at.word(bit / 64);
                 let flipped = memory.load(word).unwrap() ^ 1 << (bit % 64);
                 memory.store(word, flipped);
-                let Inspection { stat, objects, problems } = inspect(&memory).unwrap();
+                let Inspection { stat, objects, problems, .. } = inspect(&memory).unwrap();
                 memory.store(word, flipped ^ 1 << (bit % 64));
                 assert!(
                     problems.iter().any(|problem| problem.offset == at.0),

@@ -48,7 +48,9 @@ use wait::watch;
 
 pub use collectives::{Buffers, Operation};
 pub use error::{Peer, PoolError};
-pub use inspect::{EndpointStat, HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
+pub use inspect::{
+    EndpointStat, HostStat, Inspection, ObjectStat, PairStat, PairsStat, PoolStat, Problem, inspect,
+};
 pub use jobs::SweepReport;
 pub use layout::contents::expect_vacant;
 pub use layout::format::VERSION as FORMAT_VERSION;

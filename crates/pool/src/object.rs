@@ -60,6 +60,8 @@ pub struct Object {
     pub(crate) bytes: u64,
     pub(crate) generation: u64,
     pub(crate) owner: u16,
+    /// Its entry's, in the directory of its owner.
+    pub(crate) slot: u32,
     /// The announcement word that holds it open.
     pub(crate) held: u32,
 }
@@ -338,6 +340,7 @@ mod tests {
             bytes: 10,
             generation: 1,
             owner: 0,
+            slot: 0,
             held: 0,
         };
         let refused = object.read_at(&heap(), 4, &mut [0; 7]).unwrap_err().to_string();

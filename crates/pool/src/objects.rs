@@ -94,6 +94,14 @@ impl<M: Memory> Pool<M> {
         self.directory().is_live(&Name::parse(name)?, owner, generation)
     }
 
+    /// Whether the entry in this slot of `owner` is that of a live object of this generation, as far as one look at it says.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub(crate) fn stands(&self, owner: u16, slot: u32, generation: u64) -> Result<bool, PoolError> {
+        self.directory().stands(owner, slot, generation)
+    }
+
     /// Lets go of an object and destroys it, unless its name is another's by now.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ pub(crate) struct SharedObject {
     pub(crate) key: (String, u64),
     at: Offset,
     bytes: u64,
+    slot: u32,
 }
 
 impl SharedObject {
@@ -44,13 +45,18 @@ impl SharedObject {
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// The slot of its entry, in the directory of its owner.
+    pub(crate) const fn slot(&self) -> u32 {
+        self.slot
+    }
 }
 
 impl Held {
     /// One more user.
     pub(crate) fn take(&mut self) -> SharedObject {
         self.users += 1;
-        let Object { name, generation, at, bytes, .. } = &self.object;
-        SharedObject { key: (name.clone(), *generation), at: *at, bytes: *bytes }
+        let Object { name, generation, at, bytes, slot, .. } = &self.object;
+        SharedObject { key: (name.clone(), *generation), at: *at, bytes: *bytes, slot: *slot }
     }
 }

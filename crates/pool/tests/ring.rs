@@ -348,7 +348,7 @@ fn a_message_longer_than_the_consumer_takes_is_corrupt() {
     assert_eq!(long, PoolError::Corrupt { offset: LINES, what: "ring message length" });
 }
 
-/// Rings from hosts 0, 1, … to the last host, each with its word in the summary line.
+/// Rings from hosts 0, 1, … to the last host, each with its byte in a summary line.
 fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbox<Heap, Alive>) {
     let shape = RingShape::new(4, 64).unwrap();
     let last = memories.len() - 1;
@@ -361,8 +361,8 @@ fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbo
         let intake = link(&memories[last], last as u16, host as u16);
         let mut consumer = Consumer::new(memories[last].clone(), shape, place, intake);
         if summaries {
-            let word = SUMMARY.lines(host as u64);
-            (producer, consumer) = (producer.with_summary(word, 0), consumer.with_summary(word));
+            let byte = SUMMARY.lines(host as u64) + host as u64;
+            (producer, consumer) = (producer.with_summary(byte, 0), consumer.with_summary(byte));
         }
         producers.push(producer);
         consumers.push(consumer);
@@ -396,8 +396,8 @@ fn an_inbox_names_a_dead_sender_once_and_goes_on_with_the_others() {
         let (mut producers, mut inbox) = star(&memories, summaries);
         let receiver = memories.pop().unwrap();
         assert!(producers[0].try_push(1, 5, b"last words").unwrap());
-        // As if it had died between the header and the word that counts it.
-        memories[0].store(SUMMARY, 0);
+        // As if it had died between the header and the byte that counts it.
+        memories[0].store_byte(SUMMARY, 0);
         drop((producers.remove(0), memories.remove(0)));
         let mut into = Vec::new();
         assert_eq!(inbox.next(&mut into, soon(&receiver)).unwrap().0, 0);

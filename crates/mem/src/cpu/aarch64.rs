@@ -106,6 +106,16 @@ pub(crate) unsafe fn store(at: *mut u64, value: u64) -> bool {
     unsafe { access!("2: stlr {value}, [{at}]"; "x9"; at = in(reg) at, value = in(reg) value) }
 }
 
+/// Stores a byte; false when the memory failed and the store was skipped.
+///
+/// # Safety
+/// `at` lies in a live, writable mapping.
+#[inline(always)]
+pub(crate) unsafe fn store_byte(at: *mut u8, value: u8) -> bool {
+    // SAFETY: writes the byte that the caller vouches for; a fault lands behind the store with x9 = 1.
+    unsafe { access!("2: stlrb {value:w}, [{at}]"; "x9"; at = in(reg) at, value = in(reg) u32::from(value)) }
+}
+
 /// Loads the words of a line, the first one first; `None` when the memory failed.
 ///
 /// # Safety

@@ -135,6 +135,16 @@ pub(crate) unsafe fn store(at: *mut u64, value: u64) -> bool {
     unsafe { access!("2: mov qword ptr [{at}], {value}"; "r11"; at = in(reg) at, value = in(reg) value) }
 }
 
+/// Stores a byte; false when the memory failed and the store was skipped.
+///
+/// # Safety
+/// `at` lies in a live, writable mapping.
+#[inline(always)]
+pub(crate) unsafe fn store_byte(at: *mut u8, value: u8) -> bool {
+    // SAFETY: writes the byte that the caller vouches for; a fault lands behind the store with r11 = 1.
+    unsafe { access!("2: mov byte ptr [{at}], {value}"; "r11"; at = in(reg) at, value = in(reg_byte) value) }
+}
+
 /// Loads the words of a line, the first one first; `None` when the memory failed.
 ///
 /// # Safety

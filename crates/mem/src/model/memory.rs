@@ -322,6 +322,18 @@ impl Memory for ModelMemory {
     }
 
     #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        let mut state = self.turn(false);
+        let word = state.word_index(at.0 & !7, "store_byte");
+        let me = state.current;
+        state.record(me, "store_byte", Some(at.0), value.into(), Some(Location::caller()));
+        if !state.store_fault(word) {
+            let byte = at.0 % 8;
+            Self::store_word(&mut state, word, 1 << byte, u64::from(value) << (8 * byte), false);
+        }
+    }
+
+    #[track_caller]
     fn store_nt(&self, at: Offset, value: u64) {
         self.store_one(at, value, true, Location::caller());
     }

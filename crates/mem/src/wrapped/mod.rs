@@ -214,6 +214,12 @@ impl Memory for Wrapped {
     }
 
     #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        self.operations.next();
+        inner!(self, memory => memory.store_byte(at, value));
+    }
+
+    #[track_caller]
     fn store_nt(&self, at: Offset, value: u64) {
         self.operations.next();
         self.charge(8);

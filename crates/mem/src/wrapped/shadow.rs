@@ -254,6 +254,21 @@ impl Memory for Shadow {
     }
 
     #[track_caller]
+    fn store_byte(&self, at: Offset, value: u8) {
+        bounds::range(self.bytes(), at, 1);
+        let Some(cache) = self.cache() else { return self.region.store_byte(at, value) };
+        let mut held = cache.hold((at.0 / LINE) as usize);
+        match held.fill() {
+            Ok(()) => {
+                let (index, skip) = ((at.0 % LINE / 8) as usize, (at.0 % LINE) as usize);
+                held.change(index, |old| patched(old, index * 8, skip, &[value]));
+            }
+            // As above.
+            Err(_) => self.region.store_byte(at, value),
+        }
+    }
+
+    #[track_caller]
     fn store_nt(&self, at: Offset, value: u64) {
         bounds::word(self.bytes(), at);
         if let Some(cache) = self.cache() {

@@ -75,7 +75,8 @@ impl<M: Memory> Directory<'_, M> {
         let [condemned, tombstones] = [Marks::Condemned, Marks::Tombstones].map(|kind| words.marks(kind));
         let marks = condemned.all().chain(tombstones.all());
         let intents = (0..words.stripes()).flat_map(|stripe| [0, 1].map(|word| words.intent(stripe, word)));
-        for word in singles.into_iter().chain(tags).chain(marks).chain(intents) {
+        let ports = site.slots().map(|slot| words.port(slot.0));
+        for word in singles.into_iter().chain(tags).chain(marks).chain(intents).chain(ports) {
             if site.get(word) != 0 {
                 site.set(word, 0);
             }

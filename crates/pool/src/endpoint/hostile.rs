@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, Offset, ProcessSlot};
+use polder_mem::{Heap, HeapShape, Memory, Offset, ProcessSlot};
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, news_base, ring_name};
+use super::place::{create_ring, ring_name, sender_said};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
@@ -70,13 +70,13 @@ pub fn drive(bytes: &[u8]) {
     let (_, place) = peer.stock.take_block(&pools[1], &options(), to, credits).expect("there is room");
     let producer =
         Producer::new(pools[1].memory().clone(), options().small_ring, place, link(&pools[1], 0, None));
-    let news = map.news_word(1, 0);
+    let news = map.news_byte(1, 0);
+    pools[1].memory().store(map.sender_word(1, 0), sender_said(peer.address().generation));
     peer.stock.has_buffers(&pools[1], &options()).expect("there is room");
     let (_, place) = peer.stock.take_buffer(&options()).expect("one is free");
-    let base = news_base(peer.address().generation);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);
-    converse(&mut victim, number, &mut producer.with_summary(news, base), place, &mut script);
+    converse(&mut victim, number, &mut producer.with_summary(news, 0), place, &mut script);
     pools[1].close(ring);
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use polder_mem::{Bell, LINE, Memory, Offset};
 
 use super::place::{
-    HeldEndpoint, Map, block_of, find_ring, hold_block, hold_buffers, hold_endpoint, news_base, realm_of,
-    ring_name, small_generation, split_news_word,
+    HeldEndpoint, Map, block_of, find_ring, generation_bits, hold_block, hold_buffers, hold_endpoint,
+    realm_of, ring_name, small_generation, split_word,
 };
 use super::stock::can_open_more;
 use super::wire::Shared;
@@ -23,6 +23,9 @@ use crate::{Peer, Pool, PoolError};
 const LOOKS_A_SEARCH: u32 = 64;
 /// With more senders an endpoint reads first which of them have news, and else looks at each.
 const LOOKED_AT: usize = 2;
+
+/// Words of a line.
+const WORDS: usize = (LINE / 8) as usize;
 
 /// Whoever pushes or pops here asks elsewhere whether its peer lives.
 pub(super) type Alive = fn() -> Result<(), PoolError>;
@@ -52,8 +55,8 @@ struct Inlet<M> {
     speaks_on_own: bool,
     /// Slots that were taken of other rings than the one on which it speaks.
     passed: u64,
-    /// What the sender's word of the news last said.
-    promised: u64,
+    /// What the sender's byte of the news last said.
+    promised: u8,
     /// It is among those that may have something.
     is_listed: bool,
     /// Its sender has left: another has its place.
@@ -62,9 +65,9 @@ struct Inlet<M> {
 }
 
 impl<M: Memory> Inlet<M> {
-    /// Whether its sender says that it has published more than was taken.
+    /// Whether its sender says that it has published more than was taken. It says less while its byte is on its way.
     fn promises(&self) -> bool {
-        self.promised >= self.passed.saturating_add(self.consumer.sequence())
+        self.promised != (self.passed + self.consumer.sequence() - 1) as u8
     }
 
     /// Whether a look may find something.
@@ -73,12 +76,12 @@ impl<M: Memory> Inlet<M> {
     }
 }
 
-/// A line of the news, with the words of up to eight senders.
+/// A line of the news, with the bytes of the senders of one host.
 struct NewsLine {
     at: Offset,
     /// What its words said when they were last read.
-    seen: [u64; SENDERS as usize],
-    /// The ring of the sender that has the word now.
+    seen: [u64; WORDS],
+    /// The ring of the sender that has the byte now.
     rings: [Option<usize>; SENDERS as usize],
 }
 
@@ -90,10 +93,10 @@ pub(super) struct Inlets<M> {
     rings: Vec<Inlet<M>>,
     /// The ring of each sender that was ever heard.
     heard: BTreeMap<Address, usize>,
-    /// The lines of the news that have the word of a sender that is heard, by where they lie.
+    /// The lines of the news that have the byte of a sender that is heard, by where they lie.
     news: BTreeMap<Offset, usize>,
     lines: Vec<NewsLine>,
-    /// From what on the sender counts that was heard last at each place.
+    /// The generation of the sender that was heard last at each place, as far as its word says that.
     met: BTreeMap<(u16, u16), u64>,
     /// The rings that may have something, and how many of them are left in this round.
     listed: VecDeque<usize>,
@@ -345,7 +348,7 @@ impl<M: Memory> Inlets<M> {
     }
 
     /// Reads afresh how much each sender says that it has published, with one fence for all.
-    // SYNC: sees what `Out::publish` of the producers stored in their words.
+    // SYNC: sees what `Out::publish` of the producers stored in their bytes.
     fn read_news(&mut self) -> Result<(), PoolError> {
         for line in &self.lines {
             // HARMLESS(invalidate -> write_back -> drop), the news of a ring: the next search reads it afresh.
@@ -354,22 +357,26 @@ impl<M: Memory> Inlets<M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
         self.memory.fence_invalidations();
         for line in &mut self.lines {
-            for (index, seen) in line.seen.iter_mut().enumerate() {
-                let word = self.memory.load(line.at.word(index as u64))?;
-                if std::mem::replace(seen, word) == word {
+            let seen = std::mem::replace(&mut line.seen, self.memory.load_line(line.at)?);
+            for (index, (before, now)) in seen.into_iter().zip(line.seen).enumerate() {
+                if before == now {
                     continue;
                 }
-                let Some(inlet) = line.rings[index] else {
-                    // A sender that is new.
-                    self.idle = self.looks_a_search;
-                    continue;
-                };
-                let (count, base) = split_news_word(word);
-                let ring = &mut self.rings[inlet];
-                // What the sender said last is not known once another speaks in its place.
-                ring.promised = if base == news_base(ring.sender.generation) { count } else { u64::MAX };
-                if !std::mem::replace(&mut ring.is_listed, true) {
-                    self.listed.push_back(inlet);
+                let bytes = before.to_le_bytes().into_iter().zip(now.to_le_bytes());
+                for ((before, said), inlet) in bytes.zip(&line.rings[index * 8..]) {
+                    if said == before {
+                        continue;
+                    }
+                    let Some(inlet) = *inlet else {
+                        // A sender that is new.
+                        self.idle = self.looks_a_search;
+                        continue;
+                    };
+                    let ring = &mut self.rings[inlet];
+                    ring.promised = said;
+                    if !std::mem::replace(&mut ring.is_listed, true) {
+                        self.listed.push_back(inlet);
+                    }
                 }
             }
         }
@@ -377,28 +384,28 @@ impl<M: Memory> Inlets<M> {
     }
 
     /// Opens the rings of senders that have begun to write since the last search.
-    // SYNC: sees what `Out::publish` stored with the first message, after the ring was made.
+    // SYNC: sees what `Outlet::open` stored before the first message, after the ring was made.
     pub(super) fn search(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         let geometry = *pool.layout().geometry();
         let present = pool.hosts_present()?;
         let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
         let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
         let words: Vec<_> =
-            ports.map(|(host, port)| ((host, port), self.own.news_word(host, port))).collect();
+            ports.map(|(host, port)| ((host, port), self.own.sender_word(host, port))).collect();
         for (_, word) in words.iter().filter(|(_, word)| word.0.is_multiple_of(LINE)) {
             self.memory.invalidate(*word, LINE);
         }
         // A process that goes to sleep after this has no other search: an older word would be a sender that it never hears.
-        // SYNC: pairs with `Out::publish`, as above.
+        // SYNC: pairs with `Outlet::open`, as above.
         self.memory.fence_invalidations();
         for (place, word) in words {
-            let (count, base) = split_news_word(self.memory.load(word)?);
-            if count == 0 || self.met.get(&place) == Some(&base) {
+            let (said, generation) = split_word(self.memory.load(word)?);
+            if said == 0 || self.met.get(&place) == Some(&generation) {
                 continue;
             }
-            match self.open(pool, place, (word, base)) {
+            match self.open(pool, place, generation) {
                 Ok(()) | Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => {
-                    self.met.insert(place, base);
+                    self.met.insert(place, generation);
                 }
                 // It may be heard when less is open, or a lock is free.
                 Err(error) => {
@@ -419,13 +426,8 @@ impl<M: Memory> Inlets<M> {
         Ok(block_of(self.memory.load(word)?, self.address.generation))
     }
 
-    fn open(
-        &mut self,
-        pool: &Pool<M>,
-        (host, port): (u16, u16),
-        (word, base): (Offset, u64),
-    ) -> Result<(), PoolError> {
-        let endpoint = hold_endpoint(pool, (host, port), |generation| news_base(generation) == base)?;
+    fn open(&mut self, pool: &Pool<M>, (host, port): (u16, u16), bits: u64) -> Result<(), PoolError> {
+        let endpoint = hold_endpoint(pool, (host, port), |generation| generation_bits(generation) == bits)?;
         let generation = endpoint.object.generation();
         let sender = Address { host, port, generation, realm: realm_of(pool) };
         if self.heard.contains_key(&sender) {
@@ -448,7 +450,7 @@ impl<M: Memory> Inlets<M> {
         };
         // Before the new ring shows itself there.
         let number = self.rings.len();
-        let before = self.put_in_line(word, number);
+        let before = self.put_in_line(self.own.news_byte(host, port), number);
         if let Some(before) = before {
             let ring = &mut self.rings[before];
             ring.left = true;
@@ -481,16 +483,16 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    /// Notes that the word of the news belongs to the sender of this ring; returns the ring of the one before.
-    fn put_in_line(&mut self, word: Offset, ring: usize) -> Option<usize> {
-        let at = word.line();
+    /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
+    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
+        let at = byte.line();
         let next = self.lines.len();
         let line = *self.news.entry(at).or_insert(next);
         if line == next {
-            self.lines.push(NewsLine { at, seen: [0; SENDERS as usize], rings: [None; SENDERS as usize] });
+            self.lines.push(NewsLine { at, seen: [0; WORDS], rings: [None; SENDERS as usize] });
         }
-        let index = ((word.0 - at.0) / 8) as usize;
-        self.lines[line].seen[index] = 0;
+        let index = (byte.0 - at.0) as usize;
+        self.lines[line].seen[index / 8] = 0;
         self.lines[line].rings[index].replace(ring)
     }
 }

@@ -6,9 +6,7 @@ use polder_mem::{Bell, Memory, Nanos, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{
-    HeldEndpoint, Map, create_ring, endpoint_name, hold_endpoint, news_base, realm_of, ring_name,
-};
+use super::place::{HeldEndpoint, Map, create_ring, hold_endpoint, realm_of, ring_name, sender_said};
 use super::stock::Stock;
 use super::wire::{Note, Shared, UNASKED, bytes_of, offered, piece_of};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, LOOK, Label, MessageBuffer, OVERHEAD, fail};
@@ -136,8 +134,8 @@ impl<M> OwnRing<M> {
 /// A peer, as one endpoint sees it.
 pub(super) struct PeerTraffic<M, B, C> {
     pub(super) address: Address,
-    /// Its process, once it was looked up.
-    process: Option<Process>,
+    /// Its process, and the slot of its endpoint's entry, once they were looked up.
+    seen: Option<(Process, u32)>,
     outlet: Option<Outlet<M>>,
     pub(super) control: VecDeque<Control>,
     pub(super) queue: VecDeque<Outgoing<B, C>>,
@@ -161,7 +159,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     pub(super) const fn new(address: Address) -> Self {
         Self {
             address,
-            process: None,
+            seen: None,
             outlet: None,
             control: VecDeque::new(),
             queue: VecDeque::new(),
@@ -252,7 +250,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         }
         if self.outlet.is_none() {
             let endpoint = find(pool, self.address)?;
-            self.process = Some(endpoint.process);
+            self.seen = Some((endpoint.process, endpoint.object.slot()));
             self.outlet = Some(Outlet::open(pool, options, stock, self.address, endpoint)?);
         }
         loop {
@@ -485,14 +483,15 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     }
 
     fn expect_alive(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
-        let Address { host, port, generation, .. } = self.address;
-        let Some(process) = self.process else {
+        let Address { host, generation, .. } = self.address;
+        let Some((process, slot)) = self.seen else {
             let endpoint = find(pool, self.address)?;
+            self.seen = Some((endpoint.process, endpoint.object.slot()));
             pool.let_go(endpoint.object);
-            self.process = Some(endpoint.process);
             return pool.expect_alive(&endpoint.process, "message", 0);
         };
-        match pool.is_live(&endpoint_name(pool.member().job, host, port), host, generation)? {
+        // Another host destroys it only when its process is gone.
+        match pool.stands(host, slot, generation)? {
             true => pool.expect_alive(&process, "message", 0),
             false => Err(self.left(pool)?),
         }
@@ -500,7 +499,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
 
     /// The error for a peer that has left.
     pub(super) fn left(&self, pool: &Pool<M>) -> Result<PoolError, PoolError> {
-        left(pool, self.address, self.process.map_or(0, |process| process.pid))
+        left(pool, self.address, self.seen.map_or(0, |(process, _)| process.pid))
     }
 
     /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.
@@ -582,9 +581,13 @@ impl<M: Memory> Outlet<M> {
                 return Err(error);
             }
         };
+        let (memory, word) = (pool.memory(), map.sender_word(own.host, own.port));
+        memory.store(word, sender_said(own.generation));
+        // SYNC: pairs with `Inlets::search`: the block is said. The fence of the first message is this word's, too.
+        memory.write_back(word, 8);
         let link = link(pool, to.host, wakes(pool, options, &endpoint));
-        let small = Producer::new(pool.memory().clone(), options.small_ring, place, link).of_new_ring();
-        let small = small.with_summary(map.news_word(own.host, own.port), news_base(own.generation));
+        let small = Producer::new(memory.clone(), options.small_ring, place, link).of_new_ring();
+        let small = small.with_summary(map.news_byte(own.host, own.port), 0);
         Ok(Self {
             endpoint,
             block,
@@ -685,17 +688,16 @@ impl<M: Memory> Outlet<M> {
             return Ok(false);
         }
         let map = Map::new(pool.layout().geometry(), self.endpoint.object.at());
-        let Address { host, port, generation, .. } = stock.address;
-        let (word, base) = (map.news_word(host, port), news_base(generation));
+        let byte = map.news_byte(stock.address.host, stock.address.port);
         match own.stage {
             Stage::Idle => {
                 self.passed += own.producer.published();
-                self.small.count_in(word, base + self.passed);
+                self.small.count_in(byte, self.passed);
                 (self.has_asked, self.asks_at) = (false, self.small.published() + options.short_talk);
                 self.give_back(pool, options, stock);
             }
             Stage::Met => {
-                own.producer.count_in(word, base + self.passed + self.small.published());
+                own.producer.count_in(byte, self.passed + self.small.published());
                 own.stage = Stage::Speaks;
             }
             _ => own.stage = Stage::Offered,

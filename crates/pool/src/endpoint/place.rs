@@ -9,16 +9,17 @@
 //! | part | bytes |
 //! |---|---|
 //! | identity of its process, and a spare line | 128 |
-//! | news: for each host whole lines, with a word for each of its ports | `hosts * ports` |
+//! | news: for each host whole lines, with a byte for each of its ports | `hosts * news` |
+//! | senders: for each host whole lines, with a word for each of its ports | `hosts * ports` |
 //! | credit lines, one for each port of each host | `hosts * processes * 64` |
 //! | blocks: for each host whole lines, with a word for each of its ports | `hosts * ports` |
 //! | from the next multiple of 128 on the first blocks | `first * block` |
 //!
-//! Here `ports` is the number of bytes of `processes` words, filled up to a line.
+//! Here `news` is the number `processes`, and `ports` the number of bytes of `processes` words, each filled up to a line.
 //!
-//! A word of the news belongs to the sender with that port of that host. It is 0 until that sender has sent anything. Then
-//! bits 40..64 are the lowest bits of the sender's generation, and bits 0..40 the number of slots that it has published.
-//! So it is the ring's summary word.
+//! A byte of the news, and a word of the senders, belong to the sender with that port of that host. The word is 0 until that sender
+//! begins to send. Then bits 40..64 are the lowest bits of the sender's generation, and bits 0..40 are 1. The byte is the
+//! number of slots that the sender has published, modulo 256: it is the summary byte of its rings.
 //!
 //! A word of the blocks is the endpoint's own, and belongs to the receiver with that port of that host. It is 0 as long as this
 //! endpoint sends nothing there. Else bits 40..64 are the lowest bits of the receiver's generation, and bits 0..40 the number of
@@ -82,7 +83,7 @@ const GENERATION: u32 = 1;
 /// Blocks that an endpoint has at most.
 pub(super) const MOST_BLOCKS: u64 = 1 << 20;
 
-/// Bits of a word of the news that count.
+/// Bits of a word of the senders, or of the blocks, below those of a generation.
 const COUNT_BITS: u32 = 40;
 
 /// What tells the endpoints of this process's job in this pool from those of other pools and jobs.
@@ -109,8 +110,13 @@ pub(super) fn blocks_name(job: u64, address: Address, number: u32) -> String {
     format!("{name}.{}/blocks/{number}", address.generation)
 }
 
-/// Bytes of the words of the news, or of the blocks, of one host.
+/// Bytes of the words of the senders, or of the blocks, of one host.
 fn port_bytes(geometry: &Geometry) -> u64 {
+    (u64::from(geometry.processes) * 8).next_multiple_of(LINE)
+}
+
+/// Bytes of the news of one host.
+fn news_bytes(geometry: &Geometry) -> u64 {
     u64::from(geometry.processes).div_ceil(SENDERS) * LINE
 }
 
@@ -178,15 +184,21 @@ impl Map {
         Self { geometry: *geometry, at }
     }
 
-    /// The word of the news of the sender at `port` of `host`.
-    pub(super) fn news_word(&self, host: u16, port: u16) -> Offset {
-        self.at + HEAD * LINE + u64::from(host) * port_bytes(&self.geometry) + u64::from(port) * 8
+    /// The byte of the news of the sender at `port` of `host`.
+    pub(super) fn news_byte(&self, host: u16, port: u16) -> Offset {
+        self.at + HEAD * LINE + u64::from(host) * news_bytes(&self.geometry) + u64::from(port)
+    }
+
+    /// The word of the sender at `port` of `host`.
+    pub(super) fn sender_word(&self, host: u16, port: u16) -> Offset {
+        let at = self.news_byte(self.geometry.hosts, 0);
+        at + u64::from(host) * port_bytes(&self.geometry) + u64::from(port) * 8
     }
 
     /// The credit line of the small ring of the sender at `port` of `host`.
     pub(super) fn credits(&self, host: u16, port: u16) -> Offset {
         let line = u64::from(host) * u64::from(self.geometry.processes) + u64::from(port);
-        self.news_word(self.geometry.hosts, 0) + line * LINE
+        self.sender_word(self.geometry.hosts, 0) + line * LINE
     }
 
     /// The word of the block of the receiver at `port` of `host`.
@@ -203,13 +215,13 @@ impl Map {
 
 /// What a word of the blocks says of the block of this number, for the receiver of this generation.
 pub(super) const fn block_said(block: u64, receiver: u64) -> u64 {
-    news_base(receiver) | (block + 1)
+    generation_bits(receiver) | (block + 1)
 }
 
 /// The number of the block that such a word says, if it is for the receiver of this generation.
 pub(super) fn block_of(word: u64, receiver: u64) -> Option<u64> {
-    let (count, base) = split_news_word(word);
-    (base == news_base(receiver) && (1..=MOST_BLOCKS).contains(&count)).then(|| count - 1)
+    let (count, base) = split_word(word);
+    (base == generation_bits(receiver) && (1..=MOST_BLOCKS).contains(&count)).then(|| count - 1)
 }
 
 /// The generation of the small rings of an endpoint.
@@ -263,31 +275,67 @@ pub(crate) fn receivers_of<M: Memory>(
     name: &str,
     generation: u64,
 ) -> Result<Vec<(String, impl Fn(u64) -> bool)>, PoolError> {
-    let (memory, geometry) = (pool.memory(), pool.layout().geometry());
     let endpoint = pool.share(name, |found| found == generation)?;
-    let read = || {
-        identity_of(pool, &endpoint)?;
-        let map = Map::new(geometry, endpoint.at());
-        let (first, end) = (map.block_word(0, 0), map.block_word(geometry.hosts, 0));
-        // HARMLESS(invalidate -> write_back -> drop), the blocks of the dead: an older word means that no one hears an endpoint whose process is
-        // gone, as if that had died before it spoke. What it has offered goes after it.
-        memory.invalidate(first, end.0 - first.0);
-        // SYNC: sees what `Stock::say` of a process that is gone stored.
-        // HARMLESS(fence_invalidations -> sfence -> drop), one look at what the dead said: as above.
-        memory.fence_invalidations();
-        let ports =
-            (0..geometry.hosts).flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
-        let words = ports.map(|(host, port)| Ok(((host, port), memory.load(map.block_word(host, port))?)));
-        words.collect::<Result<Vec<_>, PoolError>>()
-    };
-    let words = read();
+    let words = identity_of(pool, &endpoint)
+        .and_then(|_| block_words(pool.memory(), pool.layout().geometry(), endpoint.at()));
     pool.let_go(endpoint);
     let receiver = |((host, port), word): ((u16, u16), u64)| {
-        let (count, base) = split_news_word(word);
-        let is_it = move |generation| news_base(generation) == base;
+        let (count, base) = split_word(word);
+        let is_it = move |generation| generation_bits(generation) == base;
         (count > 0).then(|| (endpoint_name(pool.member().job, host, port), is_it))
     };
     Ok(words?.into_iter().filter_map(receiver).collect())
+}
+
+/// A word of each port of each host, with those.
+type PortWords = Vec<((u16, u16), u64)>;
+
+/// The words of the blocks of an endpoint whose object starts at `at`, with the host and port of each receiver.
+fn block_words<M: Memory>(memory: &M, geometry: &Geometry, at: Offset) -> Result<PortWords, PoolError> {
+    let map = Map::new(geometry, at);
+    let (first, end) = (map.block_word(0, 0), map.block_word(geometry.hosts, 0));
+    // HARMLESS(invalidate -> write_back -> drop), the blocks of the dead: an older word means that no one hears an endpoint whose process is
+    // gone, as if that had died before it spoke. What it has offered goes after it.
+    memory.invalidate(first, end.0 - first.0);
+    // SYNC: sees what `Stock::say` of a process that is gone stored.
+    // HARMLESS(fence_invalidations -> sfence -> drop), one look at what the dead said: as above.
+    memory.fence_invalidations();
+    let ports = (0..geometry.hosts).flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
+    ports.map(|(host, port)| Ok(((host, port), memory.load(map.block_word(host, port))?))).collect()
+}
+
+/// The small rings of an endpoint, as its object says.
+#[derive(Debug)]
+pub(crate) struct SmallRings {
+    /// Bytes of each.
+    pub(crate) bytes: u64,
+    /// Bytes of those that have room in the object itself.
+    pub(crate) first_bytes: u64,
+    /// The host and port of each receiver.
+    pub(crate) receivers: Vec<(u16, u16)>,
+}
+
+impl SmallRings {
+    /// Those of the endpoint whose object lies here; nothing where it is damaged, or too short.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub(crate) fn find<M: Memory>(
+        memory: &M,
+        geometry: &Geometry,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<Option<Self>, PoolError> {
+        let words = line::read(memory, at)?.and_then(|words| Identity::decode(&words, Kind::Endpoint));
+        let Some(blocks) = words.and_then(|words| Blocks::said(words.own)) else { return Ok(None) };
+        let first_bytes = blocks.count(0) * blocks.block_bytes();
+        if Map::new(geometry, at).blocks().0 + first_bytes > at.0 + bytes {
+            return Ok(None);
+        }
+        let words = block_words(memory, geometry, at)?.into_iter();
+        let receivers = words.filter(|(_, word)| split_word(*word).0 > 0).map(|(place, _)| place).collect();
+        Ok(Some(Self { bytes: blocks.block_bytes(), first_bytes, receivers }))
+    }
 }
 
 /// Holds the object open in which a block of an endpoint lies; where the block lies, and the object unless it is the endpoint's.
@@ -357,15 +405,20 @@ pub(super) fn first_block(at: Offset) -> Offset {
     Offset((at + LINE).0.next_multiple_of(ALIGNED))
 }
 
-/// What an endpoint of this generation adds its counts to, in its words of others' news.
-pub(super) const fn news_base(generation: u64) -> u64 {
+/// What the word of the sender of this generation says.
+pub(super) const fn sender_said(generation: u64) -> u64 {
+    generation_bits(generation) | 1
+}
+
+/// The bits of a word of the senders, or of the blocks, that say a generation.
+pub(super) const fn generation_bits(generation: u64) -> u64 {
     generation << COUNT_BITS
 }
 
-/// What a word of the news counts, and from what on.
-pub(super) const fn split_news_word(word: u64) -> (u64, u64) {
-    let count = word & ((1 << COUNT_BITS) - 1);
-    (count, word - count)
+/// What such a word says below a generation, and the bits that say that.
+pub(super) const fn split_word(word: u64) -> (u64, u64) {
+    let low = word & ((1 << COUNT_BITS) - 1);
+    (low, word - low)
 }
 
 /// Bytes before the objects of endpoints and rings, at most.
@@ -479,8 +532,8 @@ mod tests {
 
     #[test]
     fn a_pair_that_exchanges_short_messages_takes_at_most_4_kib() {
-        // In each direction a block, a credit line, and a word of the news and one of the blocks.
-        let bytes = 2 * (EndpointOptions::default().blocks().block_bytes() + LINE + 16);
+        // In each direction a block, a credit line, a byte of the news, and a word of the senders and one of the blocks.
+        let bytes = 2 * (EndpointOptions::default().blocks().block_bytes() + LINE + 17);
         assert!(bytes <= 4096, "{bytes}");
     }
 }

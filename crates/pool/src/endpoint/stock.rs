@@ -31,6 +31,23 @@ pub(super) fn can_open_more<M: Memory>(pool: &Pool<M>) -> bool {
     Opens(pool.directory().site).left() > limit / SPARED
 }
 
+/// What the word of a port says that this process took.
+fn taker<M: Memory>(pool: &Pool<M>) -> u64 {
+    pool.directory().site.me.holder() ^ of_job(pool)
+}
+
+/// Whether the word of a port says that a process of this job took it that is still there.
+fn is_taken<M: Memory>(pool: &Pool<M>, port: u16) -> bool {
+    let site = pool.directory().site;
+    let word = site.get(site.words().port(port));
+    word != 0 && !site.me.is_gone(site.memory, word ^ of_job(pool))
+}
+
+/// So that the word of another job is that of no process here.
+fn of_job<M: Memory>(pool: &Pool<M>) -> u64 {
+    pool.member().job.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// What an endpoint has of the pool.
 pub(super) struct Stock {
     /// The objects with its blocks; the first is its own.
@@ -59,13 +76,17 @@ impl Stock {
         // Where one has died its rings have stayed, and often others with it.
         let sweep = || pool.sweep_job(member.job).map(drop);
         let bytes = endpoint_bytes(geometry, options);
-        for port in 0..geometry.processes {
+        // Those of which a word says that they are taken come last: the word may be of another job, or old.
+        let (taken, free): (Vec<_>, Vec<_>) = (0..geometry.processes).partition(|&port| is_taken(pool, port));
+        for port in free.into_iter().chain(taken) {
             let name = endpoint_name(member.job, member.host, port);
             let own = options.blocks().words();
             let own = match owned::create_after(pool, &name, bytes, Kind::Endpoint, own, sweep) {
                 Err(PoolError::Exists { .. }) => continue,
                 made => made?,
             };
+            let site = pool.directory().site;
+            site.set(site.words().port(port), taker(pool));
             let generation = own.generation();
             let address = Address { host: member.host, port, generation, realm: realm_of(pool) };
             let (map, free) = (Map::new(geometry, own.at()), (0..options.send_buffers).collect());
@@ -239,6 +260,8 @@ impl Stock {
 
     /// Leaves: nobody finds anything of it from here on.
     pub(super) fn close<M: Memory>(&mut self, pool: &Pool<M>) {
+        let site = pool.directory().site;
+        let _ = site.update(site.words().port(self.address.port), |now| (now == taker(pool)).then_some(0));
         // The endpoint goes first: what it has offered is there as long as it is.
         self.objects.drain(..).chain(self.buffers.take()).for_each(|object| pool.abandon(object));
     }

@@ -10,6 +10,7 @@
 //! | 20 | single words, see the constants |
 //! | 3 * `stripes` | what the holder of each directory lock is doing |
 //! | 2 * 64 | jobs: id, bytes held |
+//! | `processes` | ports of endpoints: the process that took one last |
 //! | `processes` | lines of announcements that a process ever used |
 //! | `processes * opens / 64` | announcements in use, one bit each |
 //! | `slots / 8` | directory slots in use, one byte each: 1 + the stripe that took it, 255 what is damaged |
@@ -226,9 +227,14 @@ impl StateLayout {
         LocalWord(self.job(index).0 + 1)
     }
 
+    /// The process that took a port of endpoints last.
+    pub(crate) const fn port(&self, port: u16) -> LocalWord {
+        LocalWord(self.job(JOBS).0 + port as u32)
+    }
+
     /// The lines of announcements that the process at `slot` ever used.
     pub(crate) const fn open_mark(&self, slot: ProcessSlot) -> LocalWord {
-        LocalWord(self.job(JOBS).0 + slot.0 as u32)
+        LocalWord(self.job(JOBS).0 + self.processes + slot.0 as u32)
     }
 
     pub(crate) const fn open_words(&self) -> u32 {
@@ -236,7 +242,7 @@ impl StateLayout {
     }
 
     pub(crate) const fn open_bits(&self, slot: ProcessSlot, word: u32) -> LocalWord {
-        LocalWord(self.job(JOBS).0 + self.processes + slot.0 as u32 * self.open_words + word)
+        LocalWord(self.job(JOBS).0 + 2 * self.processes + slot.0 as u32 * self.open_words + word)
     }
 
     /// The word that holds the tag of a directory slot, and where in it.
@@ -245,7 +251,7 @@ impl StateLayout {
     }
 
     const fn tags_first(&self) -> u32 {
-        self.job(JOBS).0 + self.processes * (1 + self.open_words)
+        self.job(JOBS).0 + self.processes * (2 + self.open_words)
     }
 
     /// Slots that may hold an entry of this kind.
@@ -310,6 +316,7 @@ mod tests {
                 words.ready().0,
                 words.intent(0, 0).0,
                 words.job(0).0,
+                words.port(0).0,
                 words.open_mark(ProcessSlot(0)).0,
                 words.open_bits(ProcessSlot(0), 0).0,
                 words.tag(0).0.0,

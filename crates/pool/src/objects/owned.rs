@@ -51,6 +51,25 @@ pub(crate) struct Identity {
     pub(crate) own: [u64; 3],
 }
 
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Endpoint,
+        Self::Ring,
+        Self::Segment,
+        Self::Private,
+        Self::Rank,
+        Self::Receiver,
+        Self::Part,
+        Self::Version,
+        Self::Blocks,
+    ];
+
+    /// What these words say, if they are an identity.
+    pub(crate) fn of(words: &Words) -> Option<Self> {
+        Self::ALL.into_iter().find(|&kind| words[0] == kind as u64)
+    }
+}
+
 impl Identity {
     pub(crate) fn encode(&self) -> Words {
         let [place, incarnation, host_incarnation] = self.process.identity();

@@ -70,11 +70,11 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self
     }
 
-    /// Says in which word of its host's summary line the producer counts what it publishes, for an
+    /// Says in which byte of its host's summary line the producer counts what it publishes, for an
     /// [`Inbox`](crate::summary::Inbox).
     #[must_use]
-    pub fn with_summary(mut self, word: Offset) -> Self {
-        self.summary = Some(word);
+    pub fn with_summary(mut self, byte: Offset) -> Self {
+        self.summary = Some(byte);
         self
     }
 

@@ -20,8 +20,8 @@ const CREDITS: [Offset; 2] = [Offset(0), Offset(64)];
 /// The victim's producer extent; then the hostile one.
 const LINES: [Offset; 2] = [Offset(1024), Offset(2560)];
 
-/// The hostile producer's word of its host's summary line.
-const SUMMARY: Offset = Offset(128 + 8);
+/// The hostile producer's byte of its host's summary line.
+const SUMMARY: Offset = Offset(128 + 11);
 
 const PATIENCE: Patience = Patience { spins: 1, yields: 0, nap: Duration::ZERO };
 
@@ -173,7 +173,7 @@ fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
 /// How much the producer says that it has published.
 fn store_summary(peer: &Heap, victim: &mut Victim, script: &mut Script<'_>) {
     let expected = victim.consumer().sequence();
-    peer.store(SUMMARY, script.near(expected));
+    peer.store_byte(SUMMARY, script.near(expected) as u8);
 }
 
 /// Everything in the lines that only the peer may write.

@@ -4,6 +4,7 @@ use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{FORM_BITS, Form, Header, pack};
 use super::link::{self, Fate, RingFailure, Wait};
+use super::summary::MOST_SLOTS;
 use super::{INLINE, RingLink, RingPlace, RingShape, Turn};
 use crate::{PoolError, line};
 
@@ -47,17 +48,22 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         Self { memory, out, link, fate: Fate::default() }
     }
 
-    /// Counts what is published in `word` too, from `base` on: this process's own word of its host's summary line for the
+    /// Counts what is published in `byte` too, from `base` on: this process's own byte of its host's summary line for the
     /// consumer.
+    ///
+    /// # Panics
+    /// When the ring has more slots than a byte can count.
     #[must_use]
-    pub fn with_summary(mut self, word: Offset, base: u64) -> Self {
-        self.count_in(word, base);
+    pub fn with_summary(mut self, byte: Offset, base: u64) -> Self {
+        self.count_in(byte, base);
         self
     }
 
     /// As [`Producer::with_summary`], later.
-    pub(crate) fn count_in(&mut self, word: Offset, base: u64) {
-        self.out.summary = Some((word, base));
+    pub(crate) fn count_in(&mut self, byte: Offset, base: u64) {
+        let slots = self.out.shape.slots();
+        assert!(slots <= MOST_SLOTS, "a ring of {slots} slots is counted in a byte");
+        self.out.summary = Some((byte, base));
     }
 
     /// Begins before the consumer has shown itself: nobody used the ring before, and its bytes are zeros.
@@ -351,10 +357,10 @@ impl Out {
         Header { sequence, generation, kind, tag, form, bytes: bytes as u32, about }.store(memory, at);
         memory.write_back(at, LINE);
         self.turn.pass_slot(self.shape, &self.place);
-        if let Some((word, base)) = self.summary {
+        if let Some((byte, base)) = self.summary {
             // No fence before it: the summary only says where to look, and goes on saying so.
-            memory.store(word, base + sequence);
-            memory.write_back(word, 8);
+            memory.store_byte(byte, (base + sequence) as u8);
+            memory.write_back(byte, 1);
         }
         link::announce(memory, wakes);
     }

@@ -1,14 +1,15 @@
 //! One line per sending host: how a receiver with many rings learns which of them to look at.
 //!
-//! Each sending process owns one word of a line that belongs to its host, eight processes a line. The word counts what
-//! the process has published for this receiver. The processes of a host share their caches, so any of them writes
-//! back the whole line. A word is only a hint: it is stored after the header that it counts, without a fence between
-//! the two. The receiver looks at a ring for as long as its word is ahead.
+//! Each sending process owns one byte of a line that belongs to its host, 64 processes a line. The byte counts what the
+//! process has published for this receiver, modulo 256. A sender is never so far ahead of its receiver that the two counts
+//! agree again: its rings have fewer slots. The processes of a host share their caches, so any of them writes back the whole
+//! line. A byte is only a hint: it is stored after the header that it counts, without a fence between the two. The receiver
+//! looks at a ring for as long as its byte differs from what was taken.
 //!
-//! # Words of a summary line
-//! | word | what |
+//! # Bytes of a summary line
+//! | byte | what |
 //! |---|---|
-//! | 0..8 | slots that this sending process has published for the receiver, one word a process |
+//! | 0..64 | slots that this sending process has published for the receiver, modulo 256, one byte a process |
 
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
@@ -17,7 +18,15 @@ use crate::ring::{Consumer, Envelope, HALF_WRITTEN, WAITS_FOR, Wait};
 use crate::wait::{self, Patience};
 
 /// The senders that share one line.
-pub const SENDERS: u64 = LINE / 8;
+pub const SENDERS: u64 = LINE;
+
+/// Slots that the rings of one sender to one receiver have together, at most, if they are counted in a summary line.
+pub const MOST_SLOTS: u64 = u8::MAX as u64;
+
+/// The byte at `at` of its word.
+pub(crate) const fn byte_of(word: u64, at: Offset) -> u8 {
+    word.to_le_bytes()[(at.0 % 8) as usize]
+}
 
 /// Looks in vain after which all credits are returned, those that do not make a batch too.
 const IDLE_LOOKS: u32 = 8;
@@ -27,7 +36,7 @@ const IDLE_LOOKS: u32 = 8;
 pub struct Inbox<M, A> {
     memory: M,
     rings: Vec<Ring<M, A>>,
-    /// The distinct lines that hold the senders' words.
+    /// The distinct lines that hold the senders' bytes.
     lines: Vec<Offset>,
     /// The ring to look at first.
     turn: usize,
@@ -40,19 +49,26 @@ pub struct Inbox<M, A> {
 #[derive(Debug)]
 struct Ring<M, A> {
     consumer: Consumer<M, A>,
-    /// How many slots the sender says that it has published; without a summary word, any number.
-    promised: u64,
+    /// What the sender's byte last said, if it has one.
+    promised: Option<u8>,
+}
+
+impl<M: Memory, A: Fn() -> Result<(), PoolError>> Ring<M, A> {
+    /// Whether a look may find something.
+    fn promises(&self) -> bool {
+        self.promised.is_none_or(|promised| promised != (self.consumer.sequence() - 1) as u8)
+    }
 }
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
-    /// An inbox over `consumers`, whose peers all ring `bell`. A consumer that knows no summary word is looked at each
+    /// An inbox over `consumers`, whose peers all ring `bell`. A consumer that knows no summary byte is looked at each
     /// time.
     pub fn new(memory: M, consumers: Vec<Consumer<M, A>>, bell: Bell, patience: Patience) -> Self {
         let mut lines: Vec<_> = consumers.iter().filter_map(|ring| Some(ring.summary()?.line())).collect();
         lines.sort_unstable();
         lines.dedup();
         let ring = |consumer: Consumer<M, A>| {
-            let promised = if consumer.summary().is_some() { 0 } else { u64::MAX };
+            let promised = consumer.summary().map(|_| 0);
             Ring { consumer, promised }
         };
         let rings = consumers.into_iter().map(ring).collect();
@@ -108,11 +124,11 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     fn sweep(&mut self, into: &mut Vec<u8>) -> Result<Option<(usize, Envelope)>, PoolError> {
         let count = self.rings.len();
         for index in (self.turn..count).chain(0..self.turn.min(count)) {
-            let Ring { consumer, promised } = &mut self.rings[index];
-            if *promised < consumer.sequence() || consumer.is_broken() {
+            let ring = &mut self.rings[index];
+            if !ring.promises() || ring.consumer.is_broken() {
                 continue;
             }
-            if let Some(envelope) = consumer.try_pop_into(into)? {
+            if let Some(envelope) = ring.consumer.try_pop_into(into)? {
                 self.turn = (index + 1) % count;
                 return Ok(Some((index, envelope)));
             }
@@ -121,7 +137,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     }
 
     /// Reads afresh what the senders say that they have published: one fence for all lines.
-    // SYNC: sees what `Out::publish` of the producers stored in their words.
+    // SYNC: sees what `Out::publish` of the producers stored in their bytes.
     fn read_summaries(&mut self) -> Result<(), PoolError> {
         if self.lines.is_empty() {
             return Ok(());
@@ -131,8 +147,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
         }
         self.memory.fence_invalidations();
         for Ring { consumer, promised } in &mut self.rings {
-            if let Some(word) = consumer.summary() {
-                *promised = self.memory.load(word)?;
+            if let Some(byte) = consumer.summary() {
+                *promised = Some(byte_of(self.memory.load(Offset(byte.0 & !7))?, byte));
             }
         }
         Ok(())

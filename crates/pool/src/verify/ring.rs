@@ -436,9 +436,9 @@ fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -
 const SENDERS: u64 = 4;
 const INBOX_MESSAGES: u64 = 3;
 
-/// Where the ring of sender `sender`, its credits and its word of its host's summary line are.
+/// Where the ring of sender `sender`, its credits and its byte of its host's summary line are.
 fn inbox_place(sender: u64, ring: RingShape) -> (RingPlace, Offset) {
-    let summary = CREDITS.lines(sender / 2).word(sender % 2);
+    let summary = CREDITS.lines(sender / 2) + 3 + sender % 2;
     let credits = CREDITS.lines(2 + sender);
     let lines = CREDITS.lines(2 + SENDERS) + sender * ring.producer_bytes();
     (RingPlace { lines, credits, generation: 1 }, summary)
@@ -466,9 +466,9 @@ fn inbox(seed: u64, crash: Option<Crash>) -> Outcome {
 }
 
 fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
-    let (place, word) = inbox_place(sender, draw.ring);
+    let (place, byte) = inbox_place(sender, draw.ring);
     let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer::new(2, 0));
-    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word, 0);
+    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(byte, 0);
     let mut producer = producer.with_streaming_from(draw.stream_from);
     for number in 0..INBOX_MESSAGES {
         let (tag, bytes) = EVERY_FORM.message(draw, sender as u32, number);
@@ -480,10 +480,10 @@ fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
 
 fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool) {
     let consumer = |sender: u64| {
-        let (place, word) = inbox_place(sender, draw.ring);
+        let (place, byte) = inbox_place(sender, draw.ring);
         let peer = Peer::new((sender / 2) as u16, (sender % 2) as u32);
         let link = link(memory, draw, Bell(4), Bell(sender as u32), peer);
-        Consumer::new(memory.clone(), draw.ring, place, link).with_summary(word)
+        Consumer::new(memory.clone(), draw.ring, place, link).with_summary(byte)
     };
     let mut inbox =
         Inbox::new(memory.clone(), (0..SENDERS).map(consumer).collect(), Bell(4), draw.patience());
