@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::kv::{Cache, Identity, Key, Options};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::session::Session;
 use crate::tellers::lock;
@@ -145,7 +145,7 @@ fn key_of(name: &str) -> Result<Key, PoolError> {
         *place = byte(at).ok_or_else(wrong)?;
     }
     let salt = fields.get(4).copied().unwrap_or_default();
-    let rest = xxh3_128(format!("{model}@{rank}@{group}@{salt}").as_bytes());
+    let rest = XxHash3_128::oneshot(format!("{model}@{rank}@{group}@{salt}").as_bytes());
     Ok((u128::from_le_bytes(key) ^ rest).to_le_bytes())
 }
 

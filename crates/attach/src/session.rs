@@ -528,7 +528,7 @@ pub fn boot() -> Result<u64, SessionError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path)
         .map_err(|source| SessionError::Boot { path: path.to_owned(), source })?;
-    Ok(xxhash_rust::xxh3::xxh3_64(text.trim().as_bytes()))
+    Ok(twox_hash::XxHash3_64::oneshot(text.trim().as_bytes()))
 }
 
 /// What the size of a file is a multiple of.

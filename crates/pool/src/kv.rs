@@ -49,7 +49,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::chunks::Chunks;
 use crate::object::{InitialContents, Object};
@@ -322,7 +322,7 @@ impl<M: Memory> Cache<M> {
     fn note_identity(&self) -> Result<(), PoolError> {
         let name = format!("/kv/{}/id/{}", self.name, self.identity.name());
         let text = self.identity.text.as_bytes();
-        let head = [text.len() as u64, xxh3_64(text), self.identity.block.into(), 0, 0, 0, 0];
+        let head = [text.len() as u64, XxHash3_64::oneshot(text), self.identity.block.into(), 0, 0, 0, 0];
         match self.pool.create_filled(&name, LINE + text.len() as u64, InitialContents::Line(head)) {
             Ok(object) => {
                 let written = object.write_at(self.pool.memory(), LINE, text);

@@ -24,6 +24,7 @@ pub mod local;
 pub mod membership;
 mod object;
 mod objects;
+mod pieces;
 mod pool;
 mod purpose;
 pub mod ring;

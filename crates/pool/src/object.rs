@@ -18,7 +18,7 @@
 //! The note is the creator's word on what the object holds. Programs that know nothing of it pass over it.
 
 use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::PoolError;
 use crate::line::{self, Words};
@@ -194,7 +194,7 @@ impl Header {
         bytes.extend(name);
         bytes.extend(note);
         bytes.resize(bytes.len().next_multiple_of(LINE as usize), 0);
-        let sum = xxh3_64(&bytes[8..]);
+        let sum = XxHash3_64::oneshot(&bytes[8..]);
         bytes[..8].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
@@ -218,7 +218,7 @@ impl Header {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        if word(0)? != xxh3_64(&bytes[8..]) {
+        if word(0)? != XxHash3_64::oneshot(&bytes[8..]) {
             return None;
         }
         let (stamp, place) = (word(8)?, word(24)?);

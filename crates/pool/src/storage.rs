@@ -46,7 +46,7 @@ mod writer;
 use std::sync::{Arc, Mutex};
 
 use polder_mem::{LINE, Memory};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::list::ListedObject;
 use crate::object::Object;
@@ -195,7 +195,7 @@ impl<M: Memory> Store<M> {
         // SYNC: pairs with `write`, as above.
         memory.fence_invalidations();
         memory.copy_out(at, &mut bytes)?;
-        if xxh3_128(&bytes) != head.sum {
+        if XxHash3_128::oneshot(&bytes) != head.sum {
             return Err(corrupt);
         }
         Manifest::decode(&bytes).ok_or(corrupt)

@@ -91,7 +91,7 @@ fn look_up(coherence: CoherenceChoice, hosts: u16, rounds: u32) -> Result<[Vec<f
     let keys: [Vec<Key>; 2] = [0, LOOK_UPS].map(|first| {
         // The index spreads keys by their bits, as those of hashes are.
         (first..first + LOOK_UPS)
-            .map(|key| xxhash_rust::xxh3::xxh3_128(&key.to_le_bytes()).to_le_bytes())
+            .map(|key| twox_hash::XxHash3_128::oneshot(&key.to_le_bytes()).to_le_bytes())
             .collect()
     });
     let contents = vec![0; block as usize];

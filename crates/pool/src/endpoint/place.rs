@@ -60,7 +60,7 @@
 //! | 6 | spare, 0 |
 
 use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::{Address, EndpointOptions};
 use crate::format::Geometry;
@@ -89,7 +89,7 @@ const COUNT_BITS: u32 = 40;
 /// What tells the endpoints of this process's job in this pool from those of other pools and jobs.
 pub(super) fn realm_of<M: Memory>(pool: &Pool<M>) -> u32 {
     let (uuid, job) = (pool.superblock().uuid.0.to_le_bytes(), pool.member().job.to_le_bytes());
-    xxh3_64(&[&uuid[..], &job[..]].concat()) as u32
+    XxHash3_64::oneshot(&[&uuid[..], &job[..]].concat()) as u32
 }
 
 /// The name of the endpoint at `port` of `host`.

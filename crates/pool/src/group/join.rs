@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use polder_mem::{Bell, LINE, Liveness, Memory, Nanos, Offset};
 use polder_platform::{quoted, sized};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::signature::MAX_RANKS;
 use super::staging::first_bytes;
@@ -454,7 +454,7 @@ pub(super) fn mark_of(object: &Object) -> u64 {
 
 /// A number for these extents, which all ranks of a group give: no rank has found others.
 pub(super) fn number_of(marks: &BTreeSet<u64>) -> u64 {
-    xxh3_64(&marks.iter().flat_map(|mark| mark.to_le_bytes()).collect::<Vec<_>>())
+    XxHash3_64::oneshot(&marks.iter().flat_map(|mark| mark.to_le_bytes()).collect::<Vec<_>>())
 }
 
 /// The process whose extent of a group `object` is; nothing when it is an object of another kind.

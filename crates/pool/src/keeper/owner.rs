@@ -11,7 +11,7 @@
 
 use polder_mem::{Fault, Memory};
 use rustix::process::{Pid, test_kill_process};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::format::Layout;
 use crate::line::{self, Words};
@@ -93,7 +93,7 @@ impl Owner {
 fn here() -> Option<u64> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    Some(xxh3_64(format!("{} {}", boot.trim(), namespace.display()).as_bytes()).max(1))
+    Some(XxHash3_64::oneshot(format!("{} {}", boot.trim(), namespace.display()).as_bytes()).max(1))
 }
 
 /// The state of a process and when it started, of those that can be seen.

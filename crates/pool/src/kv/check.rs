@@ -1,17 +1,17 @@
 //! Looks for damaged blocks from outside: nothing is written, and no byte is trusted.
 
+use std::hash::Hasher;
+
 use polder_mem::{LINE, Memory, Offset};
 use serde::Serialize;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::stat::{named, refresh, slab_of};
 use super::wire::{Entry, SlabHead, State};
 use crate::inspect::{Inspection, ObjectStat};
 use crate::line::{self, Words};
+use crate::pieces::{PIECE_BYTES, pieces};
 use crate::{PoolError, inspect as inspect_pool};
-
-/// What is copied is summed while it is in the caches.
-const PIECE_BYTES: u64 = 128 << 10;
 
 /// How often a line is read that another process may be writing.
 const LOOKS: u32 = 1000;
@@ -107,15 +107,15 @@ fn check_slab<M: Memory>(
 fn is_whole<M: Memory>(memory: &M, entry: &Entry, block: Offset) -> bool {
     let bytes = u64::from(entry.bytes);
     refresh(memory, block, bytes);
-    let (mut hash, mut piece) = (Xxh3::new(), vec![0; PIECE_BYTES.min(bytes) as usize]);
-    for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
-        let piece = &mut piece[..PIECE_BYTES.min(bytes - begin) as usize];
-        if memory.copy_out(block + begin, piece).is_err() {
+    let (mut hash, mut copy) = (XxHash3_64::new(), [0; PIECE_BYTES]);
+    for piece in pieces(bytes as usize) {
+        let copy = &mut copy[..piece.len()];
+        if memory.copy_out(block + piece.start as u64, copy).is_err() {
             return false;
         }
-        hash.update(piece);
+        hash.write(copy);
     }
-    hash.digest().max(1) == entry.sum
+    hash.finish().max(1) == entry.sum
 }
 
 /// A slot's line; nothing where it stays torn, as a process that died leaves it.

@@ -1,7 +1,9 @@
 //! How blocks are read: the slot's line, the block, and the line again.
 
-use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use std::hash::Hasher;
+
+use polder_mem::{Fault, LINE, Memory, Offset};
+use twox_hash::XxHash3_64;
 
 use super::index::Place;
 use super::slabs::Slab;
@@ -10,6 +12,7 @@ use super::{Cache, Key};
 use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::line::{self, Words};
+use crate::pieces::pieces;
 use crate::pool::locked;
 
 /// A block that is being read.
@@ -48,7 +51,7 @@ impl<M: Memory> Cache<M> {
         let mut replica = locked(&self.replica);
         for (read, copied) in reads.iter().zip(copied) {
             let is_same = Deviation::LooksOnce.is_on() || line::load(memory, read.entry)? == Some(read.words);
-            found[read.index] = copied && is_same && self.is_whole(read, into[read.index]);
+            found[read.index] = copied && is_same;
             match found[read.index] {
                 true => self.touch(read.place.host, read.count),
                 false => {
@@ -138,7 +141,7 @@ impl<M: Memory> Cache<M> {
         place.host != self.pool.member().host
     }
 
-    /// Copies a block; whether its memory could be read.
+    /// Copies a block; whether its memory could be read, and the copy matches its checksum.
     fn copy(&self, read: &Read, into: &mut [u8]) -> bool {
         let memory = self.pool.memory();
         if self.is_others(read.place) {
@@ -146,16 +149,27 @@ impl<M: Memory> Cache<M> {
         }
         // SYNC: pairs with `Cache::publish`: the block was in memory before its line was.
         memory.fence_invalidations();
-        let copied = memory.copy_out(read.block, into);
-        if let Err(fault) = copied {
+        let sum = Entry::decode(&read.words).map_or(0, |entry| entry.sum);
+        let copied = match self.verify && sum != 0 {
+            true => self.copy_out(read.block, into).map(|found| found == sum),
+            false => memory.copy_out(read.block, into).map(|()| true),
+        };
+        copied.unwrap_or_else(|fault| {
             tracing::warn!("a block of the cache {} cannot be read: {fault}", self.name);
-        }
-        copied.is_ok()
+            false
+        })
     }
 
-    fn is_whole(&self, read: &Read, block: &[u8]) -> bool {
-        let sum = Entry::decode(&read.words).map_or(0, |entry| entry.sum);
-        !self.verify || sum == 0 || sum == xxh3_64(block).max(1)
+    /// Copies a block from the pool; the checksum of the copy.
+    fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<u64, Fault> {
+        let mut hash = XxHash3_64::new();
+        for piece in pieces(into.len()) {
+            let begin = piece.start as u64;
+            let into = &mut into[piece];
+            self.pool.memory().copy_out(at + begin, into)?;
+            hash.write(into);
+        }
+        Ok(hash.finish().max(1))
     }
 
     /// Refuses buffers that are no blocks.

@@ -152,6 +152,7 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             generation: number() >> 8,
             state: [State::Free, State::Reserved, State::Live][number() as usize % 3],
             identity: number() as u32,
+            puts: number() as u32,
             bytes: [BLOCK, number() as u32][number() as usize % 2],
             host: number() as u16 % 4,
             slab: number() as u32 % 8,

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Seated;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::slabs::Slab;
 use super::wire::{SLAB_IS_GONE, Slot};
@@ -115,7 +115,7 @@ fn known(peers: &[Peer], seat: Seat) -> Known {
 }
 
 fn hash_of(seed: u64, key: u128) -> u64 {
-    xxh3_64_with_seed(&key.to_le_bytes(), seed)
+    XxHash3_64::oneshot_with_seed(seed, &key.to_le_bytes())
 }
 
 impl Replica {

@@ -2,7 +2,7 @@
 
 use polder_mem::{LINE, Memory, Offset};
 
-use super::wire::{Control, LogLine, MAX_SLABS, RECORDS, Record, SEQUENCES, Slot};
+use super::wire::{Control, LogLine, MAX_SLABS, RECORDS, Record, SEQUENCES, Slot, Turns};
 use super::{CLASSES, Cache};
 use crate::object::Object;
 use crate::state::LockName;
@@ -171,14 +171,16 @@ impl<M: Memory> Cache<M> {
         }
     }
 
-    /// Where this host goes on among its slots for blocks of this size: the line that says so, and the slot, unless nobody has said so
-    /// yet or it was lost.
-    pub(super) fn hand(&self) -> Result<(Offset, Option<Slot>), PoolError> {
+    /// Where this host goes on among its slots for blocks of this size: the line that says so, and the slot and when its turns began,
+    /// unless nobody has said so yet or it was lost.
+    pub(super) fn hand(&self) -> Result<(Offset, Option<(Slot, Turns)>), PoolError> {
         let (memory, block) = (self.pool.memory(), u64::from(self.identity.block));
         for class in 0..CLASSES {
             let at = self.part.at().lines(class);
             match line::load(memory, at)? {
-                Some([found, slot, ..]) if found == block => return Ok((at, Some(Slot::of(slot as u32)))),
+                Some([found, slot, turns, ..]) if found == block => {
+                    return Ok((at, Some((Slot::of(slot as u32), Turns::of(turns)))));
+                }
                 // It is new, or a dead process or host left it half written.
                 None | Some([0, ..]) => return Ok((at, None)),
                 Some(_) => {}
@@ -192,8 +194,8 @@ impl<M: Memory> Cache<M> {
     }
 
     /// Notes where this host goes on; only where blocks are evicted depends on it.
-    pub(super) fn set_hand(&self, at: Offset, slot: Slot) {
-        let words = [self.identity.block.into(), slot.word().into(), 0, 0, 0, 0, 0];
+    pub(super) fn set_hand(&self, at: Offset, slot: Slot, turns: Turns) {
+        let words = [self.identity.block.into(), slot.word().into(), turns.word(), 0, 0, 0, 0];
         line::store(self.pool.memory(), at, &words);
     }
 

@@ -1,12 +1,15 @@
 //! How blocks are written: slots are taken, blocks copied, lines published, records logged.
 
-use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use std::hash::Hasher;
+
+use polder_mem::{Fault, LINE, Memory, Offset};
+use twox_hash::XxHash3_64;
 
 use super::wire::{Control, Entry, Record, Slot, State};
 use super::{Cache, Key};
 use crate::line::Words;
 use crate::object::Object;
+use crate::pieces::pieces;
 use crate::{PoolError, line};
 
 /// What came of a put.
@@ -130,18 +133,29 @@ impl<M: Memory> Cache<M> {
         let memory = self.pool.memory();
         self.map_blocks(taken.iter().map(|taken| taken.block), true);
         taken.retain_mut(|taken| {
-            let block = blocks[taken.index];
-            if self.verify {
-                taken.line.sum = xxh3_64(block).max(1);
-            }
-            let copied = memory.copy_in_nt(taken.block, block);
-            if let Err(fault) = copied {
-                tracing::warn!("a block of the cache {} cannot be written: {fault}", self.name);
+            let copied = self.copy_in(taken.block, blocks[taken.index]);
+            match copied {
+                Ok(sum) => taken.line.sum = sum,
+                Err(fault) => tracing::warn!("a block of the cache {} cannot be written: {fault}", self.name),
             }
             copied.is_ok()
         });
         // SYNC: pairs with `Cache::copy`: the blocks are in memory before their lines are.
         memory.sfence();
+    }
+
+    /// Copies a block to the pool; its checksum, 0 where blocks have none.
+    fn copy_in(&self, at: Offset, block: &[u8]) -> Result<u64, Fault> {
+        let memory = self.pool.memory();
+        if !self.verify {
+            return memory.copy_in_nt(at, block).map(|()| 0);
+        }
+        let mut hash = XxHash3_64::new();
+        for piece in pieces(block.len()) {
+            hash.write(&block[piece.clone()]);
+            memory.copy_in_nt(at + piece.start as u64, &block[piece])?;
+        }
+        Ok(hash.finish().max(1))
     }
 
     /// Says that the blocks are there; how many.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use polder_mem::{LINE, Memory, Offset};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::wire::{Control, Entry, Root, SlabHead, State};
 use super::{Cache, line};
@@ -229,7 +229,10 @@ fn text_of<M: Memory>(memory: &M, object: &ObjectStat) -> Result<String, PoolErr
     let mut text = vec![0; bytes as usize];
     refresh(memory, object.at + LINE, bytes);
     memory.copy_out(object.at + LINE, &mut text)?;
-    Ok(String::from_utf8(text).ok().filter(|text| xxh3_64(text.as_bytes()) == sum).unwrap_or_default())
+    Ok(String::from_utf8(text)
+        .ok()
+        .filter(|text| XxHash3_64::oneshot(text.as_bytes()) == sum)
+        .unwrap_or_default())
 }
 
 /// The lines of a slab's slots that hold a block.

@@ -5,7 +5,7 @@ use polder_mem::{LINE, Memory};
 use super::put::{Begun, Taken};
 use super::slabs::Slab;
 use super::uses::Uses;
-use super::wire::{Control, Entry, Slot, State};
+use super::wire::{Control, Entry, Slot, State, Turns};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
 use crate::pool::locked;
@@ -17,7 +17,8 @@ struct Hand {
     place: usize,
     index: u32,
     /// How often it has come to the end since the call began.
-    turns: u32,
+    ends: u32,
+    turns: Turns,
 }
 
 impl<M: Memory> Cache<M> {
@@ -36,7 +37,9 @@ impl<M: Memory> Cache<M> {
         let own = &mut known.slabs;
         let (at, last) = self.hand()?;
         let mut hand = self.hand_in(own, last)?;
-        let mut uses = self.uses(wanted.len());
+        let of_this_size = own.iter().filter(|(_, slab)| slab.head.block == self.identity.block);
+        let slots = of_this_size.map(|(_, slab)| u64::from(slab.head.slots)).sum();
+        let mut uses = self.uses(wanted.len(), control.puts, slots);
         let mut wanted = wanted.to_vec();
         wanted.reverse();
         loop {
@@ -59,7 +62,7 @@ impl<M: Memory> Cache<M> {
             None => Slot::new(control.slabs, 0),
         };
         known.changes = Some(control.changes);
-        self.set_hand(at, next);
+        self.set_hand(at, next, hand.turns);
         Ok(())
     }
 
@@ -73,20 +76,31 @@ impl<M: Memory> Cache<M> {
         (own, hand, uses): (&mut Vec<(u32, Slab)>, &mut Hand, &mut Uses),
     ) -> Result<(), PoolError> {
         while let Some(&index) = wanted.last() {
-            let Some((slot, slab)) = self.next_slot(control, own, hand)? else { break };
+            let new = uses.new_one_for_want_of_older();
+            let is_due = new.is_some();
+            let next = match new {
+                Some(new) => Some(new),
+                None => self.next_slot(control, own, hand)?,
+            };
+            let Some((slot, slab)) = next else { break };
             if held.last().is_none_or(|(held, _)| *held != slot.slab()) {
                 let Some(object) = self.hold_slab(self.pool.member().host, slot.slab(), &slab)? else {
                     // It was removed.
-                    own.remove(hand.place);
+                    own.retain(|(number, _)| *number != slot.slab());
                     continue;
                 };
                 held.push((slot.slab(), object));
             }
-            if hand.turns > 1 {
+            if hand.ends > 1 {
                 // All have been passed once.
                 uses.spare_no_more();
             }
-            taken.extend(self.take_slot(control, slot, &slab, (index, self.own(&keys[index])), uses)?);
+            let is_spared = |words: &Entry| match is_due {
+                true => Ok(false),
+                false => self.is_spared(uses, words, hand.turns, (slot, &slab)),
+            };
+            let block = (index, self.own(&keys[index]));
+            taken.extend(self.take_slot(control, slot, &slab, block, is_spared)?);
             if taken.last().is_some_and(|taken| taken.index == index) {
                 wanted.pop();
             }
@@ -106,11 +120,11 @@ impl<M: Memory> Cache<M> {
     }
 
     /// Where among its slabs this host goes on.
-    fn hand_in(&self, own: &[(u32, Slab)], last: Option<Slot>) -> Result<Hand, PoolError> {
-        let Some(last) = last else { return self.behind_the_last(own) };
+    fn hand_in(&self, own: &[(u32, Slab)], last: Option<(Slot, Turns)>) -> Result<Hand, PoolError> {
+        let Some((last, turns)) = last else { return self.behind_the_last(own) };
         let place = own.partition_point(|(number, _)| *number < last.slab());
         let is_there = own.get(place).is_some_and(|(number, _)| *number == last.slab());
-        Ok(Hand { place, index: if is_there { last.index() } else { 0 }, turns: 0 })
+        Ok(Hand { place, index: if is_there { last.index() } else { 0 }, ends: 0, turns })
     }
 
     /// The slot that comes next, in a new slab where all have been passed and there is room; nothing after two turns.
@@ -134,8 +148,11 @@ impl<M: Memory> Cache<M> {
                         *hand = Hand { place, index: 0, ..*hand };
                         continue;
                     }
-                    None if hand.turns > 1 || own.is_empty() => return Ok(None),
-                    None => *hand = Hand { place: 0, index: 0, turns: hand.turns + 1 },
+                    None if hand.ends > 1 || own.is_empty() => return Ok(None),
+                    None => {
+                        let turns = Turns { this: control.puts as u32, before: hand.turns.this };
+                        *hand = Hand { place: 0, index: 0, ends: hand.ends + 1, turns };
+                    }
                 },
             }
             self.share(control, own, hand.place)?;
@@ -207,7 +224,7 @@ impl<M: Memory> Cache<M> {
                 let words = line::load(self.pool.memory(), slab.entry(index))?;
                 let entry = words.and_then(|words| Entry::decode(&words));
                 if entry.is_some_and(|entry| entry.state == State::Live) {
-                    behind = Hand { place, index: index + 1, turns: 0 };
+                    behind = Hand { place, index: index + 1, ..Hand::default() };
                 }
             }
         }
@@ -221,19 +238,19 @@ impl<M: Memory> Cache<M> {
         slot: Slot,
         slab: &Slab,
         (index, key): (usize, u128),
-        uses: &mut Uses,
+        is_spared: impl FnOnce(&Entry) -> Result<bool, PoolError>,
     ) -> Result<Option<Taken>, PoolError> {
         let (memory, me) = (self.pool.memory(), &self.pool.local);
         let at = slab.entry(slot.index());
         let (words, sum) = line::load_torn(memory, at)?;
         let old = (sum == line::checksum(&words)).then(|| Entry::decode(&words)).flatten();
         let mut before = None;
-        match old.map(|old| old.state) {
-            Some(State::Reserved) if old.is_some_and(|old| !me.is_gone(memory, old.holder)) => {
+        match old {
+            Some(Entry { state: State::Reserved, holder, .. }) if !me.is_gone(memory, holder) => {
                 return Ok(None);
             }
-            Some(State::Live) => {
-                if self.is_spared(uses, slab, slot.index())? {
+            Some(block @ Entry { state: State::Live, .. }) => {
+                if is_spared(&block)? {
                     return Ok(None);
                 }
                 control.evictions = control.evictions.wrapping_add(1);
@@ -246,6 +263,7 @@ impl<M: Memory> Cache<M> {
             generation: Entry::next_generation(&words),
             state: State::Reserved,
             identity: self.identity.tag(),
+            puts: control.puts as u32,
             bytes: self.identity.block,
             host: self.pool.member().host,
             slab: slot.slab(),

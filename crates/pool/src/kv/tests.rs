@@ -158,6 +158,30 @@ fn blocks_that_any_host_reads_outlive_those_that_nobody_does() {
 }
 
 #[test]
+fn many_puts_lose_none_of_their_own_while_older_blocks_are_there_that_were_read_once() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &(0..16).collect::<Vec<u8>>());
+    // Four blocks of this size are counted together: those from 4 and from 12 on were read.
+    got(&caches[1], &[4, 5, 6, 7, 12, 13, 14, 15]);
+    let burst: Vec<u8> = (100..116).collect();
+    for name in &burst {
+        assert_eq!(put(&caches[0], &[*name]).stored, 1);
+        let sofar: Vec<u8> = (100..=*name).collect();
+        assert_eq!(
+            caches[1].lookup(&sofar.iter().map(|name| key(*name)).collect::<Vec<_>>()),
+            Ok(vec![true; sofar.len()])
+        );
+    }
+    assert_eq!(got(&caches[1], &burst), burst);
+    // Nobody reads any more: the one that came first makes room again.
+    let more: Vec<u8> = (120..160).collect();
+    more.iter().for_each(|name| _ = put(&caches[0], &[*name]));
+    assert_eq!(got(&caches[1], &more).len(), 16);
+}
+
+#[test]
 fn a_host_that_has_no_room_is_given_a_slab_by_one_that_has_more_than_its_part() {
     let heap = heap();
     let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];

@@ -1,5 +1,6 @@
 //! Which blocks are used: counts of hits that readers keep in lines of their own host, and that the owner of a slot adds up before it
-//! evicts. A block that was read since the owner last came by is spared once.
+//! evicts. A block that was read since the owner last came by is spared once. So is a block that was put since, while older ones are
+//! there: else many puts at once would lose the first of them before blocks that were read once long ago.
 //!
 //! It decides only which block makes room first. Counts are bytes that wrap around. Two processes of a host may lose one of two hits, and
 //! slots of two owners share a count.
@@ -7,7 +8,7 @@
 use polder_mem::{LINE, Memory, Offset};
 
 use super::slabs::Slab;
-use super::wire::{COUNTED_BYTES, SlabHead};
+use super::wire::{COUNTED_BYTES, Entry, SlabHead, Slot, Turns};
 use super::{CLASSES, Cache};
 use crate::PoolError;
 use crate::line::WORDS;
@@ -20,6 +21,8 @@ const COUNTS: usize = WORDS + 1;
 const MOST_LINES: u64 = 1 << 20;
 /// So many used blocks are spared for each that is to be stored. Then the next makes room, so that no put passes over a whole cache.
 const SPARED: usize = 64;
+/// As above, of new blocks: each is spared once at most, so that few are passed over for each that is stored.
+const SPARED_NEW: usize = 1024;
 
 /// What an owner knows of the counts while it looks for room.
 #[derive(Debug)]
@@ -30,20 +33,50 @@ pub(super) struct Uses {
     line: Option<(u64, [u64; COUNTS])>,
     /// The count that was asked for last, and whether it had changed.
     last: Option<(u64, bool)>,
-    /// How many blocks may be spared yet.
-    spares: usize,
+    /// How many blocks may be spared yet: used ones, and new ones.
+    spares: [usize; 2],
+    /// Blocks that the host has put.
+    puts: u32,
+    /// Slots for blocks of this size, and how many were passed since a new block last made room.
+    slots: u64,
+    passed: u64,
+    /// Of the new blocks that were spared since then, the one that was put first: how many were put since, and where it is.
+    oldest_new: Option<(u32, Slot, Slab)>,
 }
 
 impl Uses {
     /// From here on the block that comes next makes room.
     pub(super) const fn spare_no_more(&mut self) {
-        self.spares = 0;
+        self.spares = [0; 2];
     }
 
-    fn spare(&mut self) -> bool {
-        let may_spare = self.spares > 0;
-        self.spares = self.spares.saturating_sub(1);
+    fn spare(&mut self, is_new: bool) -> bool {
+        let spares = &mut self.spares[usize::from(is_new)];
+        let may_spare = *spares > 0;
+        *spares = spares.saturating_sub(1);
         may_spare
+    }
+
+    /// The slot of the oldest block that was spared because it is new, where all slots were passed and none had an older block to give.
+    pub(super) fn new_one_for_want_of_older(&mut self) -> Option<(Slot, Slab)> {
+        self.passed += 1;
+        if self.passed <= self.slots {
+            return None;
+        }
+        self.passed = 0;
+        self.oldest_new.take().map(|(_, slot, slab)| (slot, slab))
+    }
+
+    /// Whether a block was put since this host last came by, and may be spared. Where nothing is spared, a turn of all slots puts as many
+    /// blocks: then the one that comes next is the oldest, and none counts as new.
+    fn spares_new(&mut self, block: &Entry, turns: Turns, (slot, slab): (Slot, &Slab)) -> bool {
+        let age = self.puts.wrapping_sub(block.puts);
+        let is_new = age <= self.puts.wrapping_sub(turns.before) && u64::from(age) * 4 < self.slots * 3;
+        let spares = is_new && self.spare(true);
+        if spares && self.oldest_new.is_none_or(|(oldest, ..)| oldest < age) {
+            self.oldest_new = Some((age, slot, *slab));
+        }
+        spares
     }
 }
 
@@ -103,25 +136,41 @@ impl<M: Memory> Cache<M> {
         }
     }
 
-    /// What an owner needs to know which of its blocks are used, when it stores so many.
-    pub(super) fn uses(&self, wanted: usize) -> Uses {
+    /// What an owner needs to know which of its blocks are used, when it stores so many and has put and has so many.
+    pub(super) fn uses(&self, wanted: usize, puts: u64, slots: u64) -> Uses {
         let replica = locked(&self.replica);
         let part = |part: &Object| (part.at(), part.at() != self.part.at());
         Uses {
             parts: replica.parts().map(part).collect(),
             line: None,
             last: None,
-            spares: SPARED * (1 + wanted),
+            spares: [SPARED, SPARED_NEW].map(|spared| spared * (1 + wanted)),
+            puts: puts as u32,
+            slots,
+            passed: 0,
+            oldest_new: None,
         }
     }
 
-    /// Whether the block of a slot of this host was read since this was last asked, and may be spared.
-    pub(super) fn is_spared(&self, uses: &mut Uses, slab: &Slab, index: u32) -> Result<bool, PoolError> {
+    /// Whether the block of a slot of this host is used or new, and may be spared.
+    pub(super) fn is_spared(
+        &self,
+        uses: &mut Uses,
+        block: &Entry,
+        turns: Turns,
+        (slot, slab): (Slot, &Slab),
+    ) -> Result<bool, PoolError> {
+        Ok(self.is_used(uses, slab, slot.index())? && uses.spare(false)
+            || uses.spares_new(block, turns, (slot, slab)))
+    }
+
+    /// Whether the block of a slot of this host was read since this was last asked.
+    fn is_used(&self, uses: &mut Uses, slab: &Slab, index: u32) -> Result<bool, PoolError> {
         let count = self.count_of(self.pool.member().host, slab, index);
         if let Some((last, was_used)) = uses.last
             && last == count
         {
-            return Ok(was_used && uses.spare());
+            return Ok(was_used);
         }
         let (line, word, bit) = split(count);
         let sums = match uses.line {
@@ -137,7 +186,7 @@ impl<M: Memory> Cache<M> {
             memory.store(at, seen & !byte | sums[word] & byte);
         }
         uses.last = Some((count, was_used));
-        Ok(was_used && uses.spare())
+        Ok(was_used)
     }
 
     fn sum_counts(&self, parts: &[(Offset, bool)], line: u64) -> Result<[u64; COUNTS], PoolError> {

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | 0, 1 | key |
 //! | 2 | bits 0..56 generation, bits 56..64 state: 0 free, 1 reserved, 2 live |
-//! | 3 | first 4 bytes of the identity's hash |
+//! | 3 | bits 0..32 first 4 bytes of the identity's hash, bits 32..64 low bits of the blocks that its host had put when the slot was taken |
 //! | 4 | bits 0..32 bytes of the block, bits 32..40 host, bits 40..64 slab |
 //! | 5 | XXH3-64 of the block, 0 where it was not asked for |
 //! | 6 | the process that has reserved it |
@@ -35,6 +35,7 @@
 //! |---|---|
 //! | 0 | bytes of a block, 0 where no size is kept |
 //! | 1 | bits 0..14 the slot that is taken next, bits 14..32 its slab |
+//! | 2 | bits 0..32 low bits of the blocks that the host had put when its turn of all slots began, bits 32..64 the same of the turn before |
 //!
 //! # Words of a line of a log
 //! | word | what |
@@ -160,6 +161,23 @@ impl Slot {
     }
 }
 
+/// How many blocks a host had put when its last two turns of its slots began: the low bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Turns {
+    pub(super) this: u32,
+    pub(super) before: u32,
+}
+
+impl Turns {
+    pub(super) const fn of(word: u64) -> Self {
+        Self { this: word as u32, before: (word >> 32) as u32 }
+    }
+
+    pub(super) const fn word(self) -> u64 {
+        self.this as u64 | (self.before as u64) << 32
+    }
+}
+
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum State {
@@ -179,6 +197,7 @@ pub(super) struct Entry {
     pub(super) generation: u64,
     pub(super) state: State,
     pub(super) identity: u32,
+    pub(super) puts: u32,
     pub(super) bytes: u32,
     pub(super) host: u16,
     pub(super) slab: u32,
@@ -191,7 +210,8 @@ impl Entry {
         let place = u64::from(self.bytes) | u64::from(self.host) << 32 | u64::from(self.slab) << 40;
         let stamp = self.generation | (self.state as u64) << GENERATION_BITS;
         let (low, high) = (self.key as u64, (self.key >> 64) as u64);
-        [low, high, stamp, self.identity.into(), place, self.sum, self.holder]
+        let identity = u64::from(self.identity) | u64::from(self.puts) << 32;
+        [low, high, stamp, identity, place, self.sum, self.holder]
     }
 
     pub(super) fn decode(words: &Words) -> Option<Self> {
@@ -207,6 +227,7 @@ impl Entry {
             generation: stamp & GENERATIONS,
             state,
             identity: identity as u32,
+            puts: (identity >> 32) as u32,
             bytes: place as u32,
             host: (place >> 32) as u16 & 0xff,
             slab: (place >> 40) as u32,
@@ -318,6 +339,7 @@ mod tests {
             generation: GENERATIONS,
             state: State::Live,
             identity: u32::MAX,
+            puts: 6,
             bytes: 1 << 31,
             host: 63,
             slab: MAX_SLABS - 1,
@@ -332,6 +354,8 @@ mod tests {
             let line = LogLine::decode(&LogLine::encode(5, &records));
             assert_eq!(line, LogLine { sequence: 5, records });
         }
+        let turns = Turns { this: 4, before: u32::MAX };
+        assert_eq!(Turns::of(turns.word()), turns);
         let (slot, root) = (Slot::new(300, 7), Root { slab_bytes: 1, log_lines: 2, budget: 3, hosts: 64 });
         assert_eq!((slot.slab(), slot.index()), (300, 7));
         assert_eq!(Root::decode(&root.encode()), Some(root));

@@ -4,7 +4,7 @@
 //! over the seven before it. A line that was never written is all zeros, which is valid and empty.
 
 use polder_mem::{Fault, LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The words that a line carries beside its checksum.
 pub const WORDS: usize = 7;
@@ -22,7 +22,7 @@ pub fn checksum(words: &Words) -> u64 {
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
     }
-    xxh3_64(&bytes).max(1)
+    XxHash3_64::oneshot(&bytes).max(1)
 }
 
 /// Stores `words` and their checksum into the line at `at`, without making it visible.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::PoolError;
 
@@ -73,7 +73,7 @@ impl<'a> Name<'a> {
     /// What directory entries hold of it.
     #[must_use]
     pub fn hash(&self) -> u128 {
-        xxh3_128(self.text.as_bytes())
+        XxHash3_128::oneshot(self.text.as_bytes())
     }
 }
 

@@ -12,7 +12,7 @@
 //! ```
 
 use polder_mem::{Memory, Offset};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::{INLINE, RingShape};
 
@@ -133,7 +133,7 @@ fn checksum(body: &[u64; 6]) -> u64 {
     for (to, word) in bytes.chunks_exact_mut(8).zip(body) {
         to.copy_from_slice(&word.to_le_bytes());
     }
-    xxh3_64(&bytes)
+    XxHash3_64::oneshot(&bytes)
 }
 
 /// Short payload as the two words of an inline header.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polder_mem::{Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::manifest::{HEAD_LINE, Head, MANIFEST_LINE, Manifest, Other, Tensor, stamp, start};
 use super::{Store, Version};
@@ -147,7 +147,7 @@ impl Stage {
             // Of what stands there, where that is in the object.
             let mut there = vec![0; 64];
             let sum = match object.read_at(self.memory(), offset, &mut there) {
-                Ok(()) if script.byte() < 192 => xxh3_128(&there),
+                Ok(()) if script.byte() < 192 => XxHash3_128::oneshot(&there),
                 _ => u128::from(script.word()),
             };
             tensors.insert((*name).to_owned(), Tensor { object: of, offset, bytes, sum });
@@ -160,7 +160,11 @@ impl Stage {
         let room = (object.bytes() - MANIFEST_LINE * LINE) as usize;
         let fits = &encoded[..encoded.len().min(room)];
         object.write_at(self.memory(), MANIFEST_LINE * LINE, fits).expect("ordinary memory");
-        let head = Head { manifest_bytes: script.near(fits.len() as u64), sum: xxh3_128(fits), attempt: 0 };
+        let head = Head {
+            manifest_bytes: script.near(fits.len() as u64),
+            sum: XxHash3_128::oneshot(fits),
+            attempt: 0,
+        };
         let [low, high] = halves(head.sum);
         let words = [*number, stamp(object), head.manifest_bytes, low, high, 0, 0];
         let mut words = words.map(|word| if script.byte() < 16 { script.near(word) } else { word });

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use polder_mem::{LINE, Memory};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::entry::halves;
 use crate::object::{GENERATION_BITS, Object};
@@ -59,7 +59,7 @@ pub(super) struct Head {
 impl Head {
     /// Of this manifest.
     pub(super) fn of(manifest: &[u8], attempt: u64) -> Self {
-        Self { manifest_bytes: manifest.len() as u64, sum: xxh3_128(manifest), attempt }
+        Self { manifest_bytes: manifest.len() as u64, sum: XxHash3_128::oneshot(manifest), attempt }
     }
 
     /// Publishes it; once this returns, the version is in memory, and every reader finds it.

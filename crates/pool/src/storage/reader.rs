@@ -5,18 +5,16 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use polder_mem::{Fault, LINE, Memory, Offset};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::manifest::{HEAD_LINE, MANIFEST_LINE, Manifest, Tensor};
 use super::{Found, MANIFEST, Store};
 use crate::deviation::Deviation;
 use crate::list::ListedObject;
 use crate::object::Object;
+use crate::pieces::{PIECE_BYTES, pieces};
 use crate::pool::locked;
 use crate::{Pool, PoolError, word};
-
-/// What is copied is summed while it is in the caches.
-const PIECE_BYTES: usize = 128 << 10;
 
 /// A whole version. What it holds stays where it is until it is dropped.
 #[derive(Debug)]
@@ -198,7 +196,7 @@ impl<M: Memory> Version<M> {
         self.sum(tensor, |from, piece, hash| {
             let piece = &mut into[piece];
             memory.copy_out(from, piece)?;
-            hash.update(piece);
+            hash.write(piece);
             Ok(())
         })
     }
@@ -229,7 +227,7 @@ impl<M: Memory> Version<M> {
             self.sum(tensor, |from, piece, hash| {
                 let piece = &mut scratch[..piece.len()];
                 memory.copy_out(from, piece)?;
-                hash.update(piece);
+                hash.write(piece);
                 Ok(())
             })?;
             locked(&self.checked).insert(name.to_owned());
@@ -248,18 +246,18 @@ impl<M: Memory> Version<M> {
     fn sum(
         &self,
         tensor: &Tensor,
-        mut copy: impl FnMut(Offset, Range<usize>, &mut Xxh3) -> Result<(), Fault>,
+        mut copy: impl FnMut(Offset, Range<usize>, &mut XxHash3_128) -> Result<(), Fault>,
     ) -> Result<(), PoolError> {
         let (memory, at) = (self.pool.memory(), self.at(tensor));
         // What this host saw of the object that lay there before.
         memory.invalidate(at, tensor.bytes);
         // SYNC: pairs with the writer's copy, as above.
         memory.fence_invalidations();
-        let (mut hash, bytes) = (Xxh3::new(), tensor.bytes as usize);
-        for begin in (0..bytes).step_by(PIECE_BYTES) {
-            copy(at + begin as u64, begin..(begin + PIECE_BYTES).min(bytes), &mut hash)?;
+        let (mut hash, bytes) = (XxHash3_128::new(), tensor.bytes as usize);
+        for piece in pieces(bytes) {
+            copy(at + piece.start as u64, piece, &mut hash)?;
         }
-        match hash.digest128() == tensor.sum {
+        match hash.finish_128() == tensor.sum {
             true => Ok(()),
             false => Err(PoolError::Corrupt { offset: at, what: "tensor of a version" }),
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use polder_mem::{LINE, Memory, Offset};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::manifest::{self, Head, MANIFEST_LINE, Manifest, Other, Tensor};
 use super::{Found, Store, Version};
@@ -185,7 +185,10 @@ impl<M: Memory> Store<M> {
         let (memory, number) = (self.pool.memory(), plan.published.version);
         if Deviation::HeadFirst.is_on() {
             for (name, bytes) in &plan.fresh {
-                plan.manifest.tensors.entry((*name).to_owned()).and_modify(|it| it.sum = xxh3_128(bytes));
+                plan.manifest
+                    .tensors
+                    .entry((*name).to_owned())
+                    .and_modify(|it| it.sum = XxHash3_128::oneshot(bytes));
             }
             Head::of(&plan.manifest.encode(), plan.attempt).publish(memory, object, number);
         }
@@ -199,7 +202,7 @@ impl<M: Memory> Store<M> {
             }
             copy.clear();
             copy.extend_from_slice(bytes);
-            tensor.sum = xxh3_128(&copy);
+            tensor.sum = XxHash3_128::oneshot(&copy);
             memory.copy_in_nt(at, &copy)?;
         }
         let encoded = plan.manifest.encode();
@@ -281,7 +284,7 @@ impl<'t> Plan<'t> {
                 unchanged[index].and_then(|old| Some(Tensor { object: *objects.get(&old.object)?, ..old }));
             let length = bytes.len() as u64;
             // One that may change is summed when it is copied.
-            let sum = if kept.is_some() || may_change(bytes) { 0 } else { xxh3_128(bytes) };
+            let sum = if kept.is_some() || may_change(bytes) { 0 } else { XxHash3_128::oneshot(bytes) };
             let tensor = kept.unwrap_or(Tensor { object: 0, offset: end, bytes: length, sum });
             match kept {
                 Some(_) => shared += length,
@@ -324,7 +327,7 @@ impl<M: Memory> Version<M> {
         let is_it = old.bytes == bytes.len() as u64
             && !bytes.is_empty()
             && self.begins_with(&old, bytes)
-            && xxh3_128(bytes) == old.sum;
+            && XxHash3_128::oneshot(bytes) == old.sum;
         is_it.then_some(old)
     }
 
