@@ -24,7 +24,7 @@ SIZES = "1B,64B,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB"
 SWEEP = f"mpi --mpi {MPICH} --figure {{}} --sizes {SIZES} --plot docs/figure{{}}.svg"
 # What `polder-dev bench` gets for each file of data/measured.
 BENCHES = {name: name for name in ["lines", "ring", "collectives", "torch", "plan", "pages", "sync", "snapshot"]}
-BENCHES |= {name: name for name in ["weights", "objects", "ranks"]}
+BENCHES |= {name: name for name in ["weights", "kv", "objects", "ranks"]}
 BENCHES |= {"mpi": f"mpi --mpi {MPICH},.venv/bin/mpiexec"}
 BENCHES |= {f"figure{number}": SWEEP.format(number, number) for number in range(5, 9)}
 # A cell of the figures of cMPI: its size, its ranks, and over which pool.
