@@ -176,11 +176,13 @@ impl Optimizer {
     }
 }
 
-/// The state of a shard, as its proxy keeps it in its own memory.
+/// The state of a shard, as its proxy keeps it in its own memory. Its parameters stand in the pool, where clients pull them, and here
+/// only while something else stands there.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     slots: [Vec<f32>; 3],
-    gradients: Vec<f32>,
+    /// Whether the parameters stand in the pool.
+    pub(super) is_out: bool,
 }
 
 impl Held {
@@ -195,7 +197,21 @@ impl Held {
         if of.has_square() {
             self.hold(Slot::Square, elements);
         }
-        self.slots[0].len() == elements
+        self.is_out || self.slots[0].len() == elements
+    }
+
+    /// Whether parameters stand in the pool, and something else is about to.
+    pub(super) fn is_in_the_way(&self, order: &Order) -> bool {
+        let stays = matches!(
+            order,
+            Order::Step { .. } | Order::Load(Slot::Parameters) | Order::Save(Slot::Parameters)
+        );
+        self.is_out && !stays
+    }
+
+    /// The parameters stand in the pool from now on.
+    pub(super) fn put_out(&mut self) {
+        (self.slots[0], self.is_out) = (vec![], true);
     }
 
     /// Takes a piece of the state from these bytes, from element `at` on.
@@ -214,33 +230,40 @@ impl Held {
         }
     }
 
-    /// Steps with the gradients in `bytes` times each of `factors`, from element `at` on, and puts the new parameters there.
+    /// Steps with the gradients in `bytes` times each of `factors`, from element `at` on, and puts the new parameters there. The
+    /// old ones are those of `parameters`, if they stood in the pool.
     pub(super) fn step(
         &mut self,
         update: Update,
         factors: &[f32],
         at: usize,
+        parameters: Option<&[u8]>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
         let elements = bytes.len() / 4;
-        self.gradients.clear();
-        self.gradients.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        let mut gradients = floats(bytes);
         for factor in factors {
-            self.gradients.iter_mut().for_each(|it| *it *= factor);
+            gradients.iter_mut().for_each(|it| *it *= factor);
         }
-        let [parameters, mean, square] = &mut self.slots;
+        let mut parameters = parameters.map_or_else(|| self.slots[0][at..at + elements].to_vec(), floats);
+        let [_, mean, square] = &mut self.slots;
         let square: &mut [f32] = if square.is_empty() { &mut [] } else { &mut square[at..at + elements] };
         let piece = Piece {
-            parameters: &mut parameters[at..at + elements],
-            gradients: Gradients::F32(&self.gradients),
+            parameters: &mut parameters,
+            gradients: Gradients::F32(&gradients),
             mean: &mut mean[at..at + elements],
             square,
             copy: None,
         };
         step(vec![Work { update, piece, stripe: 0 }], Factor::default(), 1)?;
-        self.save(Slot::Parameters, at, bytes);
+        let (words, _) = bytes.as_chunks_mut();
+        words.iter_mut().zip(parameters).for_each(|(to, from)| *to = from.to_le_bytes());
         Ok(())
     }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
 }
 
 #[cfg(test)]
@@ -274,7 +297,7 @@ mod tests {
         held.hold(Slot::Parameters, 2);
         assert!(held.hold_all(&Optimizer::Sgd(sgd), 2));
         let mut bytes = [3.0_f32, 0.1].map(f32::to_le_bytes).concat();
-        held.step(Optimizer::Sgd(sgd).update(1), &[0.1, 0.7], 0, &mut bytes).unwrap();
+        held.step(Optimizer::Sgd(sgd).update(1), &[0.1, 0.7], 0, None, &mut bytes).unwrap();
         let expected = [3.0_f32, 0.1].map(|it| -(it * 0.1 * 0.7)).map(f32::to_le_bytes).concat();
         assert_eq!(bytes, expected);
     }

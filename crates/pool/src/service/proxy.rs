@@ -9,7 +9,7 @@ use polder_kernels::{Block, BlockMean, MeanVisitor, Op, divide, reduce, with_mea
 use polder_mem::{Fault, Fold, LINE, Memory, Nanos, Offset};
 
 use super::lanes::Lane;
-use super::order::Held;
+use super::order::{Held, Slot};
 use super::place::{Places, Queue, order_lines};
 use super::{Agreement, Failure, NEVER, Order, Parts, ServiceOptions};
 use crate::PoolError;
@@ -234,6 +234,18 @@ impl<M: Memory> Proxy<M> {
         let streams = streams || bytes >= STREAMED;
         let elements = (bytes / 4) as usize;
         let had_mean = std::mem::replace(&mut has_mean[shard as usize], matches!(order, Some(Order::Mean)));
+        if let Some((order, held)) = order.as_ref().zip(held.get_mut(&shard))
+            && held.is_in_the_way(order)
+        {
+            held.hold(Slot::Parameters, elements);
+            held.is_out = false;
+            for piece in pieces(bytes) {
+                let (kept, _) = scratch.halves(length(&piece));
+                // This process alone has written there.
+                parts.memory.copy_out(into + piece.start, kept)?;
+                held.load(Slot::Parameters, (piece.start / 4) as usize, kept);
+            }
+        }
         let Some(order) = order.as_ref().filter(|order| **order != Order::Mean) else {
             let of = Shards { memory: &parts.memory, from: &from, into, bytes, streams };
             with_mean(*dtype, clients, of).expect("floats, which have a mean")?;
@@ -251,6 +263,8 @@ impl<M: Memory> Proxy<M> {
                 }
                 update = Some(of.update(*number));
             }
+            // Those that stand in the pool stay there.
+            Order::Save(Slot::Parameters) if held.is_out => {}
             Order::Load(slot) | Order::Save(slot) => held.hold(*slot, elements),
             Order::Mean => {}
         }
@@ -262,6 +276,9 @@ impl<M: Memory> Proxy<M> {
             let first = (piece.start / 4) as usize;
             let mut factors: &[f32] = &[];
             match order {
+                Order::Save(Slot::Parameters) if held.is_out => {
+                    parts.memory.copy_out(into + piece.start, sum)?;
+                }
                 Order::Save(slot) => held.save(*slot, first, sum),
                 Order::Load(slot) => {
                     parts.memory.copy_out(from[0] + piece.start, sum)?;
@@ -282,9 +299,20 @@ impl<M: Memory> Proxy<M> {
                 }
             }
             if let Some(update) = update {
-                held.step(update, factors, first, sum).expect("arrays of one length");
+                let old = match held.is_out {
+                    true => {
+                        parts.memory.copy_out(into + piece.start, part)?;
+                        Some(&*part)
+                    }
+                    false => None,
+                };
+                held.step(update, factors, first, old, sum).expect("arrays of one length");
             }
             fill(&parts.memory, into + piece.start, sum, streams)?;
+        }
+        if update.is_some() || matches!(order, Order::Load(Slot::Parameters) | Order::Save(Slot::Parameters))
+        {
+            held.put_out();
         }
         self.has_summed(shard, bytes, now);
         Ok(())
