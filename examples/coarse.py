@@ -472,7 +472,11 @@ def simulate(plan: SyncPlan, options: argparse.Namespace) -> list[float]:
     asked = [command, "plan", "sync", "--json", "--layers", f"{layers}x{plan.total_bytes // layers / 1e6:.3f}MB"]
     asked += ["--forward", f"{plan.forward_s * 1e3:.3f} ms", "--backward", f"{plan.backward_s * 1e3:.3f} ms"]
     asked += ["--worker-bandwidth", f"{plan.worker_rate / 1e9:.6f} GB/s"]
-    asked += ["--proxy-bandwidth", f"{plan.proxy_rate / 1e9:.6f} GB/s", "--latency", f"{SHARD_SECONDS * 1e6} us"]
+    # Of a push, a sum and a pull together, by the ring's formula: what all devices carry of all workers.
+    device = RANKS * plan.proxy_rate / (2 * (RANKS - 1) / RANKS * options.proxies)
+    asked += ["--proxies", str(options.proxies), "--proxy-bandwidth", f"{device / 1e9:.6f} GB/s"]
+    asked += ["--link-bandwidth", f"{plan.proxy_rate / (2 * (RANKS - 1) / RANKS) / 1e9:.6f} GB/s"]
+    asked += ["--latency", f"{SHARD_SECONDS * 1e6} us"]
     asked += ["--shard", f"{plan.shard_bytes} B", "--workers", str(RANKS)]
     ended = subprocess.run(asked, capture_output=True, text=True, check=True)
     return [point["step_s"] for point in json.loads(ended.stdout)["sweep"]]

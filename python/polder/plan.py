@@ -1078,6 +1078,88 @@ def tier(
 _OFFLOADED = ("fwd_s", "bwd_s", "step_s", "total_s", "tokens_per_s", "dram_only_s", "gpu_bytes", "bytes")
 
 
+_OF_SYNC = (
+    *(f"{way}_{of}" for way in ("all_reduce", "overlapped", "service", "best") for of in ("step_s", "blocked_s")),
+    "service_bytes",
+    "best_bytes",
+    "split_bytes",
+)
+
+
+def sync(
+    layers: str | Sequence[int],
+    *,
+    forward_s: ArrayLike,
+    backward_s: ArrayLike,
+    worker_bandwidth: ArrayLike,
+    workers: ArrayLike = 2,
+    proxies: ArrayLike | None = None,
+    proxy_bandwidth: ArrayLike | None = None,
+    link_bandwidth: ArrayLike | None = None,
+    latency_s: ArrayLike = 10e-6,
+    shard: ArrayLike = 2 << 20,
+    first_layers_first: ArrayLike = True,
+) -> dict[str, NDArray[Any]]:
+    """Predict many data-parallel steps with all-reduces and a parameter service, as ``polder plan sync`` does.
+
+    Parameters
+    ----------
+    layers
+        Bytes of the gradients of each layer, the first one first; or a model, as for `train`.
+    forward_s, backward_s
+        Seconds of both passes, numbers or arrays.
+    worker_bandwidth
+        What an all-reduce among workers reaches, in bytes a second: bytes of the gradients times 2(p-1)/p over seconds.
+    workers, proxies
+        How many of each, whole numbers or arrays. Each proxy sums shards of its own; as many as workers by default.
+    proxy_bandwidth, link_bandwidth
+        What a proxy's device and a worker's link carry each way, in bytes a second: that of the workers and that of a
+        device by default.
+    latency_s
+        Seconds of each push and pull of a shard, and of each all-reduce, besides its bytes.
+    shard
+        Bytes of a shard.
+    first_layers_first
+        Whether the shards of the first layers go first, of those that wait.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then as float64 ``all_reduce``, ``overlapped`` (DDP), ``service``
+        (m by the paper's formula) and ``best`` (the best m), each with ``_step_s``, from the begin of the backward pass
+        to the end of the next forward pass, and ``_blocked_s``, what no computation hides; ``service_bytes`` and
+        ``best_bytes`` on the proxies; ``split_bytes``, the formula's m.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When there is no such model, or a number makes no sense.
+
+    Examples
+    --------
+    >>> passes = {"forward_s": 0.04, "backward_s": 0.08}
+    >>> table = sync([125_000_000] + 24 * [50_000_000], workers=4, worker_bandwidth=12e9, **passes)
+    >>> bool(table["best_step_s"] < table["overlapped_step_s"] < table["all_reduce_step_s"])
+    True
+    """
+    given = {
+        "workers": ("workers", workers),
+        "forward_s": ("forward_s", forward_s),
+        "backward_s": ("backward_s", backward_s),
+        "worker_bandwidth": ("worker_bandwidth", worker_bandwidth),
+        "proxies": ("proxies", proxies),
+        "proxy_bandwidth": ("proxy_bandwidth", proxy_bandwidth),
+        "link_bandwidth": ("link_bandwidth", link_bandwidth),
+        "latency_s": ("latency_s", latency_s),
+        "shard": ("shard", shard),
+        "first_layers_first": ("first_layers_first", first_layers_first),
+    }
+    columns, rows = _rows(given)
+    model = layers if isinstance(layers, str) else None
+    sizes = [] if isinstance(layers, str) else list(layers)
+    return columns | _figures(_core.plan_sync(model, sizes, _json(rows)), columns, _OF_SYNC)
+
+
 def offload(
     model: Any,
     platform: str,

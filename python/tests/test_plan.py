@@ -402,6 +402,33 @@ def test_offloaded_steps_equal_those_of_the_command() -> None:
             plan.offload("mistral-nemo-12b", "finetuning-b", context=4096, **wrong)
 
 
+def test_steps_with_a_parameter_service_equal_those_of_the_command() -> None:
+    layers = [125_000_000, *[50_000_000] * 24]
+    passes = {"forward_s": 0.04, "backward_s": 0.08, "worker_bandwidth": 12e9, "link_bandwidth": 24e9}
+    table = plan.sync(layers, workers=4, proxies=[[1], [4]], shard=[2 << 20, 8 << 20], **passes)
+    assert table["best_step_s"].shape == (2, 2)
+    command = "sync --layers 125MB,24x50MB --workers 4 --forward 40ms --backward 80ms --worker-bandwidth 12GB/s"
+    for row, proxies in enumerate((1, 4)):
+        for column, shard in enumerate(("2MiB", "8MiB")):
+            found = said(f"{command} --link-bandwidth 24GB/s --proxies {proxies} --shard {shard}")
+            for way in ("all_reduce", "overlapped", "service", "best"):
+                for of in ("step_s", "blocked_s"):
+                    assert table[f"{way}_{of}"][row, column] == found[way][of]
+            assert table["best_bytes"][row, column] == found["best"]["proxied_bytes"]
+            assert table["split_bytes"][row, column] == found["split_bytes"]
+    # More devices carry more.
+    assert (table["service_step_s"][0] > table["service_step_s"][1]).all()
+    assert plan.sync("llama3-8b", **passes)["all_reduce_step_s"].shape == ()
+    for given, why in (
+        ({"workers": 1}, "workers is 1 and proxies 1; give 2 and 1 or more"),
+        ({"worker_bandwidth": 0.0}, "worker_bandwidth is 0; give bytes a second above 0"),
+        ({"latency_s": -1.0}, "latency_s is -1; give seconds from 0 on"),
+        ({"shard": 1}, "shard is 1: 1325000000 bytes are more than 4194304 of them"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.sync(layers, **{**passes, **given})
+
+
 def test_the_step_of_a_live_module_is_that_of_its_configuration(tmp_path: Path) -> None:
     class Config:
         shape: ClassVar = {

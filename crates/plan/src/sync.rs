@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use polder_platform::{Bandwidth, Bytes, Time, quoted};
 use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
-use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
+use polder_sim::sync::{MOST_LAYERS, MOST_SHARDS, ShardOrder, SplitPoint, SyncJob, SyncSeconds, layers_of};
 use polder_sim::{Fidelity, Model, StepFlits, counted};
 use serde::Serialize;
 
@@ -42,10 +42,13 @@ pub(crate) struct Arguments {
     /// Kind of rack, if the platform has several [default: the first by name].
     #[arg(long, value_name = "NAME", requires = "platform")]
     rack: Option<String>,
-    /// The same of proxies [default: that of the workers].
+    /// Number of proxies, each of which sums shards of its own [default: one for each worker].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    proxies: Option<u32>,
+    /// What a proxy's device carries each way, both ways at once, for all workers [default: that of the workers].
     #[arg(long, value_name = "BANDWIDTH")]
     proxy_bandwidth: Option<String>,
-    /// What a worker's link to its proxy carries each way, both ways at once [default: that of the proxies].
+    /// What a worker's link to the proxies carries each way, both ways at once [default: that of a proxy's device].
     #[arg(long, value_name = "BANDWIDTH")]
     link_bandwidth: Option<String>,
     /// What all workers together read of one memory device, for the central server [default: that of a link].
@@ -104,11 +107,6 @@ struct Report {
 
 /// Points of the sweep beside that at 0.
 const STEPS: u32 = 10;
-/// Layers of a model, at most.
-const MOST_LAYERS: usize = 100_000;
-/// Shards that are followed one by one, at most.
-const MOST_SHARDS: u64 = 1 << 22;
-
 fn seconds(option: &str, text: &str) -> Result<f64, Failure> {
     quantity(option, text).map(Time::value)
 }
@@ -147,13 +145,7 @@ impl Arguments {
     fn job(&self) -> Result<(SyncJob, Option<StepFlits>), Failure> {
         let layers = match &self.model {
             None => layers(&self.layers)?,
-            Some(name) => {
-                let model = Model::load(name)?;
-                let embedding = model.embedding_parameters();
-                let block = (model.parameters() - embedding) / f64::from(model.layers);
-                let blocks = std::iter::repeat_n(4.0 * block, model.layers as usize);
-                std::iter::once(4.0 * embedding).chain(blocks).map(|bytes| bytes as u64).collect()
-            }
+            Some(name) => layers_of(&Model::load(name)?),
         };
         let (worker, flits) = self.worker(layers.iter().sum::<u64>() as f64)?;
         let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);
@@ -164,6 +156,7 @@ impl Arguments {
             forward_s: seconds("--forward", &self.forward)?,
             backward_s: seconds("--backward", &self.backward)?,
             worker,
+            proxies: Some(self.proxies.unwrap_or(self.workers)),
             proxy,
             link: given("--link-bandwidth", self.link_bandwidth.as_deref())?.unwrap_or(proxy),
             latency_s: seconds("--latency", &self.latency)?,

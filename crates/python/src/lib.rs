@@ -46,6 +46,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_fabric, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_inference, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_coherence, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_sync, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_mixed, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_mpi, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_chakra, module)?)?;

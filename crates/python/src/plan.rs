@@ -13,6 +13,7 @@ use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
 use polder_sim::program::{
     OperatorRates, ProgramQuestion, ProgramTrace, StepCommunication, StepFabric, StepTrace,
 };
+use polder_sim::sync::{SyncQuestion, SyncSeconds, layers_of};
 use polder_sim::{
     Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, Request, RequestError,
     SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, choices, points,
@@ -140,6 +141,38 @@ pub(crate) fn plan_coherence<'py>(
         rates.into_iter().chain([it.coherent_s, it.copies_s])
     });
     Ok(floats(py, figures))
+}
+
+/// Data-parallel steps, a list of rows in JSON: of each 64-bit floats, step and blocked seconds of all-reduces after and beside the backward
+/// pass, and of the service by the formula and at best; then bytes on the proxies of both, and the formula's m.
+#[pyfunction]
+pub(crate) fn plan_sync<'py>(
+    py: Python<'py>,
+    model: Option<&str>,
+    layers: Vec<u64>,
+    rows: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let rows: Vec<SyncQuestion> = asked(rows, &[])?;
+    let layers = match model {
+        Some(model) => layers_of(&Model::load(model).map_err(wrong)?),
+        None => layers,
+    };
+    let figures = py.detach(|| {
+        let mut figures = vec![];
+        for row in &rows {
+            let job = row.job(&layers)?;
+            let (service, best) = (job.service(job.split_bytes()), job.best());
+            for SyncSeconds { step_s, blocked_s } in
+                [job.all_reduce(), job.overlapped(), service.seconds, best.seconds]
+            {
+                figures.extend([step_s, blocked_s]);
+            }
+            figures.extend([service.proxied_bytes, best.proxied_bytes].map(|it| it as f64));
+            figures.push(job.split_bytes());
+        }
+        Ok::<_, String>(figures)
+    });
+    Ok(floats(py, figures.map_err(wrong)?))
 }
 
 /// Steps on racks of two kinds, a list of requests in JSON: of each 64-bit floats, the step, that with an even batch, the range of the step, and of each kind copies,

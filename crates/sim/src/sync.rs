@@ -2,8 +2,8 @@
 //! it, a central parameter server (COARSE's DENSE), and a parameter service (COARSE, sections III-D to III-F).
 //!
 //! Layers have gradients one after the other, the last layer first. The next forward pass needs them in the other order. A service pushes
-//! shards over the client's link, sums them in a ring of proxies and pulls them, all three at once. The workers' ring sums the first layers,
-//! which are the rest.
+//! shards over the client's link, sums them and pulls them, all at once. In Polder's each shard has a proxy that sums it, and what a device
+//! takes and gives bounds the service. The paper's proxies sum in a ring. The workers' ring sums the first layers, which are the rest.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,7 +11,103 @@ use std::collections::BinaryHeap;
 use polder_place::sync::{Pace, pieces, proxied_tensors, ring, split};
 use polder_platform::Bandwidth;
 pub use polder_schedule::ShardOrder;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::step::model::Model;
+
+/// A step that is asked for, of layers that it shares with others. What is left out is as `polder plan sync` has it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SyncQuestion {
+    /// How many workers, from 2 on.
+    pub workers: u32,
+    /// Seconds of the forward pass.
+    pub forward_s: f64,
+    /// Seconds of the backward pass.
+    pub backward_s: f64,
+    /// What an all-reduce among workers reaches, in bytes a second of the ring's formula.
+    pub worker_bandwidth: f64,
+    /// How many proxies sum.
+    pub proxies: Option<u32>,
+    /// What a proxy's device carries in each direction, in bytes a second.
+    pub proxy_bandwidth: Option<f64>,
+    /// What a worker's link carries in each direction.
+    pub link_bandwidth: Option<f64>,
+    /// Seconds that each shard takes besides its bytes.
+    pub latency_s: f64,
+    /// Bytes of a shard.
+    pub shard: u64,
+    /// Whether the shards of the first layers go first.
+    pub first_layers_first: bool,
+}
+
+impl SyncQuestion {
+    /// The step.
+    ///
+    /// # Errors
+    /// What makes no sense, by its name.
+    pub fn job(&self, layers: &[u64]) -> Result<SyncJob, String> {
+        let rate = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(Bandwidth::new(value)),
+            false => Err(format!("{name} is {value}; give bytes a second above 0")),
+        };
+        for (name, value) in
+            [("forward_s", self.forward_s), ("backward_s", self.backward_s), ("latency_s", self.latency_s)]
+        {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("{name} is {value}; give seconds from 0 on"));
+            }
+        }
+        if self.workers < 2 || self.proxies == Some(0) {
+            let proxies = self.proxies.unwrap_or(self.workers);
+            return Err(format!("workers is {} and proxies {proxies}; give 2 and 1 or more", self.workers));
+        }
+        let job = SyncJob {
+            layers: layers.to_vec(),
+            workers: self.workers,
+            forward_s: self.forward_s,
+            backward_s: self.backward_s,
+            worker: rate("worker_bandwidth", self.worker_bandwidth)?,
+            proxies: Some(self.proxies.unwrap_or(self.workers)),
+            proxy: rate("proxy_bandwidth", self.proxy_bandwidth.unwrap_or(self.worker_bandwidth))?,
+            link: rate(
+                "link_bandwidth",
+                self.link_bandwidth.or(self.proxy_bandwidth).unwrap_or(self.worker_bandwidth),
+            )?,
+            latency_s: self.latency_s,
+            shard_bytes: self.shard,
+            order: match self.first_layers_first {
+                true => ShardOrder::FirstLayersFirst,
+                false => ShardOrder::FirstInFirstOut,
+            },
+        };
+        if layers.iter().all(|bytes| *bytes == 0) || layers.len() > MOST_LAYERS {
+            return Err(format!(
+                "layers are {}; give 1 to {MOST_LAYERS} with bytes of gradients",
+                layers.len()
+            ));
+        }
+        if job.bytes() / job.shard_bytes.max(1) > MOST_SHARDS {
+            let (bytes, shard) = (job.bytes(), job.shard_bytes);
+            return Err(format!("shard is {shard}: {bytes} bytes are more than {MOST_SHARDS} of them"));
+        }
+        Ok(job)
+    }
+}
+
+/// Gradient bytes of a model's embedding and of each block, in 32 bits.
+#[must_use]
+pub fn layers_of(model: &Model) -> Vec<u64> {
+    let embedding = model.embedding_parameters();
+    let block = (model.parameters() - embedding) / f64::from(model.layers);
+    let blocks = std::iter::repeat_n(4.0 * block, model.layers as usize);
+    std::iter::once(4.0 * embedding).chain(blocks).map(|bytes| bytes as u64).collect()
+}
+
+/// Layers of a model, at most.
+pub const MOST_LAYERS: usize = 100_000;
+/// Shards that are followed one by one, at most.
+pub const MOST_SHARDS: u64 = 1 << 22;
 
 /// What synchronisation is predicted for.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +122,9 @@ pub struct SyncJob {
     pub backward_s: f64,
     /// What the workers' ring carries, in bytes a second of the ring's formula.
     pub worker: Bandwidth,
-    /// What the proxies' ring carries, the same.
+    /// How many proxies sum shards of their own, each with a device of its own; without, they are the paper's ring.
+    pub proxies: Option<u32>,
+    /// What each proxy's device carries in each direction, both at once; of a ring what it carries, as the workers'.
     pub proxy: Bandwidth,
     /// What a client's link carries in each direction, both at once.
     pub link: Bandwidth,
@@ -129,13 +227,26 @@ impl SyncJob {
         self.seconds(&vec![end; self.layers.len()])
     }
 
+    /// Seconds that a byte of gradients takes of each stage of the service, which all work at once.
+    fn stages_s(&self) -> Vec<f64> {
+        let client = 1.0 / self.link.value();
+        match self.proxies {
+            Some(count) => {
+                // Every worker's copy goes into the device, and the sum comes out for every worker.
+                let device = f64::from(self.workers) / (f64::from(count) * self.proxy.value());
+                vec![client.max(device); 2]
+            }
+            None => vec![client, ring(self.workers) / self.proxy.value(), client],
+        }
+    }
+
     /// What the split rests on.
     #[must_use]
     pub fn pace(&self) -> Pace {
-        // Pushes and pulls go on beside the ring: the slower of both is what a byte takes.
-        let client = ring(self.workers) * self.link.value();
-        let proxy = if client > 0.0 { self.proxy.value().min(client) } else { self.proxy.value() };
-        let proxy = Bandwidth::new(proxy);
+        // The slowest stage is what a byte takes.
+        let slowest = self.stages_s().into_iter().fold(0.0, f64::max);
+        let ring = ring(self.workers);
+        let proxy = if ring > 0.0 { Bandwidth::new(ring / slowest) } else { self.proxy };
         Pace { forward_s: self.forward_s, backward_s: self.backward_s, proxy, worker: self.worker }
     }
 
@@ -176,8 +287,7 @@ impl SyncJob {
                     .map(|piece| (layer, (piece.end - piece.start) as f64, gradients[layer])),
             );
         }
-        let summed = ring(self.workers) / self.proxy.value();
-        for seconds_a_byte in [1.0 / self.link.value(), summed, 1.0 / self.link.value()] {
+        for seconds_a_byte in self.stages_s() {
             shards = self.stage(&shards, seconds_a_byte);
         }
         for (layer, _, at) in shards {
@@ -242,6 +352,7 @@ mod tests {
             forward_s: 0.04,
             backward_s: 0.08,
             worker: gb(12.0),
+            proxies: None,
             proxy: gb(12.0),
             link: gb(24.0),
             latency_s: 0.0,
@@ -267,8 +378,8 @@ mod tests {
     /// Nothing ends before the busiest resource can have carried all, and the paper's formula is that bound.
     #[test]
     fn the_service_is_never_faster_than_the_papers_formula_less_a_forward_pass_and_near_it_at_its_split() {
-        for shard in [0, 2_000_000] {
-            let job = job(ShardOrder::FirstLayersFirst, shard);
+        for (shard, proxies) in [(0, None), (2_000_000, None), (2_000_000, Some(4)), (2_000_000, Some(1))] {
+            let job = SyncJob { proxies, ..job(ShardOrder::FirstLayersFirst, shard) };
             let pace = job.pace();
             for point in job.sweep(10) {
                 let bound = polder_place::sync::step_seconds(
@@ -297,6 +408,20 @@ mod tests {
         ];
         assert!(fifo > shards && shards > first, "{fifo} {shards} {first}");
         assert!(first < 0.85 * fifo, "{fifo} {first}");
+    }
+
+    #[test]
+    fn proxies_apart_take_what_their_devices_carry_of_every_worker() {
+        let all = 1.325e9;
+        let seconds = |proxies| {
+            let job = SyncJob { proxies: Some(proxies), ..job(ShardOrder::FirstInFirstOut, 2_000_000) };
+            job.service(all).seconds
+        };
+        // Four workers write all gradients to one device, and with four devices a quarter to each.
+        assert!((seconds(1).step_s - (4.0 * all / 12e9 + 0.04)).abs() < 0.01, "{:?}", seconds(1));
+        assert!(seconds(4).blocked_s < 0.15 * seconds(1).blocked_s, "{:?}", seconds(4));
+        // A worker's link bounds any number of them.
+        assert_eq!(seconds(8), seconds(64));
     }
 
     #[test]

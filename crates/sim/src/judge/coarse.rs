@@ -336,6 +336,7 @@ impl CoarseFigure {
             forward_s,
             backward_s: 2.0 * forward_s,
             worker: Bandwidth::new(across(worker)?),
+            proxies: None,
             proxy: Bandwidth::new(across(proxy)?),
             link: Bandwidth::new(link / shared),
             latency_s: values.get("message")? * 1e-6,
