@@ -181,7 +181,6 @@ impl Optimizer {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     slots: [Vec<f32>; 3],
-    gradients: Vec<f32>,
     /// Whether the parameters stand in the pool.
     pub(super) is_out: bool,
 }
@@ -242,20 +241,16 @@ impl Held {
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
         let elements = bytes.len() / 4;
-        let floats = |bytes: &[u8]| -> Vec<f32> {
-            bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
-        };
-        self.gradients = floats(bytes);
-        let mut parameters: Vec<f32> =
-            parameters.map_or_else(|| self.slots[0][at..at + elements].to_vec(), floats);
+        let mut gradients = floats(bytes);
         for factor in factors {
-            self.gradients.iter_mut().for_each(|it| *it *= factor);
+            gradients.iter_mut().for_each(|it| *it *= factor);
         }
+        let mut parameters = parameters.map_or_else(|| self.slots[0][at..at + elements].to_vec(), floats);
         let [_, mean, square] = &mut self.slots;
         let square: &mut [f32] = if square.is_empty() { &mut [] } else { &mut square[at..at + elements] };
         let piece = Piece {
             parameters: &mut parameters,
-            gradients: Gradients::F32(&self.gradients),
+            gradients: Gradients::F32(&gradients),
             mean: &mut mean[at..at + elements],
             square,
             copy: None,
@@ -265,6 +260,10 @@ impl Held {
         words.iter_mut().zip(parameters).for_each(|(to, from)| *to = from.to_le_bytes());
         Ok(())
     }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
 }
 
 #[cfg(test)]
