@@ -63,6 +63,17 @@ impl<M: Memory> Cache<M> {
         self.finish(begun, blocks)
     }
 
+    /// As [`Cache::put`] of blocks that hold whatever lies in their slots: for figures of a cache that is larger than the memory.
+    ///
+    /// # Errors
+    /// Those of [`Cache::put`].
+    #[cfg(feature = "model")]
+    pub fn put_holes(&self, keys: &[Key]) -> Result<Put, PoolError> {
+        self.pool.expect_member()?;
+        let begun = self.begin(keys)?;
+        self.end(begun)
+    }
+
     /// Takes slots for the keys that have no blocks.
     pub(crate) fn begin(&self, keys: &[Key]) -> Result<Begun, PoolError> {
         let missing = self.missing(keys)?;
