@@ -156,8 +156,11 @@ impl<M: Memory> Cache<M> {
         }
         (0..keys.len()).filter(|index| !is_there[*index]).for_each(|index| pin.release(index));
         let mut replica = locked(&self.replica);
-        replica.counts.hits += reads.len() as u64;
-        replica.counts.misses += (keys.len() - reads.len()) as u64;
+        let (hits, misses) = (reads.len() as u64, (keys.len() - reads.len()) as u64);
+        replica.counts.hits += hits;
+        replica.counts.misses += misses;
+        drop(replica);
+        self.count(hits, misses);
         Ok(pin)
     }
 

@@ -258,6 +258,7 @@ impl<M: Memory> Cache<M> {
             slab: slot.slab(),
             sum: 0,
             holder: me.holder(),
+            second: 0,
         };
         if !Deviation::TakesInSilence.is_on() {
             line::store(memory, at, &line.encode());
