@@ -303,6 +303,6 @@ def test_prometheus_and_top_see_what_a_cache_holds(scratch: Path) -> None:
             lines = [shown.stdout.readline() for _ in range(7)]
             shown.terminate()
         assert lines[0].startswith("cache llm: 2 blocks of 8.0 KiB")
-        assert "  0 put/s, 0 evicted/s\n" in lines
+        assert "  0 put/s, 0 evicted/s, 0 hits/s\n" in lines
     with started("metrics", "--listen", "0.0.0.0:0") as refused:
         assert "127.0.0.1" in refused.communicate(timeout=60)[1]

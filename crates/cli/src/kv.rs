@@ -133,7 +133,11 @@ fn table(cache: &CacheStat) -> String {
     for part in &cache.hosts {
         let (slabs, host) = (bytes(part.claimed), part.host);
         let counts = format!("{} blocks, {} put, {} evicted", part.blocks, part.puts, part.evictions);
-        lines.push(format!("  host {host}: {counts}, slabs of {slabs}"));
+        let reads = format!("{} hits, {} misses", part.hits, part.misses);
+        let oldest = part.oldest_seconds.map(|age| format!(", oldest of {age} s"));
+        let pinned = part.pinned.map(|pinned| format!(", {pinned} pinned"));
+        let held = [oldest, pinned].into_iter().flatten().collect::<String>();
+        lines.push(format!("  host {host}: {counts}, slabs of {slabs}; {reads}{held}"));
     }
     for identity in &cache.identities {
         let (hash, held) = (identity.hash.get(..12).unwrap_or(&identity.hash), bytes(identity.bytes));

@@ -45,7 +45,7 @@ pub use fold::{BLOCK, Fold};
 pub use fork::forks;
 pub use heap::{Heap, HeapCounts, HeapShape};
 pub use host::{HostError, HostPlan};
-pub use mapped::{Coherent, Mapped, Software};
+pub use mapped::{Coherent, Mapped, Software, populate_buffer};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
 pub use region::{DraftRegion, MemoryFile, Region, RegionError, RegionKind};

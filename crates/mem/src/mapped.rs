@@ -21,6 +21,15 @@ pub type Software = Mapped<FlushedLines>;
 /// The smallest page.
 const PAGE: u64 = 4096;
 
+/// Maps the pages of a buffer that is about to be filled for the first time, in one go. Nothing but time depends on it.
+pub fn populate_buffer(buffer: &mut [u8]) {
+    let range = buffer.as_mut_ptr_range();
+    let first = range.start.wrapping_add(range.start.align_offset(PAGE as usize));
+    let whole = range.end.addr().saturating_sub(first.addr()) & !(PAGE as usize - 1);
+    // SAFETY: whole pages of a buffer that the caller may write, and the advice changes no byte.
+    unsafe { libc::madvise(first.cast(), whole, libc::MADV_POPULATE_WRITE) };
+}
+
 /// One process's access to a mapped region, and, once attached, to the memory of its host.
 pub struct Mapped<L> {
     base: *mut u8,

@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `/kv/NAME` | line 0 the root; line `1 + H` the control line of host `H` |
 //! | `/kv/NAME/id/HASH` | an identity: a line with the bytes and XXH3-64 of a text, then the text. SHA-256 of the text is the name |
-//! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; its log; counts of its hits; what it has seen of all hosts' counts of its slots |
+//! | `/kv/NAME/host/H` | 8 lines in which host `H` keeps where it goes on, one for each size of block; a line that counts its hits and misses; its log; counts of its hits; what it has seen of all hosts' counts of its slots |
 //! | `/kv/NAME/slab/H/N` | a slab: head, lines of its slots, blocks of one size |
 
 mod check;
@@ -69,6 +69,9 @@ use wire::Root;
 
 /// Sizes of blocks that a host keeps a place for.
 const CLASSES: u64 = 8;
+/// The line of a host's object that counts its hits and misses, and the first of its log.
+const TOTALS_LINE: u64 = CLASSES;
+const LOG_LINE: u64 = CLASSES + 1;
 /// The most bytes of a slab, unless a few blocks take more.
 const SLAB_BYTES: u64 = 64 << 20;
 /// The most lines of a log: a reader may sleep for seconds while 100,000 blocks a second are put.
@@ -315,7 +318,7 @@ impl<M: Memory> Cache<M> {
 
     /// The line of a log that has this sequence number.
     fn log_at(&self, part: &Object, sequence: u64) -> Offset {
-        part.at().lines(CLASSES + sequence % self.geometry.log_lines)
+        part.at().lines(LOG_LINE + sequence % self.geometry.log_lines)
     }
 
     /// Writes down what the identity is, for people. Nothing depends on it.
@@ -346,9 +349,9 @@ impl<M: Memory> Drop for Cache<M> {
     }
 }
 
-/// Bytes of a host's object: where it goes on, its log, its counts of hits, and what it has seen of those of all hosts.
+/// Bytes of a host's object: where it goes on, its totals, its log, its counts of hits, and what it has seen of those of all hosts.
 const fn part_bytes(geometry: &Root) -> u64 {
-    (CLASSES + geometry.log_lines + 2 * uses::use_lines(geometry.budget)) * LINE
+    (LOG_LINE + geometry.log_lines + 2 * uses::use_lines(geometry.budget)) * LINE
 }
 
 fn expect_name(name: &str) -> Result<(), PoolError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polder_attach::session::Session;
-use polder_mem::Memory;
+use polder_mem::{Memory, populate_buffer};
 use polder_pool::PoolError;
 use polder_pool::storage::{self, Published};
 use pyo3::prelude::*;
@@ -295,9 +295,15 @@ impl Version {
         self.whole.with(|(whole, _)| whole.tensors())
     }
 
-    /// Fills `array` with the bytes of a tensor, once they match their checksum.
-    fn read_into(&self, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.fill(array, |whole, into| whole.read(name, into))
+    /// Fills `array` with the bytes of a tensor, once they match their checksum; `fresh` if nobody has touched its memory yet.
+    #[pyo3(signature = (name, array, fresh=false))]
+    fn read_into(&self, name: &str, array: &Bound<'_, PyAny>, fresh: bool) -> PyResult<()> {
+        self.fill(array, |whole, into| {
+            if fresh {
+                populate_buffer(into);
+            }
+            whole.read(name, into)
+        })
     }
 
     /// Fills `array` with rows of a tensor, once that matches its checksum: of `row` bytes each, from byte `first` on, and from row to row

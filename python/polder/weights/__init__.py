@@ -251,7 +251,7 @@ class Weights(Mapping[str, torch.Tensor]):
         """A tensor in memory of this process alone. Raises `CorruptError` for other bytes than were written."""
         layout = self._layout(key)
         tensor = torch.empty(layout.shape, dtype=layout.dtype)
-        self._version.read_into(f"/{key}", _bytes(tensor))
+        self._version.read_into(f"/{key}", _bytes(tensor), fresh=True)
         return tensor
 
     def __iter__(self) -> Iterator[str]:

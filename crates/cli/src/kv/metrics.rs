@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polder_attach::settings::Settings;
-use polder_pool::kv::CacheStat;
+use polder_pool::kv::{CacheStat, PartStat};
 
 use super::caches;
 use crate::Failure;
@@ -39,11 +39,13 @@ fn text(caches: &[CacheStat]) -> String {
     let of_cache = |value: fn(&CacheStat) -> u64| {
         caches.iter().map(|cache| (label("cache", &cache.name), value(cache))).collect::<Vec<Series>>()
     };
-    let of_host = |value: fn(&polder_pool::kv::PartStat) -> u64| {
+    let of_host = |value: fn(&PartStat) -> Option<u64>| {
         let parts = caches.iter().flat_map(|cache| cache.hosts.iter().map(move |part| (cache, part)));
         let labels =
             |cache: &CacheStat, host: u16| format!("{},host=\"{host}\"", label("cache", &cache.name));
-        parts.map(|(cache, part)| (labels(cache, part.host), value(part))).collect::<Vec<Series>>()
+        parts
+            .filter_map(|(cache, part)| Some((labels(cache, part.host), value(part)?)))
+            .collect::<Vec<Series>>()
     };
     let of_identity = |value: fn(&polder_pool::kv::IdentityStat) -> u64| {
         let all = caches.iter().flat_map(|cache| cache.identities.iter().map(move |it| (cache, it)));
@@ -63,10 +65,14 @@ fn text(caches: &[CacheStat]) -> String {
             .expect("a string takes all");
     };
     family("budget_bytes", "gauge", "Bytes that the slabs of a cache may take", of_cache(|it| it.budget));
-    family("claimed_bytes", "gauge", "Bytes that a host's slabs take", of_host(|it| it.claimed));
-    family("host_blocks", "gauge", "Blocks in a host's slabs", of_host(|it| it.blocks));
-    family("puts", "counter", "Blocks that a host has put", of_host(|it| it.puts));
-    family("evictions", "counter", "Blocks of a host that made room", of_host(|it| it.evictions));
+    family("claimed_bytes", "gauge", "Bytes that a host's slabs take", of_host(|it| Some(it.claimed)));
+    family("host_blocks", "gauge", "Blocks in a host's slabs", of_host(|it| Some(it.blocks)));
+    family("puts", "counter", "Blocks that a host has put", of_host(|it| Some(it.puts)));
+    family("evictions", "counter", "Blocks of a host that made room", of_host(|it| Some(it.evictions)));
+    family("hits", "counter", "Blocks that a host's processes have read", of_host(|it| Some(it.hits)));
+    family("misses", "counter", "Blocks that were not there", of_host(|it| Some(it.misses)));
+    family("oldest_seconds", "gauge", "Age of the oldest block of a host", of_host(|it| it.oldest_seconds));
+    family("pinned", "gauge", "Blocks of a host that processes have pinned", of_host(|it| it.pinned));
     family("blocks", "gauge", "Blocks of an identity", of_identity(|it| it.blocks));
     family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|it| it.bytes));
     text + "# EOF\n"
@@ -86,7 +92,8 @@ mod tests {
     fn each_series_has_its_labels_and_a_name_cannot_break_out_of_one() {
         let json = r#"{"name":"a\"} 1\nb","budget":100,"claimed":70,"blocks":3,"bytes":30,
             "identities":[{"hash":"00ff","text":"{}","blocks":3,"bytes":30}],
-            "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6}]}"#;
+            "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6,"hits":5,"misses":4,"oldest_seconds":77,"pinned":1},
+                {"host":3,"blocks":0,"claimed":0,"puts":0,"evictions":0,"hits":1,"misses":0}]}"#;
         let text = text(&[serde_json::from_str(json).unwrap()]);
         let name = r#"cache="a\"} 1\nb""#;
         for line in [
@@ -94,11 +101,16 @@ mod tests {
             format!("polder_kv_claimed_bytes{{{name},host=\"2\"}} 70"),
             format!("polder_kv_puts_total{{{name},host=\"2\"}} 9"),
             format!("polder_kv_evictions_total{{{name},host=\"2\"}} 6"),
+            format!("polder_kv_hits_total{{{name},host=\"3\"}} 1"),
+            format!("polder_kv_misses_total{{{name},host=\"2\"}} 4"),
+            format!("polder_kv_oldest_seconds{{{name},host=\"2\"}} 77"),
+            format!("polder_kv_pinned{{{name},host=\"2\"}} 1"),
             format!("polder_kv_bytes{{{name},identity=\"00ff\"}} 30"),
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
-        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 7);
+        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 11);
+        assert!(!text.contains("oldest_seconds{cache=\"a\\\"} 1\\nb\",host=\"3\""), "it has no block");
         assert!(text.ends_with("# EOF\n"));
     }
 }

@@ -49,16 +49,21 @@ impl Look {
     }
 }
 
-/// What all hosts have put and evicted since, in a second.
+/// What all hosts have put, evicted and read since, in a second.
 fn rates(now: &CacheStat, then: &CacheStat, passed: Duration) -> String {
     let sums = |cache: &CacheStat| {
-        cache.hosts.iter().fold((0_u64, 0_u64), |(puts, evictions), part| {
-            (puts.saturating_add(part.puts), evictions.saturating_add(part.evictions))
+        cache.hosts.iter().fold([0_u64; 3], |[puts, evictions, hits], part| {
+            [
+                puts.saturating_add(part.puts),
+                evictions.saturating_add(part.evictions),
+                hits.saturating_add(part.hits),
+            ]
         })
     };
     let (now, then) = (sums(now), sums(then));
     let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / passed.as_secs_f64().max(1e-3);
-    format!("  {:.0} put/s, {:.0} evicted/s", rate(now.0, then.0), rate(now.1, then.1))
+    let [puts, evictions, hits] = std::array::from_fn(|at| rate(now[at], then[at]));
+    format!("  {puts:.0} put/s, {evictions:.0} evicted/s, {hits:.0} hits/s")
 }
 
 /// Runs `polder kv top`.
@@ -121,7 +126,7 @@ mod tests {
     fn look(after_ms: u64, puts: u64, begin: Instant) -> Look {
         let json = format!(
             r#"{{"name":"llm","budget":1048576,"claimed":65536,"blocks":2,"bytes":8192,"identities":[],
-            "hosts":[{{"host":0,"blocks":2,"claimed":65536,"puts":{puts},"evictions":4}}]}}"#
+            "hosts":[{{"host":0,"blocks":2,"claimed":65536,"puts":{puts},"evictions":4,"hits":{puts},"misses":0}}]}}"#
         );
         let caches = vec![serde_json::from_str(&json).unwrap()];
         Look { at: begin + Duration::from_millis(after_ms), caches }
@@ -140,7 +145,7 @@ mod tests {
             "/dev/shm/kv: q ends",
             "cache llm: 2 blocks of 8.0 KiB",
             "30 put, 4 evicted",
-            "10 put/s, 0 evicted/s",
+            "10 put/s, 0 evicted/s, 10 hits/s",
         ] {
             assert!(screen.contains(words), "{words}:\n{screen}");
         }

@@ -1,5 +1,7 @@
 //! `polder-dev bench kv`: blocks in a cache beside other caches, started in Python, where engines are at home; and look-ups without it.
 
+mod scale;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -32,6 +34,9 @@ pub(super) struct Arguments {
     /// Measure beside the floor alone, without other caches.
     #[arg(long)]
     alone: bool,
+    /// Measure instead what a cache of so many blocks of 4 KiB takes beside them, and to join it. They take no memory.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(100_000..=100_000_000))]
+    blocks: Option<u64>,
 }
 
 /// Keys of a call, and calls of a figure.
@@ -47,6 +52,9 @@ pub(super) fn run(
     arguments: &Arguments,
     mut row: impl FnMut(&Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    if let Some(blocks) = arguments.blocks {
+        return scale::rows(blocks)?.iter().try_for_each(row);
+    }
     let mut words = [list("--procs", &arguments.procs), list("--sizes", &arguments.sizes)].concat();
     words.extend([list("--mib", [arguments.mib]), arguments.rounds.words()].concat());
     words.extend(arguments.alone.then(|| "--alone".to_owned()));

@@ -11,8 +11,11 @@
 //! A pin is a checked word too: bit 0 is 1, bits 17..49 the slot, bits 49..55 its owner, bit 55 is 0. Slots of two caches may have the same.
 //! A mark is a checked word: the lines of announcements that the process ever used.
 
+use std::collections::BTreeSet;
+
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
+use crate::format::{Geometry, Layout};
 use crate::site::Site;
 use crate::state::LockName;
 use crate::{PoolError, word};
@@ -52,6 +55,12 @@ impl Announcement {
     const fn owner(self) -> u16 {
         self.entry().0
     }
+
+    /// The owner and the slot that it pins.
+    fn pinned(self) -> Option<(u16, u32)> {
+        let is_pin = self.0 >> (word::BITS - 1) == 0 && self.0 & 1 == 1;
+        is_pin.then_some((self.owner(), (self.0 >> PIN_SLOT_SHIFT) as u32))
+    }
 }
 
 /// What the processes of some hosts hold open of one owner's objects.
@@ -70,6 +79,31 @@ impl Announced {
         let same = self.objects[first..].iter().take_while(|(held, _)| *held == object);
         same.fold(self.unclear, |hosts, (_, host)| hosts | host)
     }
+}
+
+/// Owners and slots that processes have pinned, of all caches, as far as one look from outside says.
+pub(crate) fn pinned_slots<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+) -> Result<BTreeSet<(u16, u32)>, PoolError> {
+    let Geometry { hosts, processes, opens, .. } = *layout.geometry();
+    let all = || (0..hosts).flat_map(|host| (0..processes).map(move |slot| (host, ProcessSlot(slot))));
+    all().for_each(|(host, slot)| memory.invalidate(layout.open_mark(host, slot), 8));
+    memory.fence_invalidations();
+    let mut pinned = BTreeSet::new();
+    for (host, slot) in all() {
+        let lines = word::open(memory.load(layout.open_mark(host, slot))?).unwrap_or(u64::MAX);
+        let words = lines.saturating_mul(WORDS_PER_LINE.into()).min(opens.into());
+        let first = layout.announcement(host, slot, 0);
+        memory.invalidate(first, words * 8);
+        // SYNC: pairs with `announce`; a pin that comes later is not of this look.
+        memory.fence_invalidations();
+        for index in 0..words {
+            let announced = word::open(memory.load(first.word(index))?).map(Announcement);
+            pinned.extend(announced.and_then(Announcement::pinned));
+        }
+    }
+    Ok(pinned)
 }
 
 /// The announcements of the processes of a pool.

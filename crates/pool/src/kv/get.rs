@@ -63,6 +63,8 @@ impl<M: Memory> Cache<M> {
         let hits = found.iter().filter(|found| **found).count() as u64;
         replica.counts.hits += hits;
         replica.counts.misses += keys.len() as u64 - hits;
+        drop(replica);
+        self.count(hits, keys.len() as u64 - hits);
         Ok(found)
     }
 

@@ -158,6 +158,7 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             slab: number() as u32 % 8,
             sum: number(),
             holder: number(),
+            second: number(),
         }
         .encode(),
         5 => {

@@ -67,6 +67,14 @@ struct KnownSlab {
     slots: Box<[Known]>,
 }
 
+/// A block that is not found by its key yet.
+#[derive(Debug)]
+pub(super) struct Unseated {
+    hash: u64,
+    key: [u32; 4],
+    seat: Seat,
+}
+
 /// What is known of a host.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
@@ -123,6 +131,12 @@ impl Replica {
         let peers = (0..hosts).map(|_| Peer::default()).collect();
         let seed = RandomState::new().hash_one(0);
         Self { seats: HashTable::new(), peers, seed, is_asked: false, counts: Counts::default() }
+    }
+
+    /// Makes room for so many blocks more.
+    pub(super) fn reserve(&mut self, blocks: usize) {
+        let Self { seats, peers, seed, .. } = self;
+        seats.reserve(blocks, |seat| hash_of(*seed, known(peers, *seat).key()));
     }
 
     fn seat(&self, key: u128) -> Option<Seat> {
@@ -204,19 +218,47 @@ impl Replica {
 
     /// A slot of a host holds this block from now on, or none; nothing where its slab is not known.
     pub(super) fn set(&mut self, host: u16, slot: Slot, holds: Option<(u128, u32)>) {
+        if let Some(holds) = self.fill(host, slot, holds) {
+            self.take_seat(holds.key(), Seat::new(host, slot));
+        }
+    }
+
+    /// As [`Replica::set`], but the block is found by its key only from the next [`Replica::seat_all`] on.
+    pub(super) fn set_unseated(
+        &mut self,
+        host: u16,
+        slot: Slot,
+        holds: Option<(u128, u32)>,
+        into: &mut Vec<Unseated>,
+    ) {
+        if let Some(holds) = self.fill(host, slot, holds) {
+            let hash = hash_of(self.seed, holds.key());
+            into.push(Unseated { hash, key: holds.key, seat: Seat::new(host, slot) });
+        }
+    }
+
+    /// Has blocks found by their keys, in the order in which the table has them: one by one they would each touch other pages.
+    pub(super) fn seat_all(&mut self, unseated: &mut Vec<Unseated>) {
+        let mask = self.seats.capacity().next_power_of_two() as u64 - 1;
+        unseated.sort_unstable_by_key(|block| block.hash & mask);
+        for Unseated { key, seat, .. } in unseated.drain(..) {
+            self.take_seat(Known { key, generation: SLAB_IS_GONE }.key(), seat);
+        }
+    }
+
+    /// Notes what a slot holds from now on; what that is, where it is a block. Nothing where its slab is not known.
+    fn fill(&mut self, host: u16, slot: Slot, holds: Option<(u128, u32)>) -> Option<Known> {
         let (seat, peer) = (Seat::new(host, slot), &mut self.peers[usize::from(host)]);
-        let Some(known) = peer.slot(slot) else { return };
-        let before = std::mem::take(known);
+        let before = std::mem::take(peer.slot(slot)?);
         if before.generation != SLAB_IS_GONE {
             peer.blocks -= 1;
             self.unseat(before.key(), seat);
         }
-        if let Some((key, generation)) = holds.filter(|(_, generation)| *generation != SLAB_IS_GONE) {
-            self.take_seat(key, seat);
-            let peer = &mut self.peers[usize::from(host)];
-            peer.blocks += 1;
-            peer.slot(slot).into_iter().for_each(|known| *known = Known::of(key, generation));
-        }
+        let (key, generation) = holds.filter(|(_, generation)| *generation != SLAB_IS_GONE)?;
+        let (holds, peer) = (Known::of(key, generation), &mut self.peers[usize::from(host)]);
+        peer.blocks += 1;
+        *peer.slot(slot)? = holds;
+        Some(holds)
     }
 
     fn take_seat(&mut self, key: u128, seat: Seat) {

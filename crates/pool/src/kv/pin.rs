@@ -11,8 +11,9 @@ use std::sync::Arc;
 use polder_mem::{LINE, Memory, Offset};
 
 use super::get::Read;
+use super::put::Taken;
 use super::slabs::Slab;
-use super::wire::{Control, Slot};
+use super::wire::{Control, Entry, Slot, State};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
 use crate::line::Words;
@@ -155,8 +156,11 @@ impl<M: Memory> Cache<M> {
         }
         (0..keys.len()).filter(|index| !is_there[*index]).for_each(|index| pin.release(index));
         let mut replica = locked(&self.replica);
-        replica.counts.hits += reads.len() as u64;
-        replica.counts.misses += (keys.len() - reads.len()) as u64;
+        let (hits, misses) = (reads.len() as u64, (keys.len() - reads.len()) as u64);
+        replica.counts.hits += hits;
+        replica.counts.misses += misses;
+        drop(replica);
+        self.count(hits, misses);
         Ok(pin)
     }
 
@@ -195,10 +199,19 @@ impl<M: Memory> Cache<M> {
         }
         for (index, words) in live {
             line::store(memory, slab.entry(*index), words);
-            // HARMLESS(write_back -> drop): who does not see it misses a block of a slab that stays.
             memory.write_back(slab.entry(*index), LINE);
         }
         Ok(false)
+    }
+
+    /// Says again what stood in the line of a slot that is pinned: nothing was written there.
+    pub(super) fn put_back(&self, control: &mut Control, taken: &Taken) {
+        if taken.before.is_some() {
+            control.evictions = control.evictions.wrapping_sub(1);
+        }
+        let free = || Entry { state: State::Free, ..taken.line }.encode();
+        line::store(self.pool.memory(), taken.entry, &taken.before.unwrap_or_else(free));
+        self.pool.memory().write_back(taken.entry, LINE);
     }
 
     /// Which slots of this host are pinned. The caller has said in their lines that they are taken.

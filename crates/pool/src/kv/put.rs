@@ -1,6 +1,7 @@
 //! How blocks are written: slots are taken, blocks copied, lines published, records logged.
 
 use std::hash::Hasher;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use polder_mem::{Fault, LINE, Memory, Offset};
 use twox_hash::XxHash3_64;
@@ -61,6 +62,17 @@ impl<M: Memory> Cache<M> {
         self.expect_blocks(keys.len(), blocks.iter().map(|block| block.len()))?;
         let begun = self.begin(keys)?;
         self.finish(begun, blocks)
+    }
+
+    /// As [`Cache::put`] of blocks that hold whatever lies in their slots: for figures of a cache that is larger than the memory.
+    ///
+    /// # Errors
+    /// Those of [`Cache::put`].
+    #[cfg(feature = "model")]
+    pub fn put_holes(&self, keys: &[Key]) -> Result<Put, PoolError> {
+        self.pool.expect_member()?;
+        let begun = self.begin(keys)?;
+        self.end(begun)
     }
 
     /// Takes slots for the keys that have no blocks.
@@ -162,9 +174,10 @@ impl<M: Memory> Cache<M> {
     // SYNC: pairs with `Cache::look` and `Cache::rescan`.
     fn publish(&self, control: &mut Control, taken: &[Taken]) -> u64 {
         let memory = self.pool.memory();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut records = vec![];
         for taken in taken {
-            let live = Entry { state: State::Live, holder: 0, ..taken.line };
+            let live = Entry { state: State::Live, holder: 0, second: now.as_secs(), ..taken.line };
             line::store(memory, taken.entry, &live.encode());
             memory.write_back(taken.entry, LINE);
             records.push(Record { key: live.key, slot: taken.slot, generation: live.generation as u32 });

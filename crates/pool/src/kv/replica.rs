@@ -13,6 +13,8 @@ use crate::{PoolError, line};
 
 /// How many lines of a log are read behind one fence once there is news.
 const AHEAD: u64 = 16;
+/// Blocks that are put into the table at once: they stay in a cache meanwhile.
+const SEATED_AT_ONCE: usize = 1 << 17;
 /// How often a call reads all slots of a host anew because it has fallen behind: the next call goes on.
 const RESCANS: u32 = 2;
 
@@ -37,14 +39,18 @@ impl<M: Memory> Cache<M> {
         let (mut rescans, mut ahead) = (0, 1);
         loop {
             self.refresh(replica, ahead);
-            let mut is_news = false;
+            let (mut is_news, mut met) = (false, vec![]);
             for host in 0..self.geometry.hosts {
                 if replica.peers[usize::from(host)].part.is_none() {
-                    is_news |= self.meet(replica, host)?;
+                    met.extend(self.meet(replica, host)?.then_some(host));
                 } else if !self.take_up(replica, host, ahead, &mut is_news)? && rescans < RESCANS {
                     (rescans, is_news) = (rescans + 1, true);
-                    self.rescan(replica, host)?;
+                    self.rescan(replica, &[host])?;
                 }
+            }
+            if !met.is_empty() {
+                is_news = true;
+                self.rescan(replica, &met)?;
             }
             if !is_news {
                 return Ok(());
@@ -95,7 +101,6 @@ impl<M: Memory> Cache<M> {
             return Err(PoolError::Corrupt { offset, what: "log of a cache" });
         }
         replica.peers[usize::from(host)].part = Some(part);
-        self.rescan(replica, host)?;
         Ok(true)
     }
 
@@ -138,25 +143,35 @@ impl<M: Memory> Cache<M> {
         Ok(true)
     }
 
-    /// Reads the lines of all slots of a host, and goes on from where its log was before.
-    fn rescan(&self, replica: &mut Replica, host: u16) -> Result<(), PoolError> {
+    /// Reads the lines of all slots of hosts, and goes on from where their logs were before.
+    fn rescan(&self, replica: &mut Replica, hosts: &[u16]) -> Result<(), PoolError> {
         let memory = self.pool.memory();
-        let peer = &mut replica.peers[usize::from(host)];
-        let (position, slabs) = match (self.control_of(host)?, &peer.part) {
-            (Some(control), _) => (control.position, control.slabs),
-            // It is being written, or its host died while it wrote.
-            (None, Some(part)) => {
-                let survey = self.survey(host, part)?;
-                (survey.position, survey.slabs)
-            }
-            (None, None) => return Ok(()),
-        };
-        peer.cursor = position;
-        for number in self.slab_numbers(slabs) {
-            let Some(slab) = self.slab(host, number)? else {
-                replica.forget_slab(host, number);
-                continue;
+        let mut found = vec![];
+        for &host in hosts {
+            let peer = &mut replica.peers[usize::from(host)];
+            let (position, slabs) = match (self.control_of(host)?, &peer.part) {
+                (Some(control), _) => (control.position, control.slabs),
+                // It is being written, or its host died while it wrote.
+                (None, Some(part)) => {
+                    let survey = self.survey(host, part)?;
+                    (survey.position, survey.slabs)
+                }
+                (None, None) => continue,
             };
+            peer.cursor = position;
+            for number in self.slab_numbers(slabs) {
+                match self.slab(host, number)? {
+                    Some(slab) => found.push((host, number, slab)),
+                    None => replica.forget_slab(host, number),
+                }
+            }
+        }
+        let slots: u64 = found.iter().map(|(.., slab)| u64::from(slab.head.slots)).sum();
+        let known: u64 = hosts.iter().map(|host| replica.blocks_of(*host)).sum();
+        // For all at once: a table that grows by and by moves each block several times.
+        replica.reserve(slots.saturating_sub(known) as usize);
+        let mut unseated = vec![];
+        for (host, number, slab) in found {
             replica.know(host, number, slab);
             if host != self.pool.member().host {
                 memory.invalidate(slab.entry(0), u64::from(slab.head.slots) * LINE);
@@ -169,9 +184,13 @@ impl<M: Memory> Cache<M> {
                 let live = entry
                     .filter(|entry| entry.state == State::Live && (entry.host, entry.slab) == (host, number));
                 let holds = live.map(|entry| (entry.key, entry.generation as u32));
-                replica.set(host, Slot::new(number, index), holds);
+                replica.set_unseated(host, Slot::new(number, index), holds, &mut unseated);
+            }
+            if unseated.len() > SEATED_AT_ONCE {
+                replica.seat_all(&mut unseated);
             }
         }
+        replica.seat_all(&mut unseated);
         Ok(())
     }
 

@@ -1,14 +1,17 @@
 //! What a cache holds, as a process that uses it knows, and as one sees from outside who attaches nothing.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use polder_mem::{LINE, Memory, Offset};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::wire::{Control, Entry, Root, SlabHead, State};
-use super::{Cache, line};
+use super::wire::{Control, Entry, Root, SlabHead, Slot, State};
+use super::{Cache, TOTALS_LINE, line};
+use crate::format::read_superblock;
 use crate::inspect::{Inspection, ObjectStat};
+use crate::opens::pinned_slots;
 use crate::{PoolError, inspect as inspect_pool};
 
 /// The longest text of an identity that is shown.
@@ -48,6 +51,15 @@ pub struct PartStat {
     pub puts: u64,
     /// Blocks that made room for others.
     pub evictions: u64,
+    /// Blocks that its processes have read, of any host.
+    pub hits: u64,
+    /// Blocks that its processes asked for and that were not there.
+    pub misses: u64,
+    /// How long ago the oldest block in its slabs was put, by the clocks of the hosts. Only who looks from outside sees it.
+    pub oldest_seconds: Option<u64>,
+    /// Blocks in its slabs that processes of any host have pinned, in this cache or in the same slots of another. Only who looks from
+    /// outside sees it.
+    pub pinned: Option<u64>,
 }
 
 /// The blocks of one identity.
@@ -86,6 +98,27 @@ pub struct UseStat {
     pub hosts: Vec<PartStat>,
 }
 
+impl PartStat {
+    const fn new(host: u16, control: &Control, [hits, misses]: [u64; 2]) -> Self {
+        let Control { claimed, puts, evictions, .. } = *control;
+        Self { host, blocks: 0, claimed, puts, evictions, hits, misses, oldest_seconds: None, pinned: None }
+    }
+
+    /// Takes up a block in its slabs.
+    fn add(&mut self, entry: &Entry, now: u64, is_pinned: bool) {
+        self.blocks += 1;
+        self.oldest_seconds = self.oldest_seconds.max(Some(now.saturating_sub(entry.second)));
+        self.pinned = Some(self.pinned.unwrap_or(0) + u64::from(is_pinned));
+    }
+}
+
+/// Hits and misses of a host, whose object lies there.
+fn totals_in<M: Memory>(memory: &M, part: Offset) -> Result<[u64; 2], PoolError> {
+    let at = part.lines(TOTALS_LINE);
+    refresh(memory, at, LINE);
+    Ok([memory.load(at)?, memory.load(at.word(1))?])
+}
+
 impl<M: Memory> Cache<M> {
     /// What this process has done with it, and knows of it.
     ///
@@ -106,9 +139,11 @@ impl<M: Memory> Cache<M> {
         };
         for host in 0..self.geometry.hosts {
             let Some(control) = self.control_of(host)? else { continue };
-            let Control { claimed, puts, evictions, .. } = control;
-            stat.claimed = stat.claimed.saturating_add(claimed);
-            stat.hosts.push(PartStat { host, blocks: replica.blocks_of(host), claimed, puts, evictions });
+            stat.claimed = stat.claimed.saturating_add(control.claimed);
+            let part = replica.peers[usize::from(host)].part.as_ref();
+            let totals = part.map(|part| totals_in(self.pool.memory(), part.at())).transpose()?;
+            let blocks = replica.blocks_of(host);
+            stat.hosts.push(PartStat { blocks, ..PartStat::new(host, &control, totals.unwrap_or_default()) });
         }
         Ok(stat)
     }
@@ -184,9 +219,14 @@ fn inspect_cache<M: Memory>(
             continue;
         };
         stat.claimed = stat.claimed.saturating_add(control.claimed);
-        let Control { claimed, puts, evictions, .. } = control;
-        stat.hosts.push(PartStat { host, blocks: 0, claimed, puts, evictions });
+        let name = format!("host/{host}");
+        let part = objects.iter().find(|(rest, _)| *rest == name);
+        let part = part.filter(|(_, part)| part.bytes >= (1 + TOTALS_LINE) * LINE);
+        let totals = part.map(|(_, part)| totals_in(memory, part.at)).transpose()?;
+        stat.hosts.push(PartStat::new(host, &control, totals.unwrap_or_default()));
     }
+    let pinned = pinned_slots(memory, &read_superblock(memory)?.layout()?)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut identities = BTreeMap::<u32, IdentityStat>::new();
     for (rest, object) in objects {
         if let Some(hash) = rest.strip_prefix("id/") {
@@ -198,12 +238,13 @@ fn inspect_cache<M: Memory>(
     }
     for (rest, object) in objects {
         let Some((host, slab)) = slab_of(rest) else { continue };
-        for entry in
-            entries(memory, object)?.into_iter().filter(|entry| (entry.host, entry.slab) == (host, slab))
-        {
+        let entries = entries(memory, object)?.into_iter();
+        for (index, entry) in entries.filter(|(_, entry)| (entry.host, entry.slab) == (host, slab)) {
             let bytes = u64::from(entry.bytes);
             (stat.blocks, stat.bytes) = (stat.blocks + 1, stat.bytes + bytes);
-            stat.hosts.iter_mut().filter(|part| part.host == host).for_each(|part| part.blocks += 1);
+            let is_pinned = pinned.contains(&(host, Slot::new(slab, index).word()));
+            let part = stat.hosts.iter_mut().find(|part| part.host == host);
+            part.into_iter().for_each(|part| part.add(&entry, now, is_pinned));
             let identity = identities.entry(entry.identity).or_insert_with(|| IdentityStat {
                 hash: format!("{:08x}", entry.identity.swap_bytes()),
                 text: String::new(),
@@ -235,8 +276,8 @@ fn text_of<M: Memory>(memory: &M, object: &ObjectStat) -> Result<String, PoolErr
         .unwrap_or_default())
 }
 
-/// The lines of a slab's slots that hold a block.
-fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<Entry>, PoolError> {
+/// The slots of a slab that hold a block, with their lines.
+fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<(u32, Entry)>, PoolError> {
     if object.bytes < LINE {
         return Ok(vec![]);
     }
@@ -246,9 +287,10 @@ fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<Entry>, Poo
     let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(vec![]) };
     refresh(memory, object.at.lines(1), u64::from(head.slots) * LINE);
     let mut found = vec![];
-    for index in 0..u64::from(head.slots) {
-        let entry = line::load(memory, object.at.lines(1 + index))?.and_then(|words| Entry::decode(&words));
-        found.extend(entry.filter(|entry| entry.state == State::Live));
+    for index in 0..head.slots {
+        let at = object.at.lines(1 + u64::from(index));
+        let entry = line::load(memory, at)?.and_then(|words| Entry::decode(&words));
+        found.extend(entry.filter(|entry| entry.state == State::Live).map(|entry| (index, entry)));
     }
     Ok(found)
 }

@@ -108,17 +108,6 @@ impl<M: Memory> Cache<M> {
         Ok(())
     }
 
-    /// Says again what stood in the line of a slot that is pinned: nothing was written there.
-    fn put_back(&self, control: &mut Control, taken: &Taken) {
-        if taken.before.is_some() {
-            control.evictions = control.evictions.wrapping_sub(1);
-        }
-        let free = || Entry { state: State::Free, ..taken.line }.encode();
-        line::store(self.pool.memory(), taken.entry, &taken.before.unwrap_or_else(free));
-        // HARMLESS(write_back -> drop): who does not see it misses a block that stays.
-        self.pool.memory().write_back(taken.entry, LINE);
-    }
-
     /// Where among its slabs this host goes on.
     fn hand_in(&self, own: &[(u32, Slab)], last: Option<(Slot, Turns)>) -> Result<Hand, PoolError> {
         let Some((last, turns)) = last else { return self.behind_the_last(own) };
@@ -269,6 +258,7 @@ impl<M: Memory> Cache<M> {
             slab: slot.slab(),
             sum: 0,
             holder: me.holder(),
+            second: 0,
         };
         if !Deviation::TakesInSilence.is_on() {
             line::store(memory, at, &line.encode());

@@ -106,6 +106,16 @@ fn what_one_host_puts_every_process_finds_and_reads() {
     );
     let seen = inspect(&heap).unwrap();
     assert_eq!((seen.len(), seen[0].name.as_str(), seen[0].blocks, seen[0].bytes), (1, "llm", 4, 4 * 4096));
+    // Each process has asked for five blocks or more, of which four are there.
+    let totals = |parts: &[PartStat]| parts.iter().map(|part| (part.hits, part.misses)).collect::<Vec<_>>();
+    assert_eq!(totals(&seen[0].hosts), [(8, 2), (8, 2)]);
+    assert_eq!(totals(&stat.hosts), totals(&seen[0].hosts));
+    assert!(seen[0].hosts.iter().all(|part| part.oldest_seconds.is_some_and(|age| age < 3600)), "{seen:?}");
+    let pin = caches[0].pin(&[key(1), key(4), key(9)]).unwrap();
+    let pinned = || inspect(&heap).unwrap()[0].hosts.iter().map(|part| part.pinned).collect::<Vec<_>>();
+    assert_eq!(pinned(), [Some(1), Some(1)]);
+    drop(pin);
+    assert_eq!(pinned(), [Some(0), Some(0)]);
     assert_eq!((seen[0].claimed, seen[0].budget), (stat.claimed, stat.budget));
     assert_eq!(seen[0].identities[0].text, "identity 1");
     assert_eq!(seen[0].identities[0].hash, identity(1, BLOCK).name());
@@ -293,7 +303,7 @@ fn a_damaged_block_line_or_log_is_a_miss() {
     assert_eq!(got(&theirs, &[1, 2, 3]), [3]);
     assert_eq!(theirs.stat().unwrap().void, 1, "the block; its line is not even looked at twice");
     let part = pools[0].open("/kv/llm/host/0").unwrap();
-    (0..12).for_each(|line| heap.store(part.at().lines(line).word(1), 79));
+    (0..13).for_each(|line| heap.store(part.at().lines(line).word(1), 79));
     assert_eq!(got(&theirs, &[3]), [3]);
     // The host goes on: a line that is damaged is written anew.
     put(&ours, &[4, 5, 6, 7, 8, 9]);

@@ -9,7 +9,7 @@ use polder_mem::{LINE, Memory, Offset};
 
 use super::slabs::Slab;
 use super::wire::{COUNTED_BYTES, Entry, SlabHead, Slot, Turns};
-use super::{CLASSES, Cache};
+use super::{Cache, LOG_LINE, TOTALS_LINE};
 use crate::PoolError;
 use crate::line::WORDS;
 use crate::object::Object;
@@ -120,7 +120,7 @@ impl<M: Memory> Cache<M> {
     }
 
     fn counts_at(&self, part: Offset, line: u64) -> Offset {
-        part.lines(CLASSES + self.geometry.log_lines + line)
+        part.lines(LOG_LINE + self.geometry.log_lines + line)
     }
 
     /// Counts a hit, for the owner of the slot.
@@ -134,6 +134,18 @@ impl<M: Memory> Cache<M> {
                 memory.write_back(at, LINE);
             }
         }
+    }
+
+    /// Counts hits and misses of this host, for people. Two processes at once may lose some.
+    pub(super) fn count(&self, hits: u64, misses: u64) {
+        let (memory, at) = (self.pool.memory(), self.part.at().lines(TOTALS_LINE));
+        for (word, more) in (0..).zip([hits, misses]) {
+            if let Ok(counted) = memory.load(at.word(word)) {
+                memory.store(at.word(word), counted.wrapping_add(more));
+            }
+        }
+        // HARMLESS(write_back -> drop): totals that no protocol goes by.
+        memory.write_back(at, LINE);
     }
 
     /// What an owner needs to know which of its blocks are used, when it stores so many and has put and has so many.

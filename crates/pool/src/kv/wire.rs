@@ -3,7 +3,7 @@
 //! # Words of a root
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk2` |
+//! | 0 | `polderk3` |
 //! | 1 | bytes that a slab takes at most |
 //! | 2 | lines of a host's log |
 //! | 3 | budget in bytes |
@@ -28,7 +28,7 @@
 //! | 3 | bits 0..32 first 4 bytes of the identity's hash, bits 32..64 low bits of the blocks that its host had put when the slot was taken |
 //! | 4 | bits 0..32 bytes of the block, bits 32..40 host, bits 40..64 slab |
 //! | 5 | XXH3-64 of the block, 0 where it was not asked for |
-//! | 6 | the process that has reserved it |
+//! | 6 | reserved: the process that has reserved it; live: seconds since 1970 when its block was put, by the clock of its host |
 //!
 //! # Words of where a host goes on
 //! | word | what |
@@ -36,6 +36,14 @@
 //! | 0 | bytes of a block, 0 where no size is kept |
 //! | 1 | bits 0..14 the slot that is taken next, bits 14..32 its slab |
 //! | 2 | bits 0..32 low bits of the blocks that the host had put when its turn of all slots began, bits 32..64 the same of the turn before |
+//!
+//! # Words of a host's totals
+//! No checksum is over them.
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | blocks that its processes have read |
+//! | 1 | blocks that they asked for and that were not there |
 //!
 //! # Words of a line of a log
 //! | word | what |
@@ -48,7 +56,7 @@
 //! # Words of a slab's head
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk2` |
+//! | 0 | `polderk3` |
 //! | 1 | bytes of a block |
 //! | 2 | bits 0..32 slots, bits 32..64 the first of its counts of hits |
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
@@ -56,7 +64,7 @@
 use crate::line::Words;
 
 /// What a root and a slab begin with: `polderk` and the version of what follows.
-const MAGIC: u64 = u64::from_le_bytes(*b"polderk2");
+const MAGIC: u64 = u64::from_le_bytes(*b"polderk3");
 /// Bits of a slot's index in its slab.
 const SLOT_BITS: u32 = 14;
 /// The most slots of a slab.
@@ -202,7 +210,10 @@ pub(super) struct Entry {
     pub(super) host: u16,
     pub(super) slab: u32,
     pub(super) sum: u64,
+    /// Who has reserved it.
     pub(super) holder: u64,
+    /// When its block was put.
+    pub(super) second: u64,
 }
 
 impl Entry {
@@ -211,11 +222,12 @@ impl Entry {
         let stamp = self.generation | (self.state as u64) << GENERATION_BITS;
         let (low, high) = (self.key as u64, (self.key >> 64) as u64);
         let identity = u64::from(self.identity) | u64::from(self.puts) << 32;
-        [low, high, stamp, identity, place, self.sum, self.holder]
+        let last = if self.state == State::Live { self.second } else { self.holder };
+        [low, high, stamp, identity, place, self.sum, last]
     }
 
     pub(super) fn decode(words: &Words) -> Option<Self> {
-        let [low, high, stamp, identity, place, sum, holder] = *words;
+        let [low, high, stamp, identity, place, sum, last] = *words;
         let state = match stamp >> GENERATION_BITS {
             0 => State::Free,
             1 => State::Reserved,
@@ -232,7 +244,8 @@ impl Entry {
             host: (place >> 32) as u16 & 0xff,
             slab: (place >> 40) as u32,
             sum,
-            holder,
+            holder: if state == State::Live { 0 } else { last },
+            second: if state == State::Live { last } else { 0 },
         })
     }
 
@@ -344,8 +357,11 @@ mod tests {
             host: 63,
             slab: MAX_SLABS - 1,
             sum: 9,
-            holder: 7,
+            holder: 0,
+            second: 7,
         };
+        let reserved = Entry { state: State::Reserved, holder: 7, second: 0, ..entry };
+        assert_eq!(Entry::decode(&reserved.encode()), Some(reserved));
         assert_eq!(Entry::decode(&entry.encode()), Some(entry));
         assert_eq!(Entry::next_generation(&entry.encode()), 1);
         let record =

@@ -1,6 +1,6 @@
 //! Blocks are read where they lie while their owner evicts, gives up its slab, or dies in the middle of either.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use polder_mem::Memory;
@@ -101,6 +101,37 @@ pub(super) fn held(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outco
         hold(&pinned.expect("the model has no faults"), &memory, looks);
     });
     judge(&mut world, &witness);
+    world.run()
+}
+
+/// Blocks are pinned while their owner wants their room. Once it has put back what stood in their lines, whoever comes anew finds them.
+pub(super) fn kept(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Witness::of_a_slab(kernels, true, 8);
+    let owners = dice.roll(HOSTS.into()) as u16;
+    let others = HOSTS - 1 - owners;
+    let owner = world.setup_as(owners, 0, |memory| attach(memory, owners, 100, &witness));
+    world.setup_as(owners, 0, |_| witness.put(&owner, &FIRST));
+    let reader = world.setup_as(others, 2, |memory| attach(memory, others, 200, &witness));
+    let pin = world.setup_as(others, 2, |_| reader.pin(&FIRST.map(key)).expect("nobody keeps a lock"));
+    let is_done = Rc::new(Cell::new(false));
+    let (known, gives_up, done) = (Rc::clone(&witness), dice.roll(2) == 0, Rc::clone(&is_done));
+    world.spawn(owners, 0, move |_| {
+        match gives_up {
+            true => _ = Cache::give_up_part(owner.pool(), NAME).expect("nobody keeps a lock"),
+            false => assert_eq!(known.put(&owner, &[2, 3]), 2, "what is pinned made room"),
+        }
+        done.set(true);
+        // What it has in its caches goes to memory when the adversary likes.
+        std::mem::forget(owner);
+    });
+    world.spawn(others, 2, move |memory| {
+        while !is_done.get() {
+            memory.pause();
+        }
+        reader.forget_all();
+        assert_eq!(witness.get(&reader, &FIRST), 2, "what is pinned is not found");
+        drop(pin);
+    });
     world.run()
 }
 
