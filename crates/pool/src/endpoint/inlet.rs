@@ -351,7 +351,6 @@ impl<M: Memory> Inlets<M> {
     // SYNC: sees what `Out::publish` of the producers stored in their bytes.
     fn read_news(&mut self) -> Result<(), PoolError> {
         for line in &self.lines {
-            // HARMLESS(invalidate -> write_back -> drop), the news of a ring: the next search reads it afresh.
             self.memory.invalidate(line.at, LINE);
         }
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.

@@ -41,8 +41,6 @@ pub(super) fn canaries() -> Vec<Suite> {
 }
 
 const HARMLESS: &[Harmless] = &[
-    harmless("endpoint/inlet.rs", "the news of a ring", Change::Drop),
-    harmless("endpoint/inlet.rs", "the news of a ring", Change::Weaken),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Drop),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Weaken),
     harmless("endpoint/place.rs", "the blocks of the dead", Change::Drop),
