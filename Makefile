@@ -156,7 +156,7 @@ fuzz: setup
 	@scripts/fuzz.sh $(FOR)
 
 # Every benchmark beside its peers, into data/measured and the pages; wants a machine that does nothing else.
-bench: dev torch mpi .venv/.bench
+bench: dev torch mpi kvpeers .venv/.bench
 	.venv/bin/python scripts/benchmarks.py
 .venv/.bench: pyproject.toml | machine
 	@echo "setup: installing Open MPI and mpi4py" >&2
