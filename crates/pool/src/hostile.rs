@@ -18,6 +18,7 @@ use crate::local::LocalLayout;
 use crate::name::Name;
 use crate::object::{Header, InitialContents, Object};
 use crate::pool::{Member, Pool};
+use crate::script::Script;
 use crate::view::{CHANGES, Grant, IdSource, View};
 use crate::{PoolError, word};
 
@@ -93,53 +94,6 @@ fn heap() -> Heap {
 fn member() -> Member {
     // Nobody is waited for: every wait ends at its first look.
     Member { timeout: Duration::ZERO, silence: Duration::ZERO, pid: 7, ..Member::new(VICTIM, 7) }
-}
-
-/// What is left of the script; zeros follow it.
-pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
-
-impl Script<'_> {
-    pub(crate) fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    pub(crate) fn word(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
-    }
-
-    /// Mostly near `usual`, sometimes anything.
-    pub(crate) fn near(&mut self, usual: u64) -> u64 {
-        match self.byte() {
-            255 => self.word(),
-            254 => u64::MAX,
-            byte @ 224.. => usual.wrapping_add(u64::from(byte % 8)),
-            byte @ 192.. => usual.wrapping_sub(u64::from(byte % 8)),
-            _ => usual,
-        }
-    }
-
-    fn small(&mut self) -> u64 {
-        u64::from(self.byte() % 8)
-    }
-
-    /// A set of hosts, sometimes with one that there is not.
-    fn bits(&mut self) -> u64 {
-        let usual = self.small();
-        match self.byte() {
-            byte @ 224.. => usual | 1 << (byte % 64),
-            _ => usual,
-        }
-    }
-
-    pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[usize::from(self.byte()) % choices.len()]
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        (u64::from(self.byte()) << 8 | u64::from(self.byte())) % limit
-    }
 }
 
 /// The region, the victim and the hand that writes.

@@ -28,6 +28,8 @@ mod pieces;
 mod pool;
 mod purpose;
 pub mod ring;
+#[cfg(feature = "hostile")]
+mod script;
 pub mod service;
 mod shared;
 mod site;

@@ -14,7 +14,7 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("offload", &["text", "step"]),
     ("walk", &[]),
     ("memory", &["contention", "fidelity", "given", "random", "step"]),
-    ("sync", &[]),
+    ("sync", &["step"]),
     ("pages", &["random"]),
     ("program", &["contention", "fidelity", "given", "message", "step"]),
     ("formats", &["text", "step"]),

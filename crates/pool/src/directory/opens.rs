@@ -89,6 +89,7 @@ pub(crate) fn pinned_slots<M: Memory>(
     let Geometry { hosts, processes, opens, .. } = *layout.geometry();
     let all = || (0..hosts).flat_map(|host| (0..processes).map(move |slot| (host, ProcessSlot(slot))));
     all().for_each(|(host, slot)| memory.invalidate(layout.open_mark(host, slot), 8));
+    // SYNC: pairs with the store of the mark in `announce`; a pin that comes later is not of this look.
     memory.fence_invalidations();
     let mut pinned = BTreeSet::new();
     for (host, slot) in all() {

@@ -14,9 +14,9 @@ use super::place::{create_ring, ring_name, sender_said};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::hostile::Script;
 use crate::local::LocalLayout;
 use crate::ring::{Producer, RingShape};
+use crate::script::Script;
 use crate::{Member, Pool, PoolError};
 
 const GEOMETRY: Geometry =

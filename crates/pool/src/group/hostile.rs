@@ -20,7 +20,7 @@ use crate::line::{self, WORDS, Words};
 use crate::local::LocalLayout;
 use crate::object::Object;
 use crate::wait::Patience;
-use crate::{Buffers, Operation, Pool, PoolError, hostile};
+use crate::{Buffers, Operation, Pool, PoolError, script};
 
 const RANKS: usize = 3;
 const DATA: u64 = 1024;
@@ -278,7 +278,7 @@ impl Stage {
 /// # Panics
 /// When the victim does, or writes in the peer's extent.
 pub fn meet(bytes: &[u8]) {
-    let mut script = hostile::Script(bytes);
+    let mut script = script::Script(bytes);
     let options = GroupOptions { segment_bytes: 512, ..options(1024, Duration::ZERO) };
     let first = GroupOptions { staging_bytes: first_bytes(&options, 2), ..options };
     let (victim, peer) = pools();
@@ -352,7 +352,7 @@ fn write_seat(
     seat: &Object,
     mark: u64,
     options: &GroupOptions,
-    script: &mut hostile::Script<'_>,
+    script: &mut script::Script<'_>,
 ) {
     let memory = peer.memory();
     match script.byte() % 8 {

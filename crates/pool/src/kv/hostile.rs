@@ -12,8 +12,8 @@ use polder_mem::{Heap, HeapShape, LINE, Memory, ProcessSlot};
 use super::wire::{Control, Entry, LogLine, Record, Root, SEQUENCES, SlabHead, Slot, State};
 use super::{Cache, Identity, Key, Options};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::hostile::Script;
 use crate::local::LocalLayout;
+use crate::script::Script;
 use crate::{Member, Pool, line};
 
 const GEOMETRY: Geometry =

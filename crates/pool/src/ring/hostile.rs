@@ -9,7 +9,7 @@ use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
 use super::header::{Form, Header, WORDS};
 use super::{Consumer, INLINE, PAIR, Producer, RingLink, RingPlace, RingShape};
-use crate::hostile::Script;
+use crate::script::Script;
 use crate::summary::Inbox;
 use crate::wait::Patience;
 use crate::{Peer, PoolError, line};

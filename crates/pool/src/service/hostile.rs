@@ -17,8 +17,8 @@ use super::session::{HEAD, Told};
 use super::{Agreement, Client, ClientReport, EmulatedLink, Optimizer, Order, Proxy, ServiceOptions, Slot};
 use crate::PoolError;
 use crate::group::{Mark, RankPlace};
-use crate::hostile::Script;
 use crate::line::{self, WORDS};
+use crate::script::Script;
 use crate::wait::Patience;
 
 const CLIENTS: usize = 2;

@@ -15,10 +15,10 @@ use super::manifest::{HEAD_LINE, Head, MANIFEST_LINE, Manifest, Other, Tensor, s
 use super::{Store, Version};
 use crate::entry::halves;
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::hostile::Script;
 use crate::local::LocalLayout;
 use crate::object::{InitialContents, Object};
 use crate::owned::{Identity, Kind};
+use crate::script::Script;
 use crate::{Member, Pool, PoolError, line, word};
 
 const GEOMETRY: Geometry =

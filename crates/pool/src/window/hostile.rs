@@ -9,11 +9,11 @@ use polder_mem::{Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 use super::place::{Segment, Word, object_bytes, own_words, segment_name};
 use super::{Access, Window};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::hostile::Script;
 use crate::local::LocalLayout;
 use crate::membership::Process;
 use crate::object::InitialContents;
 use crate::owned::{Identity, Kind};
+use crate::script::Script;
 use crate::{Member, Pool, word};
 
 const GEOMETRY: Geometry =
