@@ -480,17 +480,11 @@ impl<K: Kernel> Agent<K> {
                 Place::Pods(_) => {}
             }
         }
-        let is_inside = |inner: &str, outer: &str| {
-            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        // A name that is inside `path`, or has it inside.
+        // A service names it, what it is inside of, or what is inside of it.
         let is_named = |path: &str| {
-            let below = named.range(path.to_owned()..).next().is_some_and(|name| is_inside(name, path));
-            let mut above =
-                path.match_indices('/').map(|(at, _)| &path[..at]).filter(|path| !path.is_empty());
-            below
-                || named.range(format!("{path}/")..).next().is_some_and(|name| is_inside(name, path))
-                || above.any(|path| named.contains(path))
+            let folder = format!("{path}/");
+            named.range(folder.clone()..).next().is_some_and(|name| name.starts_with(&folder))
+                || folder.match_indices('/').any(|(at, _)| named.contains(&folder[..at]))
                 || path.split('/').any(|part| units.contains(part))
         };
         let unnamed: Vec<Service> = Cgroup::units(kernel)?

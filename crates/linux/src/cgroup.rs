@@ -169,7 +169,9 @@ impl Cgroup {
     /// `memory.reclaim` would evict pages then.
     pub fn check_demotion(&self, kernel: &impl Kernel, slow: &BTreeSet<u32>) -> Result<(), KernelError> {
         let path = self.path();
-        if !kernel.list(&self.folder())?.iter().any(|name| name == "memory.reclaim") {
+        // It can be written alone.
+        let gone = kernel.inode(&self.file("memory.reclaim")).err().filter(KernelError::is_gone);
+        if gone.is_some() && kernel.inode(&self.folder()).is_ok() {
             return Err(KernelError::Missing(format!(
                 "{path}: the kernel has no memory.reclaim before Linux 5.19, so nothing of it can go down"
             )));

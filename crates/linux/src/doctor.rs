@@ -8,7 +8,9 @@ use std::io::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::damon::KDAMONDS;
-use crate::nodes::{NODES, device_nodes, managed_pages, nodes_with_cpus, page_bytes, release, version};
+use crate::nodes::{
+    NODES, device_nodes, managed_pages, nodes_in, nodes_with_cpus, page_bytes, release, version,
+};
 use crate::{
     BALANCING, CGROUPS, DEMOTION, HugePages, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers,
     check_journal, parse_nodes, show_nodes,
@@ -208,14 +210,10 @@ impl<K: Kernel> Machine<'_, K> {
     }
 
     fn nodes(&self) -> Result<Vec<Node>, KernelError> {
-        let list = |name: &str| {
-            let path = format!("{NODES}/{name}");
-            let text = self.kernel.read(&path)?;
-            let expected = "a list of nodes such as 0-1,3";
-            parse_nodes(&text).ok_or(KernelError::Format { path, text, expected })
-        };
-        let (memory, with_cpus) = (list("has_memory")?, nodes_with_cpus(self.kernel)?);
-        let (tiers, devices) = (Tiers::discover(self.kernel).ok(), device_nodes(self.kernel)?);
+        let memory = nodes_in(self.kernel, &format!("{NODES}/has_memory"))?;
+        let with_cpus = nodes_with_cpus(self.kernel, &memory)?;
+        let (tiers, devices) =
+            (Tiers::discover(self.kernel).ok(), device_nodes(self.kernel, &(&memory - &with_cpus))?);
         let (managed, page) = (managed_pages(self.kernel), page_bytes(self.kernel));
         let node = |node: u32| {
             let meminfo = self.text(&format!("{NODES}/node{node}/meminfo")).unwrap_or_default();

@@ -701,9 +701,14 @@ impl Kernel for Tree {
 
     fn inode(&self, path: &str) -> Result<u64, KernelError> {
         self.pass();
-        let group =
+        let folder =
             path.strip_prefix(CGROUPS).and_then(|folder| Some(self.groups.borrow().get(folder)?.inode));
-        group.ok_or_else(|| KernelError::gone(path))
+        let file = self.split(path).and_then(|(folder, name)| {
+            let groups = self.groups.borrow();
+            let group = groups.get(&folder).filter(|group| !group.lacks.contains(name))?;
+            GROUP_FILES.contains(&name).then_some(group.inode)
+        });
+        folder.or(file).ok_or_else(|| KernelError::gone(path))
     }
 
     fn drain(&self, path: &str) -> Result<String, KernelError> {

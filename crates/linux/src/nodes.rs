@@ -28,9 +28,10 @@ impl Tiers {
     /// # Errors
     /// [`KernelError::Missing`] where no node is slow; otherwise as reading fails.
     pub fn discover(kernel: &impl Kernel) -> Result<Self, KernelError> {
-        let devices = device_nodes(kernel)?;
-        let memory = &nodes_in(kernel, &format!("{NODES}/has_memory"))? - &devices;
-        let with_cpus = nodes_with_cpus(kernel)?;
+        let memory = nodes_in(kernel, &format!("{NODES}/has_memory"))?;
+        let with_cpus = nodes_with_cpus(kernel, &memory)?;
+        let devices = device_nodes(kernel, &(&memory - &with_cpus))?;
+        let memory = &memory - &devices;
         let mut tiers = kernel_tiers(kernel)?;
         tiers.retain(|_, nodes| !nodes.is_disjoint(&memory));
         let fast: BTreeSet<u32> = match tiers.values().next() {
@@ -180,22 +181,28 @@ fn memory_of(kernel: &impl Kernel, nodes: &BTreeSet<u32>) -> Result<TierMemory, 
     Ok(memory)
 }
 
-/// Nodes with CPUs, on-line or not: the kernel lists the first, and a node's folder has a link to each CPU.
-pub(crate) fn nodes_with_cpus(kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
+/// Nodes with CPUs, and those of `memory` whose CPUs are off-line: a node's folder has a link to each CPU.
+pub(crate) fn nodes_with_cpus(
+    kernel: &impl Kernel,
+    memory: &BTreeSet<u32>,
+) -> Result<BTreeSet<u32>, KernelError> {
     let mut nodes = nodes_in(kernel, &format!("{NODES}/has_cpu"))?;
     let is_cpu = |name: &String| name.strip_prefix("cpu").is_some_and(|id| id.parse::<u32>().is_ok());
-    for node in nodes_in(kernel, &format!("{NODES}/has_memory"))? {
+    for node in memory {
         let names = kernel.list(&format!("{NODES}/node{node}")).unwrap_or_default();
         if names.iter().any(is_cpu) {
-            nodes.insert(node);
+            nodes.insert(*node);
         }
     }
     Ok(nodes)
 }
 
-/// Nodes without CPUs whose memory is that of a device, such as a GPU: services do not live there, and no tier has them. NVIDIA's driver
-/// names its own. Of others ACPI says that the node starts accesses itself, or that some node cannot reach it (SLIT, 255).
-pub(crate) fn device_nodes(kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
+/// Those of `nodes`, which have memory and no CPUs, that are memory of a device such as a GPU. Services do not live there, and no tier has
+/// them. NVIDIA's driver names its own. Of others ACPI says that the node starts accesses itself, or that some node cannot reach it (SLIT, 255).
+pub(crate) fn device_nodes(
+    kernel: &impl Kernel,
+    nodes: &BTreeSet<u32>,
+) -> Result<BTreeSet<u32>, KernelError> {
     const GPUS: &str = "/proc/driver/nvidia/gpus";
     const UNREACHABLE: &str = "255";
     let mut devices = match nodes_in(kernel, &format!("{NODES}/has_generic_initiator")) {
@@ -207,15 +214,13 @@ pub(crate) fn device_nodes(kernel: &impl Kernel) -> Result<BTreeSet<u32>, Kernel
         let node = status.lines().find_map(|line| line.strip_prefix("Node:")?.trim().parse::<u32>().ok());
         devices.extend(node);
     }
-    let memory = nodes_in(kernel, &format!("{NODES}/has_memory"))?;
-    for node in &memory {
+    for node in nodes {
         let row = kernel.read(&format!("{NODES}/node{node}/distance")).unwrap_or_default();
         if row.split_ascii_whitespace().any(|distance| distance == UNREACHABLE) {
             devices.insert(*node);
         }
     }
-    let with_cpus = nodes_with_cpus(kernel)?;
-    Ok(devices.into_iter().filter(|node| memory.contains(node) && !with_cpus.contains(node)).collect())
+    Ok(&devices & nodes)
 }
 
 /// Pages that the allocator manages in each zone of each node.
@@ -267,7 +272,7 @@ fn kernel_tiers(kernel: &impl Kernel) -> Result<BTreeMap<u32, BTreeSet<u32>>, Ke
     Ok(tiers)
 }
 
-fn nodes_in(kernel: &impl Kernel, path: &str) -> Result<BTreeSet<u32>, KernelError> {
+pub(crate) fn nodes_in(kernel: &impl Kernel, path: &str) -> Result<BTreeSet<u32>, KernelError> {
     let text = kernel.read(path)?;
     parse_nodes(&text).ok_or_else(|| KernelError::Format {
         path: path.to_owned(),
