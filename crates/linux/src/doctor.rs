@@ -425,7 +425,7 @@ impl<K: Kernel> Machine<'_, K> {
         }
     }
 
-    /// Reserved huge pages lie where they were reserved, and only the hugetlb controller says whose they are.
+    /// Reserved huge pages lie where they were reserved, and only the hugetlb controller says which cgroup has them.
     fn examine_huge_pages(&self, findings: &mut Vec<Finding>) {
         let enabled = self.text(&format!("{CGROUPS}/cgroup.subtree_control")).unwrap_or_default();
         if !HugePages::discover(self.kernel).is_empty()

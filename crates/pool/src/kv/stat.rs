@@ -55,9 +55,9 @@ pub struct PartStat {
     pub hits: u64,
     /// Blocks that its processes asked for and that were not there.
     pub misses: u64,
-    /// How long ago the oldest block in its slabs was put, by the clocks of the hosts. Only who looks from outside sees it.
+    /// How long ago the oldest block in its slabs was put, by the clocks of the hosts. Only a look from outside sees it.
     pub oldest_seconds: Option<u64>,
-    /// Blocks in its slabs that processes of any host have pinned, in this cache or in the same slots of another. Only who looks from
+    /// Blocks in its slabs that processes of any host have pinned, in this cache or in the same slots of another. Only a look from
     /// outside sees it.
     pub pinned: Option<u64>,
 }
