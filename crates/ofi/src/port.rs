@@ -599,7 +599,10 @@ impl Peers {
         // A place of the vector is an index.
         match self.of.get(address as usize) {
             Some(&Some(peer)) => Ok(peer),
-            _ => Ok(self.meet(link, *known, address as usize)),
+            _ => {
+                link.expect_endpoints(vector.places.len() as u64);
+                Ok(self.meet(link, *known, address as usize))
+            }
         }
     }
 

@@ -443,7 +443,15 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// The number of the peer with this address, from 0 in the order in which they became known.
     pub fn connect(&mut self, address: Address) -> u32 {
-        meet(&mut self.known, &mut self.peers, address)
+        let number = meet(&mut self.known, &mut self.peers, address);
+        self.expect_endpoints(self.peers.len() as u64 + u64::from(!self.known.contains_key(&self.address())));
+        number
+    }
+
+    /// Keeps room in the pool for the small rings between so many endpoints, this one among them, before they are known: no pair gets
+    /// a ring of its own there.
+    pub fn expect_endpoints(&mut self, endpoints: u64) {
+        self.stock.endpoints = self.stock.endpoints.max(endpoints);
     }
 
     /// The address of a peer.

@@ -607,6 +607,42 @@ fn sixty_four_endpoints_exchange_short_and_long_messages_in_4_kib_a_pair() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "16 endpoints of the usual options take too long")]
+fn pairs_that_talk_much_leave_room_for_the_small_rings_that_others_make_later() {
+    let (hosts, each) = (4, 4);
+    let fits = |size: u64| {
+        let geometry = Geometry { hosts, processes: each, ..Geometry::for_region(size) };
+        let needed = u64::from(hosts) * endpoint::least_chunks(&geometry, each.into(), u64::from(each) * 15);
+        needed <= Layout::new(&geometry, size).unwrap().chunks().into()
+    };
+    let least = (22..30).map(|power| 1 << power).find(|&size| fits(size)).unwrap();
+    for (pool_bytes, gets_one) in [(least, false), (64 << 20, true)] {
+        let (_heap, mut ends) = job(hosts, each, pool_bytes, EndpointOptions::default());
+        let addresses: Vec<_> = ends.iter().map(Endpoint::address).collect();
+        let before = ends[0].pool_bytes();
+        for (rank, end) in ends.iter_mut().enumerate() {
+            end.expect_endpoints(addresses.len() as u64);
+            let peer = end.connect(addresses[(rank + 1) % 16]);
+            for number in 0..40 {
+                end.send(peer, label(1), bytes(8, 1), number).unwrap();
+                end.receive(exactly(None, 1), vec![0; 8], number);
+            }
+        }
+        for _ in 0..1000 {
+            ends.iter_mut().for_each(|end| end.progress().unwrap());
+        }
+        while ends.iter_mut().any(|end| end.completion().is_some()) {}
+        assert_eq!(
+            ends[0].pool_bytes() > before + 10_000,
+            gets_one,
+            "a ring of its own in {pool_bytes} bytes"
+        );
+        exchange(&mut ends, 64);
+        exchange(&mut ends, 10_000);
+    }
+}
+
+#[test]
 fn long_messages_go_out_without_any_send_buffer() {
     let options = EndpointOptions { memory_bytes: 0, send_buffers: 0, ..options() };
     let (_heap, mut ends) = job(2, 2, 16 << 20, options);

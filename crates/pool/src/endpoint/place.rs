@@ -451,10 +451,31 @@ pub(super) fn least_chunks(
     endpoints: u64,
     pairs: u64,
 ) -> u64 {
-    let (endpoint, largest) = endpoint_with_blocks(geometry, options, pairs.div_ceil(endpoints.max(1)));
-    let buffers = header_bytes() + 2 * ALIGNED + u64::from(options.send_buffers) * options.ring.cell_bytes();
+    let (endpoint, largest) = least_bytes(geometry, options, pairs.div_ceil(endpoints.max(1)));
     // As above: no object lies over such a gap.
-    (endpoints * (endpoint + buffers) + largest.max(buffers)).div_ceil(geometry.chunk_bytes)
+    (endpoints * endpoint + largest).div_ceil(geometry.chunk_bytes)
+}
+
+/// Bytes of an endpoint with a small ring to each of so many peers and its send buffers, and of the largest object of it.
+fn least_bytes(geometry: &Geometry, options: &EndpointOptions, peers: u64) -> (u64, u64) {
+    let (endpoint, largest) = endpoint_with_blocks(geometry, options, peers);
+    let buffers = header_bytes() + 2 * ALIGNED + u64::from(options.send_buffers) * options.ring.cell_bytes();
+    (endpoint + buffers, largest.max(buffers))
+}
+
+/// Bytes that rings of pairs may take of one of so many endpoints: an equal part of what the small rings and send buffers of all leave of
+/// the `all` bytes of a pool. So no pair's own ring takes the place of a small one that is not made yet.
+pub(super) fn share_of_rings(
+    geometry: &Geometry,
+    options: &EndpointOptions,
+    endpoints: u64,
+    all: u64,
+) -> u64 {
+    let (endpoint, largest) = least_bytes(geometry, options, endpoints - 1);
+    // Each host leaves a gap, as above, and the rest of its last chunk.
+    let gap = largest.max(header_bytes() + ring_bytes(options.ring)) + geometry.chunk_bytes;
+    let hosts = endpoints.min(geometry.hosts.into());
+    all.saturating_sub(endpoints * endpoint + hosts * gap) / endpoints
 }
 
 /// Bytes of the object of a ring.

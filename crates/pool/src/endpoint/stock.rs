@@ -6,7 +6,7 @@ use polder_mem::{Memory, Offset};
 
 use super::place::{
     MOST_BLOCKS, Map, block_of, block_said, create_blocks, create_buffers, endpoint_bytes, endpoint_name,
-    first_block, realm_of, ring_bytes, small_generation,
+    first_block, realm_of, ring_bytes, share_of_rings, small_generation,
 };
 use super::{Address, EndpointOptions};
 use crate::chunks::Chunks;
@@ -65,6 +65,10 @@ pub(super) struct Stock {
     pub(super) is_short: bool,
     /// Bytes of all objects that it has.
     bytes: u64,
+    /// Bytes of rings that pairs have for themselves.
+    ring_bytes: u64,
+    /// Endpoints that may speak with one another, this one among them: the small rings between them come first.
+    pub(super) endpoints: u64,
     /// Messages and parts that went out.
     pub(super) pushed: u64,
 }
@@ -100,6 +104,8 @@ impl Stock {
                 free,
                 is_short: false,
                 bytes,
+                ring_bytes: 0,
+                endpoints: 1,
                 pushed: 0,
             });
         }
@@ -246,9 +252,13 @@ impl Stock {
         let layout = pool.layout();
         let all = u64::from(layout.chunks()) * layout.geometry().chunk_bytes;
         let has_room = self.bytes.saturating_add(bytes) <= options.memory_bytes
+            && self.ring_bytes + bytes <= share_of_rings(layout.geometry(), options, self.endpoints, all)
             && can_open_more(pool)
             && Chunks(pool.directory().site).free_bytes()? >= bytes + all / RESERVE;
-        self.bytes += if has_room { bytes } else { 0 };
+        if has_room {
+            self.bytes += bytes;
+            self.ring_bytes += bytes;
+        }
         self.is_short |= !has_room;
         Ok(has_room)
     }
@@ -256,6 +266,7 @@ impl Stock {
     /// Gives back the bytes of a ring.
     pub(super) fn release_ring(&mut self, options: &EndpointOptions) {
         self.bytes -= ring_bytes(options.ring);
+        self.ring_bytes -= ring_bytes(options.ring);
     }
 
     /// Leaves: nobody finds anything of it from here on.
