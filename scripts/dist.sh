@@ -9,19 +9,20 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 
 say "building the polder command and the Python module (minutes, the first time)"
 # None of these has the model of the protocols or instruments, which `make dev` builds.
-cargo build --profile dist -p polder-cli -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
+cargo build --profile dist -p polder-cli
+cargo build --release -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
 # As the Python module, libpolder knows POLDER_WRAP=shadow.
-cargo build --profile dist -p polder-capi -p polder-sim
+cargo build --release -p polder-capi -p polder-sim
 
 # A wheel's data goes to these folders of the environment that it is installed into.
 data=target/wheel/polder_memory.data
 rm -rf "$data"
 mkdir -p "$data/scripts" "$data/data/include" "$data/data/lib/libfabric" "$data/data/lib/pkgconfig" "$data/data/lib/polder"
 cp target/dist/polder "$data/scripts/polder"
-cp target/dist/libpolder.so "$data/data/lib/"
-cp target/dist/libpolder_fi.so "$data/data/lib/libfabric/libpolder-fi.so"
+cp target/release/libpolder.so "$data/data/lib/"
+cp target/release/libpolder_fi.so "$data/data/lib/libfabric/libpolder-fi.so"
 for abi in mpich openmpi mpi-abi; do
-    cp "target/dist/libpolder_$(printf %s "$abi" | tr - _).so" "$data/data/lib/polder/libpolder-$abi.so"
+    cp "target/release/libpolder_$(printf %s "$abi" | tr - _).so" "$data/data/lib/polder/libpolder-$abi.so"
 done
 cp crates/capi/include/polder.h "$data/data/include/"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
@@ -29,4 +30,4 @@ sed "s/@VERSION@/$version/" crates/capi/polder.pc.in >"$data/data/lib/pkgconfig/
 
 rm -f "$out"/polder_memory-*.whl
 # The oldest C library that every file of the wheel runs with; python/tests/test_install.py compares it with what they ask for.
-.venv/bin/maturin build --profile dist --compatibility manylinux_2_34 --out "$out" >target/wheel/log 2>&1 || { cat target/wheel/log >&2; exit 1; }
+.venv/bin/maturin build --release --compatibility manylinux_2_34 --out "$out" >target/wheel/log 2>&1 || { cat target/wheel/log >&2; exit 1; }

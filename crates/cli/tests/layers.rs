@@ -206,15 +206,16 @@ fn the_model_and_what_kills_are_in_no_program_and_no_library_that_users_load() {
     assert!(has_model(&["dev"]), "`polder-dev verify` needs the model");
     let dist = include_str!("../../../scripts/dist.sh");
     // Instruments are in those that users find a missing publish with; the simulator is built with them, for the Python module.
-    for (installed, instruments) in [
-        (&["cli", "ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], false),
-        (&["capi", "sim"][..], true),
-        (&["python"][..], true),
+    for (installed, profile, instruments) in [
+        (&["cli"][..], "--profile dist", false),
+        (&["ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], "--release", false),
+        (&["capi", "sim"][..], "--release", true),
+        (&["python"][..], "--release", true),
     ] {
         let together =
             installed.iter().map(|package| format!("-p polder-{package}")).collect::<Vec<_>>().join(" ");
         assert!(
-            dist.contains(&format!("cargo build --profile dist {together}\n")) || installed == ["python"],
+            dist.contains(&format!("cargo build {profile} {together}\n")) || installed == ["python"],
             "dist.sh builds others together"
         );
         assert!(!has_model(installed), "{installed:?}");
