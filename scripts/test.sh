@@ -58,8 +58,8 @@ step "mutants" limited polder-dev verify --mutants -n 30000 --harmless 3000
 step "canaries" limited polder-dev verify --canaries
 # What follows takes one core for most of its time, so it runs in two lanes. Tests look for what others leave in /dev/shm: each lane
 # has one of its own.
-files() { printf " $1python/tests/test_%s.py" torch sync bench snapshot mpi group recovery; }
-first_lane() { step "tests (Python, groups of ranks)" limited $own_shm pytest $(files ""); }
+files() { printf " $1python/tests/test_%s.py" torch sync doors snapshot mpi group recovery; }
+first_lane() { step "tests (Python, groups of ranks and doors)" limited $own_shm pytest $(files ""); }
 second_lane() {
     step "tests (Python, all others)" limited $own_shm pytest $(files "--ignore=")
     if command -v qemu-system-x86_64 >/dev/null || [ "$(id -u)" = 0 ]; then
