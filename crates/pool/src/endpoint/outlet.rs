@@ -225,7 +225,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         let can = self.queue.is_empty() && self.unasked.is_none() && self.is_eager(options, bytes);
         let (true, Some(outlet)) = (can, &mut self.outlet) else { return false };
         let length = bytes.len() as u64;
-        if length > outlet.cell_bytes(options) || outlet.is_moving() || outlet.wants_own(length) {
+        if length > outlet.cell_bytes(options) || outlet.is_moving() || outlet.wants_own(options, length) {
             return false;
         }
         let (kind, tag) = Note::Eager(*label).encode();
@@ -256,7 +256,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         loop {
             let longest = self.longest();
             let Some(outlet) = &mut self.outlet else { return Ok(()) };
-            if outlet.wants_own(longest) {
+            if outlet.wants_own(options, longest) {
                 outlet.grow(pool, options, stock, self.address)?;
             }
             let moved = outlet.move_on(pool, options, stock, longest)?
@@ -626,12 +626,11 @@ impl<M: Memory> Outlet<M> {
         if self.has_own() { options.ring.cell_bytes() } else { self.small_shape.cell_bytes() }
     }
 
-    /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is long.
+    /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is too long to go out unasked.
     #[inline]
-    fn wants_own(&self, bytes: u64) -> bool {
+    fn wants_own(&self, options: &EndpointOptions, bytes: u64) -> bool {
         self.own.is_none()
-            && (self.small.published() >= self.asks_at
-                || !self.has_asked && bytes > self.small_shape.cell_bytes())
+            && (self.small.published() >= self.asks_at || !self.has_asked && bytes > options.eager_bytes)
     }
 
     /// Makes a ring of its own for the pair, if there is room; else it asks again when it has talked twice as much.
