@@ -9,7 +9,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 
 say "building the polder command and the Python module (minutes, the first time)"
 # None of these has the model of the protocols or instruments, which `make dev` builds.
-cargo build --profile dist -p polder-cli -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
+cargo build --profile dist -p polder-cli -p polder-rehearse -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
 # As the Python module, libpolder knows POLDER_WRAP=shadow.
 cargo build --profile dist -p polder-capi -p polder-sim
 
@@ -23,6 +23,7 @@ cp target/dist/libpolder_fi.so "$data/data/lib/libfabric/libpolder-fi.so"
 for abi in mpich openmpi mpi-abi; do
     cp "target/dist/libpolder_$(printf %s "$abi" | tr - _).so" "$data/data/lib/polder/libpolder-$abi.so"
 done
+cp target/dist/libpolder_rehearse.so "$data/data/lib/polder/libpolder-rehearse.so"
 cp crates/capi/include/polder.h "$data/data/include/"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 sed "s/@VERSION@/$version/" crates/capi/polder.pc.in >"$data/data/lib/pkgconfig/polder.pc"

@@ -15,6 +15,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("place", &["platform"]),
     ("linux", &[]),
+    ("rehearse", &[]),
     ("agent", &["linux", "place"]),
     ("offload", &["mem", "kernels"]),
     ("pool", &["mem", "kernels", "schedule", "platform"]),
@@ -207,7 +208,7 @@ fn the_model_and_what_kills_are_in_no_program_and_no_library_that_users_load() {
     let dist = include_str!("../../../scripts/dist.sh");
     // Instruments are in those that users find a missing publish with; the simulator is built with them, for the Python module.
     for (installed, instruments) in [
-        (&["cli", "ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], false),
+        (&["cli", "rehearse", "ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], false),
         (&["capi", "sim"][..], true),
         (&["python"][..], true),
     ] {
