@@ -10,7 +10,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 say "building the polder command and the Python module (minutes, the first time)"
 # None of these has the model of the protocols or instruments, which `make dev` builds.
 cargo build --profile dist -p polder-cli
-cargo build --release -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
+cargo build --release -p polder-rehearse -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
 # As the Python module, libpolder knows POLDER_WRAP=shadow.
 cargo build --release -p polder-capi -p polder-sim
 
@@ -24,6 +24,7 @@ cp target/release/libpolder_fi.so "$data/data/lib/libfabric/libpolder-fi.so"
 for abi in mpich openmpi mpi-abi; do
     cp "target/release/libpolder_$(printf %s "$abi" | tr - _).so" "$data/data/lib/polder/libpolder-$abi.so"
 done
+cp target/release/libpolder_rehearse.so "$data/data/lib/polder/libpolder-rehearse.so"
 cp crates/capi/include/polder.h "$data/data/include/"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 sed "s/@VERSION@/$version/" crates/capi/polder.pc.in >"$data/data/lib/pkgconfig/polder.pc"

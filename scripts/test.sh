@@ -21,7 +21,7 @@ before=$(scripts/left_in_shm.sh || true)
 nothing_new_in_shm() { new=$(scripts/left_in_shm.sh | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
 # What setup has installed: stripped, and without the model of the protocols, which polder-dev has, or bytes that play hostile hosts.
-libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so polder/libpolder-mpi-abi.so"
+libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so polder/libpolder-mpi-abi.so polder/libpolder-rehearse.so"
 lean() {
     grep -qa corosensei .cache/dev/polder-dev || { echo ".cache/dev/polder-dev has no model: is this check blind?"; return 1; }
     for file in .venv/bin/polder $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
@@ -40,7 +40,7 @@ step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 # As users load them: without the model, which the lint above has in all crates.
-step "lint (libraries)" cargo clippy --quiet -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi -p polder-python -- -D warnings
+step "lint (libraries)" cargo clippy --quiet -p polder-cli -p polder-rehearse -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi -p polder-python -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
 # Kills, predictions and the agent by the installed command: that of `cargo test` takes several times as long.
 step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace --no-fail-fast

@@ -114,6 +114,19 @@ def test_the_tables_and_figures_of_the_pages_are_those_of_the_measured_rows() ->
         assert f"| {row['case']} | Open MPI | {benchmarks.short(row['value'])} us |" in pages["docs/status.md"]
 
 
+def test_the_page_of_evidence_is_that_of_the_ledger() -> None:
+    spec = importlib.util.spec_from_file_location("ledger", ROOT / "scripts/ledger.py")
+    assert spec is not None and spec.loader is not None
+    ledger = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ledger)
+    rows = ledger.ledger_rows()
+    page = ledger.PAGE.read_text()
+    assert ledger.filled(page, rows) == page, "run scripts/ledger.py --tables"
+    assert page.count("<!-- ledger ") == len(ledger.TABLES), "the page lacks a table"
+    newest = [row for kind in ("schedules", "mutants") for row in ledger.newest(rows, kind).values()]
+    assert len(newest) > 30 and not [row for row in newest if row["failed"]], "the newest run of a suite failed"
+
+
 def run(command: list[str], folder: Path = ROOT, programs: Path | None = None, can_fail: bool = False) -> str:
     """What a command prints, also on stderr; by the programs of a folder, and then those beside this Python."""
     path = ":".join([str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]).lstrip(":")

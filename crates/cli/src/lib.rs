@@ -16,6 +16,7 @@ mod offload;
 mod options;
 mod pool;
 mod probe;
+mod rehearse;
 mod top;
 mod verify;
 
@@ -103,6 +104,7 @@ impl PoolOptions {
         }
         let idle = match command {
             Command::Probe(_) => "it makes pools of its own in /dev/shm",
+            Command::Rehearse(_) => "the program opens what it needs, with the variables of its environment",
             Command::Plan(_) | Command::Agent(_) | Command::Doctor(_) | Command::Offload(_) => {
                 "it opens no pool"
             }
@@ -145,6 +147,12 @@ enum Command {
     Keeper(PooledOne<keeper::Arguments>),
     /// Test whether memory that two hosts share keeps Polder's rules, by litmus tests between them.
     Verify(PooledOne<verify::Arguments>),
+    /// Run a program on hosts of this machine whose caches are not coherent.
+    ///
+    /// Each host runs the program once, with its number in POLDER_HOST, and in place of {host} in the program and its arguments. Flush
+    /// instructions and non-temporal stores move lines between the host's caches and the shared file; a store that is never flushed reaches
+    /// no other host.
+    Rehearse(rehearse::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
     Completion {
         /// The shell to complete for.
@@ -233,6 +241,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Verify(it) => verify::run(&it.arguments, &settings),
+        Command::Rehearse(arguments) => rehearse::run(&arguments),
         Command::Completion { shell } => {
             let mut script = vec![];
             clap_complete::generate(

@@ -17,7 +17,9 @@ use polder_attach::settings::Settings;
 use polder_pool::Uuid;
 
 use crate::Failure;
-use library::{in_path, quoted};
+pub(crate) use job::{PASSED, code_of, meanwhile};
+pub(crate) use library::in_path;
+use library::quoted;
 
 pub use guard::Guard;
 pub use library::{Install, Library, Section};

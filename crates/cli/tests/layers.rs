@@ -15,6 +15,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("place", &["platform"]),
     ("linux", &[]),
+    ("rehearse", &[]),
     ("agent", &["linux", "place"]),
     ("offload", &["mem", "kernels"]),
     ("pool", &["mem", "kernels", "schedule", "platform"]),
@@ -208,7 +209,7 @@ fn the_model_and_what_kills_are_in_no_program_and_no_library_that_users_load() {
     // Instruments are in those that users find a missing publish with; the simulator is built with them, for the Python module.
     for (installed, profile, instruments) in [
         (&["cli"][..], "--profile dist", false),
-        (&["ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], "--release", false),
+        (&["rehearse", "ofi", "mpi-mpich", "mpi-openmpi", "mpi-abi"][..], "--release", false),
         (&["capi", "sim"][..], "--release", true),
         (&["python"][..], "--release", true),
     ] {

@@ -1,5 +1,7 @@
 //! `polder-dev verify`: the protocols in the incoherent model.
 
+mod sites;
+
 use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -41,6 +43,9 @@ pub(crate) struct Arguments {
     /// Run protocols that are known to be wrong: each must fail. With --replay, print how one fails.
     #[arg(long, conflicts_with = "mutants")]
     canaries: bool,
+    /// List the flushes and fences of the pool that no suite reaches. There must be none.
+    #[arg(long, conflicts_with_all = ["mutants", "canaries", "replay", "list", "json", "suites"])]
+    sites: bool,
     /// Print a JSON object for each suite, canary or mutant.
     #[arg(long, conflicts_with = "replay")]
     json: bool,
@@ -75,6 +80,9 @@ impl TypedValueParser for Beginning {
 
 /// Runs what was asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    if arguments.sites {
+        return sites::run(arguments.schedules, arguments.seed, arguments.threads);
+    }
     let (all, kind) = match arguments.canaries {
         true => (canaries().into_iter().map(|(canary, _)| canary).collect(), "canary"),
         false => (suites(), "suite"),
@@ -172,9 +180,11 @@ fn explore(suite: &Suite, arguments: &Arguments) -> bool {
     bar.finish_and_clear();
     if arguments.json {
         let seeds: Vec<_> = report.failures.iter().map(|failure| failure.seed).collect();
-        let Report { schedules, failed, elapsed, .. } = &report;
+        let Report { first_seed, schedules, failed, elapsed, tally, .. } = &report;
         let line = json!({
-            "suite": suite.name, "schedules": schedules, "failed": failed, "failing_seeds": seeds, "seconds": elapsed.as_secs_f64(),
+            "suite": suite.name, "first_seed": first_seed, "schedules": schedules, "failed": failed, "failing_seeds": seeds,
+            "software": tally.software, "coherent": tally.coherent, "hdm-db": tally.hdm_db, "operations": tally.operations, "process_deaths": tally.process_deaths, "host_deaths": tally.host_deaths,
+            "pauses": tally.pauses, "seconds": elapsed.as_secs_f64(),
         });
         println!("{line}");
         return report.failed == 0;

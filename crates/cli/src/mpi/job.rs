@@ -313,7 +313,7 @@ impl Tally {
 }
 
 /// Signals that are handed on.
-const PASSED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+pub(crate) const PASSED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// Runs `command` to its end, and hands on what this process is told meanwhile.
 fn passing_signals(command: &mut Command, mpiexec: &Path) -> Result<ExitStatus, Failure> {
@@ -331,7 +331,7 @@ fn passing_signals(command: &mut Command, mpiexec: &Path) -> Result<ExitStatus, 
 }
 
 /// What `wait` returns; `pass` gets what this process is told until then, by what is not the kernel.
-fn meanwhile<T>(
+pub(crate) fn meanwhile<T>(
     mut signals: SignalsInfo<WithOrigin>,
     pass: impl Fn(Signal) + Send + 'static,
     wait: impl FnOnce() -> T,
@@ -351,7 +351,7 @@ fn meanwhile<T>(
 }
 
 /// As a shell says it.
-fn code_of(status: ExitStatus) -> ExitCode {
+pub(crate) fn code_of(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

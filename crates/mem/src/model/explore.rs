@@ -9,7 +9,7 @@ use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use super::mutants::SiteKind;
-use super::state::Mutation;
+use super::state::{Crash, Mutation};
 use crate::Coherence;
 
 /// A schedule that went wrong, and how to see it again.
@@ -40,6 +40,56 @@ impl fmt::Display for Failure {
 /// How one schedule ended.
 pub type Outcome = Result<(), Failure>;
 
+/// What schedules went through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Worlds on memory that software keeps coherent.
+    pub software: u64,
+    /// Worlds on coherent memory.
+    pub coherent: u64,
+    /// Worlds on memory that its device keeps coherent.
+    pub hdm_db: u64,
+    /// Memory operations of all threads.
+    pub operations: u64,
+    /// Deaths of processes that fell.
+    pub process_deaths: u64,
+    /// Deaths of hosts that fell.
+    pub host_deaths: u64,
+    /// Pauses that fell.
+    pub pauses: u64,
+}
+
+impl Tally {
+    /// Counts a world that has run, with its memory operations.
+    pub(super) fn count_world(&mut self, coherence: Coherence, operations: u64) {
+        *match coherence {
+            Coherence::Software => &mut self.software,
+            Coherence::Coherent => &mut self.coherent,
+            Coherence::HdmDb => &mut self.hdm_db,
+        } += 1;
+        self.operations += operations;
+    }
+
+    /// Counts a crash.
+    pub(super) fn count(&mut self, crash: Crash) {
+        *match crash {
+            Crash::Process => &mut self.process_deaths,
+            Crash::Host => &mut self.host_deaths,
+            Crash::Pause => &mut self.pauses,
+        } += 1;
+    }
+
+    fn add(&mut self, other: Self) {
+        self.software += other.software;
+        self.coherent += other.coherent;
+        self.hdm_db += other.hdm_db;
+        self.operations += other.operations;
+        self.process_deaths += other.process_deaths;
+        self.host_deaths += other.host_deaths;
+        self.pauses += other.pauses;
+    }
+}
+
 /// How many schedules ended.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -51,6 +101,8 @@ pub struct Report {
     pub schedules: u64,
     /// Schedules that failed.
     pub failed: u64,
+    /// What they went through.
+    pub tally: Tally,
     /// Wall-clock time.
     pub elapsed: Duration,
     /// The first failures, with traces, by seed.
@@ -169,6 +221,7 @@ impl<'a> Explorer<'a> {
             ran: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             failures: Mutex::default(),
+            tally: Mutex::default(),
         };
         if self.threads == 1 {
             self.work(&race, &suite);
@@ -187,6 +240,7 @@ impl<'a> Explorer<'a> {
             first_seed: self.first_seed,
             schedules: race.ran.into_inner(),
             failed: seeds.len() as u64,
+            tally: race.tally.into_inner().expect("no thread panics while it holds the tally"),
             elapsed: begin.elapsed(),
             failures,
         }
@@ -199,6 +253,13 @@ impl<'a> Explorer<'a> {
     }
 
     fn work(&self, race: &Race, suite: &(impl Fn(u64) -> Outcome + Sync)) {
+        with_session(|session| session.tally = Tally::default());
+        self.take(race, suite);
+        let own = with_session(|session| session.tally);
+        race.tally.lock().expect("no thread panics while it holds the tally").add(own);
+    }
+
+    fn take(&self, race: &Race, suite: &(impl Fn(u64) -> Outcome + Sync)) {
         const BATCH: u64 = 64;
         loop {
             let begin = race.next.fetch_add(BATCH, Ordering::Relaxed);
@@ -231,6 +292,7 @@ struct Race {
     ran: AtomicU64,
     stop: AtomicBool,
     failures: Mutex<Vec<u64>>,
+    tally: Mutex<Tally>,
 }
 
 /// Runs `schedules` schedules of `suite`, from `first_seed`, on one OS thread, until the first failure.
@@ -279,6 +341,7 @@ pub(super) struct Session {
     /// The kind of memory of every world, whatever its shape says.
     coherence: Option<Coherence>,
     pub(super) sites: Sites,
+    pub(super) tally: Tally,
 }
 
 thread_local! {

@@ -68,10 +68,10 @@ mod walk;
 mod world;
 
 pub use canaries::{Canary, canaries};
-pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
+pub use explore::{Explorer, Failure, Outcome, Report, Tally, explore, replay};
 pub use machine::BackInvalidation;
 pub use memory::ModelMemory;
-pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};
+pub use mutants::{Change, Harmless, Mutant, SiteKind, find, judge, mutants};
 pub use state::{Crash, Kernels, Shape};
 pub use suite::Suite;
 pub use table::{DeathRow, Row, death_table, table};

@@ -155,7 +155,7 @@ impl Explorer<'_> {
         done
     }
 
-    fn sites(&self, suite: &impl Fn(u64) -> Outcome) -> explore::Sites {
+    pub(super) fn sites(&self, suite: &impl Fn(u64) -> Outcome) -> explore::Sites {
         explore::with_session(|session| session.recording = true);
         let failure = (0..self.schedules.min(RECORDED))
             .find_map(|index| explore::once(self.first_seed.wrapping_add(index), suite).err());
@@ -236,8 +236,9 @@ fn source(site: &Location) -> Option<String> {
     Some(lines[lines.len() - 1 - comment..].join("\n"))
 }
 
-/// Paths of locations are relative to the workspace, from where tests do not run.
-fn find(file: &str) -> Option<PathBuf> {
+/// The file of a location, whose path is relative to the workspace, from where tests do not run.
+#[must_use]
+pub fn find(file: &str) -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     here.ancestors().map(|above: &Path| above.join(file)).find(|path| path.is_file())
 }

@@ -1,10 +1,11 @@
 //! A protocol's suite, as `cargo test` and `polder-dev verify` run it.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use super::explore::{self, Explorer, Outcome, Report};
-use super::mutants::{Harmless, Mutant, judge};
+use super::mutants::{Harmless, Mutant, SiteKind, judge};
 use crate::Coherence;
 
 /// One protocol, as a function of a seed, with the mutants of it that do no harm.
@@ -62,6 +63,15 @@ impl Suite {
     #[must_use]
     pub fn explore(&self, schedules: u64) -> Report {
         Explorer::new(self.name, schedules).run(|seed| self.run(seed))
+    }
+
+    /// The flushes and fences that it reaches within the schedules from which mutants are learned.
+    ///
+    /// # Panics
+    /// When the suite fails.
+    #[must_use]
+    pub fn sites(&self, explorer: &Explorer<'_>) -> Vec<(&'static Location<'static>, SiteKind)> {
+        explorer.sites(&|seed| self.run(seed))
     }
 
     /// Runs all mutants, each until it is caught or through all schedules, and holds the survivors against the list. A mutant of

@@ -209,6 +209,8 @@ impl World {
     pub fn run(&mut self) -> Outcome {
         let result = explore::quietly(|| self.schedule());
         let state = self.core.state.borrow();
+        let (coherence, operations) = (state.shape.coherence, state.operations);
+        explore::with_session(|session| session.tally.count_world(coherence, operations));
         let trace = state.trace.as_ref().map(super::trace::Trace::render).unwrap_or_default();
         drop(state);
         self.end();

@@ -1,5 +1,6 @@
 //! What goes wrong: processes and hosts that die, threads that stop, memory that fails.
 
+use super::super::explore;
 use super::{Crash, Kernels, Mode, State, Thread};
 use crate::Liveness;
 
@@ -10,6 +11,7 @@ impl State {
         let (host, slot) = (self.threads[me].host, self.threads[me].slot);
         let kind = self.threads[me].crash;
         self.record(me, "CRASH", None, 0, None);
+        explore::with_session(|session| session.tally.count(kind));
         self.changes += 1;
         if kind == Crash::Pause {
             self.ready &= !(1 << me);

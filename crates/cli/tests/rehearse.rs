@@ -1,0 +1,189 @@
+//! `polder rehearse`, with litmus tests in C that know nothing of it: right ones pass, and ones that leave a flush out fail.
+#![cfg(target_arch = "x86_64")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use polder_mem::testing::Scratch;
+
+const SEEDS: u64 = 4;
+const LITMUS: [&str; 6] =
+    ["write_back_payload", "invalidate_payload", "non_temporal", "whole_line", "announce", "hand_over"];
+
+/// A folder with the command and its library, as they are installed, the litmus tests, and a file to share.
+struct Stage {
+    scratch: Scratch,
+    polder: PathBuf,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let built = PathBuf::from(env!("CARGO_BIN_EXE_polder"));
+        let polder = match std::env::var_os("POLDER") {
+            Some(installed) => installed.into(),
+            None => {
+                let at = |name: &str| scratch.path().join(name);
+                for folder in ["bin", "lib/polder"] {
+                    fs::create_dir_all(at(folder)).unwrap();
+                }
+                let library = built.parent().unwrap().join("deps/libpolder_rehearse.so");
+                fs::copy(library, at("lib/polder/libpolder-rehearse.so")).unwrap();
+                fs::copy(built, at("bin/polder")).unwrap();
+                at("bin/polder")
+            }
+        };
+        let stage = Self { scratch, polder };
+        stage.compile(&[], "litmus");
+        stage
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.scratch.path().join(name).display().to_string()
+    }
+
+    fn compile(&self, options: &[&str], name: &str) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rehearse/litmus.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-mclflushopt", "-mclwb", "-o", &self.path(name)]).args(options).arg(source);
+        let done = compiler.output().expect("a C compiler is installed");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    /// A rehearsal of two hosts with a new file of zeros.
+    fn command(&self, options: &[&str]) -> Command {
+        fs::write(self.path("shared"), vec![0; 1 << 16]).unwrap();
+        let mut command = Command::new(&self.polder);
+        command.args(["rehearse", "--file", &self.path("shared")]).args(options);
+        command
+    }
+
+    fn litmus(&self, options: &[&str], name: &str, kind: &str) -> Output {
+        let (program, file) = (self.path("litmus"), self.path("shared"));
+        self.command(options).args(["--", &program, name, kind, "{host}", &file]).output().unwrap()
+    }
+
+    /// The one line that a rehearsal is refused with.
+    fn refusal(&self, file: &str, program: &str) -> String {
+        let mut command = Command::new(&self.polder);
+        let done = command.args(["rehearse", "--file", file, "--", program]).output().unwrap();
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        let text = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    }
+}
+
+#[test]
+fn each_litmus_test_passes_with_its_flush_and_fails_without() {
+    let stage = Stage::new();
+    for name in LITMUS {
+        let failures = |kind| {
+            let runs = (0..SEEDS).map(|seed| stage.litmus(&["--seed", &seed.to_string()], name, kind));
+            runs.filter(|done| match done.status.code() {
+                Some(0) => false,
+                // The program's own code.
+                Some(1) => true,
+                _ => panic!("{name}, {kind}: {done:?}"),
+            })
+            .count()
+        };
+        let (right, wrong) = (failures("right"), failures("wrong"));
+        println!("{name}: {SEEDS} seeds; with its flush {right} failed, without it {wrong}");
+        assert_eq!(right, 0, "{name}");
+        assert!(
+            wrong > 0,
+            "{name}: it fails with no seed without its flush, so that a missing one is not found"
+        );
+    }
+}
+
+#[test]
+fn sites_are_listed_and_a_program_fails_with_a_needed_one_left_out() {
+    let stage = Stage::new();
+    let done = stage.litmus(&["--sites"], "write_back_payload", "right");
+    assert!(done.status.success(), "{done:?}");
+    let text = String::from_utf8(done.stdout).unwrap();
+    // Of both hosts together: the payload is written back once a round.
+    let site = text.lines().find_map(|line| line.trim().strip_prefix("100 write-back "));
+    let site = site.unwrap_or_else(|| panic!("{text}"));
+    assert!(site.starts_with("litmus+0x"), "{text}");
+    let done = stage.litmus(&["--skip-site", site], "write_back_payload", "right");
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert!(text.contains("polder: host 1 failed: exit status: 1\n"), "{text}");
+}
+
+#[test]
+fn the_file_holds_what_reached_memory() {
+    let stage = Stage::new();
+    let done = stage.litmus(&[], "write_back_payload", "right");
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(fs::read(stage.path("shared")).unwrap()[8 * 64], 100);
+}
+
+#[test]
+fn what_cannot_be_rehearsed_is_refused_in_one_line() {
+    let stage = Stage::new();
+    fs::write(stage.path("empty"), "").unwrap();
+    fs::write(stage.path("shared"), vec![0; 4096]).unwrap();
+    let shared = stage.path("shared");
+    for (file, program, why) in [
+        ("/dev/null", "true", "/dev/null: it is no regular file"),
+        (&*stage.path("empty"), "true", "it is empty"),
+        (&*stage.path("absent"), "true", "No such file"),
+        (&*shared, "no-such-program", "no-such-program: there is no such program"),
+    ] {
+        let text = stage.refusal(file, program);
+        assert!(text.contains(why), "{text}");
+    }
+    stage.compile(&["-static"], "fixed");
+    let text = stage.refusal(&shared, &stage.path("fixed"));
+    assert!(text.contains("fixed: it is linked statically"), "{text}");
+    let mut bytes = fs::read(stage.path("litmus")).unwrap();
+    bytes[18] = 183;
+    fs::write(stage.path("foreign"), bytes).unwrap();
+    fs::set_permissions(stage.path("foreign"), fs::Permissions::from_mode(0o755)).unwrap();
+    let text = stage.refusal(&shared, &stage.path("foreign"));
+    assert!(text.contains("foreign: it is no program for x86-64"), "{text}");
+}
+
+#[test]
+fn a_user_without_namespaces_is_told_once_what_to_allow() {
+    let stage = Stage::new();
+    fs::write(stage.path("shared"), vec![0; 4096]).unwrap();
+    let script = "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \"$@\"";
+    let (polder, shared) = (stage.polder.display().to_string(), stage.path("shared"));
+    let done = Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            &polder,
+            "rehearse",
+            "--file",
+            &shared,
+            "true",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert!(text.starts_with("polder: this user may not mount a file for one process alone"), "{text}");
+    assert_eq!((text.lines().count(), done.status.code()), (1, Some(1)), "{text}");
+}
+
+#[test]
+fn what_a_killed_rehearsal_left_goes_with_the_next() {
+    let stage = Stage::new();
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let left = PathBuf::from(format!("/dev/shm/polder-rehearse-{}", ended.id()));
+    fs::create_dir(&left).unwrap();
+    assert!(stage.command(&["true"]).output().unwrap().status.success());
+    assert!(!left.exists());
+}
