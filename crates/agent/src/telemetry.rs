@@ -127,6 +127,11 @@ impl Families<'_> {
             "Bytes demoted on the host, but for DAMON's",
             ConstCounter::new(host.demoted_pages * PAGE),
         )?;
+        self.family(
+            "promotion_throttle_bytes_per_second",
+            "What the agent lets the kernel promote, while services go over their bounds",
+            round.kernel_promotes.map(|rate| (vec![], bytes(rate))),
+        )?;
         self.one("hint_faults", "Faults of NUMA balancing", ConstCounter::new(host.hint_faults))?;
         self.one(
             "kswapd_cpu_seconds",
@@ -174,6 +179,12 @@ impl Families<'_> {
         self.counters(services, "service_demoted_bytes", "Bytes demoted of a service", |row| {
             row.demoted_pages * PAGE
         })?;
+        self.counters(
+            services,
+            "service_returned_bytes",
+            "Bytes of a service that were promoted soon after they had gone down",
+            |row| row.returned,
+        )?;
         self.gauges(
             services,
             "service_bad_memory",
