@@ -167,6 +167,8 @@ impl<K: Kernel> Agent<K> {
         self.policy = policy;
         self.changes += 1;
         self.quiet.clear();
+        // The next round tells the kernel anew.
+        self.throttle = None;
         let Self { known, policy, .. } = self;
         known.retain(|name, _| policy.service(name).is_some());
         for known in self.known.values_mut() {
@@ -330,6 +332,7 @@ impl<K: Kernel> Agent<K> {
             self.known.entry(present[returned.service].service.name.clone()).or_default().returned +=
                 returned.bytes;
         }
+        let was_held_back = self.throttle.is_some();
         if let Err(error) = self.tell_promotion(decision.kernel_promotes) {
             round.alarms.push(Alarm::HostSetting { key: "local_high".to_owned(), error: error.to_string() });
         }
@@ -368,6 +371,10 @@ impl<K: Kernel> Agent<K> {
         let (bytes, took) = std::mem::take(&mut self.moved);
         self.link.measure(bytes, took.as_secs_f64());
         round.settings = self.settings.take_changes();
+        if was_held_back && self.throttle.is_some() {
+            // It follows what is promoted, and a log names only where that begins and ends.
+            round.settings.retain(|change| change.path != PROMOTION_LIMIT);
+        }
         Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
     }
 

@@ -1292,15 +1292,20 @@ fn units_that_no_line_names_have_the_default_and_the_agent_itself_has_not() {
 
 /// Rounds in which the kernel promotes as much of `/cache` as it is told to, up to `wants` bytes: what came up, and what went down.
 fn under_promotion(tree: &Tree, agent: &mut Agent<&Tree>, wants: u64, rounds: usize) -> (u64, u64, Round) {
-    let (mut up, mut down, mut last) = (0, 0, Round::default());
+    let (mut up, mut down, mut last, mut told) = (0, 0, Round::default(), vec![]);
     for _ in 0..rounds {
         let limit = tree.read(PROMOTION_LIMIT).unwrap().trim().parse::<u64>().unwrap() * 2 * MIB;
         let before = tree.bytes("/cache")[0];
         tree.promotes_of("/cache", wants.min(limit));
         up += tree.bytes("/cache")[0] - before;
+        let before = last.kernel_promotes;
         last = look(agent);
+        told.extend(
+            last.settings.iter().filter(|_| before.is_some() && last.kernel_promotes.is_some()).cloned(),
+        );
         down += last.services[0].demoted;
     }
+    assert_eq!(told, [], "each step of the limit is no line of the log");
     (up, down, last)
 }
 
@@ -1338,8 +1343,16 @@ fn a_kernel_is_held_back_below_the_limit_of_the_policy_and_a_stop_gives_back_wha
     let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 10);
     assert!(round.kernel_promotes.is_some());
     agent.change(Policy::parse(&text).unwrap()).unwrap();
-    under_promotion(&tree, &mut agent, 0, 12);
     assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n", "the policy's own");
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 2);
+    let told = round.kernel_promotes.map(|rate| format!("{}\n", rate / MIB));
+    assert_eq!(
+        told.as_ref(),
+        tree.settings().get(PROMOTION_LIMIT),
+        "and less again, as its promotions go on"
+    );
+    under_promotion(&tree, &mut agent, 0, 12);
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n");
     under_promotion(&tree, &mut agent, 24 * MIB, 10);
     agent.stop().unwrap();
     assert_eq!(tree.settings()[PROMOTION_LIMIT], "65536\n");
