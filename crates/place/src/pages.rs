@@ -927,6 +927,18 @@ mod tests {
         let decision = round(0);
         assert_eq!((decision.returns, decision.moves), (vec![], vec![demote(0, 8, over)]));
         assert_eq!(round(0).moves, [demote(0, 16, over)]);
+        // Of what returns the kernel is to promote half of the part, (0.6 / 1)^4, that it is of other pages.
+        let told = |promoted: u64| {
+            let mut past = Past::default();
+            let seen = |promoted: u64| ServiceBytes { promoted: promoted * MIB, ..bytes(100, 0) };
+            let mut round =
+                |promoted| decide(&views(&[opt_in(0.4, 0.6)], &[seen(promoted)]), &limits, &mut past);
+            round(0);
+            round(promoted).kernel_promotes.map(|bytes| bytes as f64 / (promoted * MIB) as f64)
+        };
+        for (promoted, part) in [(7, 0.1296), (8, 0.0648), (16, 0.0648)] {
+            assert!(told(promoted).is_some_and(|told| (told - part).abs() < 1e-5), "{promoted}");
+        }
     }
 
     #[test]
