@@ -458,11 +458,13 @@ impl<K: Kernel> Agent<K> {
                 return Ok(());
             }
         }
-        self.throttle = wanted;
         match wanted.or(told) {
-            Some(limit) => self.settings.set(PROMOTION_LIMIT, &limit.to_string()).map(drop),
-            None => self.settings.restore_all_but(|path| path != PROMOTION_LIMIT).map(drop),
+            Some(limit) => self.settings.set(PROMOTION_LIMIT, &limit.to_string()).map(drop)?,
+            None => self.settings.restore_all_but(|path| path != PROMOTION_LIMIT).map(drop)?,
         }
+        // What was refused is tried again in the next round.
+        self.throttle = wanted;
+        Ok(())
     }
 
     /// The services of the policy; those that are kept off the slow tier are opted out.

@@ -637,8 +637,11 @@ impl Round<'_> {
     /// left of whole pages.
     fn take_from(&mut self, donors: &[usize], missing: f64, reason: DemoteReason) {
         let missing = missing.max(0.0).round() as u64;
+        if missing == 0 || self.left == 0 && !self.is_slow_full {
+            return;
+        }
         let mut claims = Vec::new();
-        for &service in donors.iter().filter(|_| missing > 0) {
+        for &service in donors {
             let (spare, given) = (spare_bytes(&self.services[service]), self.given[service]);
             let wants = (spare.round() as u64).min(self.services[service].seen.fast).saturating_sub(given);
             match self.held(service) {

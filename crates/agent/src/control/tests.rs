@@ -1340,8 +1340,14 @@ fn a_kernel_is_held_back_below_the_limit_of_the_policy_and_a_stop_gives_back_wha
     let text = format!("promotion_limit = \"16MB/s\"\n{TEXT}");
     let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
     under_promotion(&tree, &mut agent, 0, 5);
+    tree.busy_after(0);
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 1);
+    assert!(
+        matches!(&round.alarms[..], [Alarm::HostSetting { key, .. }] if key == "local_high"),
+        "{round:?}"
+    );
     let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 10);
-    assert!(round.kernel_promotes.is_some());
+    assert!(round.kernel_promotes.is_some() && round.alarms.is_empty(), "it is tried again");
     agent.change(Policy::parse(&text).unwrap()).unwrap();
     assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n", "the policy's own");
     let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 2);
