@@ -4,18 +4,28 @@ use polder_place::pages::{DemoteReason, HoldReason, PageMove, TierRule};
 
 use crate::policy::Service;
 
+/// What became of the last moves of a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moves {
+    /// None of its pages could be moved.
+    pub(crate) is_stuck: bool,
+    /// Pages that went down came back.
+    pub(crate) returns: bool,
+}
+
 /// Why a service is as it is after a decision, and by which line of the policy.
 ///
-/// `services` are those of the round, `share` is the service's share on the fast tier, and `is_stuck` says that none of its pages could be moved.
+/// `services` are those of the round, and `share` is the service's share on the fast tier.
 pub(crate) fn cause(
     services: &[&Service],
     service: &Service,
     share: f64,
     moved: Option<PageMove>,
     held: Option<HoldReason>,
-    is_stuck: bool,
+    Moves { is_stuck, returns }: Moves,
 ) -> (String, Option<usize>) {
     const STUCK: &str = "the kernel can move none of its pages";
+    const RETURNS: &str = ", fewer than else because they come back";
     const WAITS: &str = "waits for its part of step";
     let Service { policy, lines, .. } = service;
     let tier = Some(lines.tier);
@@ -28,7 +38,11 @@ pub(crate) fn cause(
     if let Some(why) = why {
         return (format!("it would give pages and is left alone: {why}"), None);
     }
-    let goes = |goes: &'static str| if is_stuck { STUCK } else { goes };
+    let goes = |goes: &str| match (is_stuck, returns) {
+        (true, _) => STUCK.to_owned(),
+        (false, true) => format!("{goes}{RETURNS}"),
+        (false, false) => goes.to_owned(),
+    };
     let waits = held.is_some();
     match (moved, policy.rule, policy.local) {
         (Some(PageMove::BringBack { .. }), ..) => {

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use polder_linux::{
-    Cgroup, HeldShare, HostCounters, HugePages, Kernel, KernelError, KernelShares, NodeMemory, Promotion,
-    ReclaimWords, Restored, Settings, TierMemory, Tiers, page_bytes, share_settings, show_nodes,
+    Cgroup, HeldShare, HostCounters, HugePages, Kernel, KernelError, KernelShares, NodeMemory,
+    PROMOTION_LIMIT, Promotion, ReclaimWords, Restored, Settings, TierMemory, Tiers, page_bytes,
+    share_settings, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, Link, Pace, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
     ServicePolicy, ServiceView, TierRule,
 };
 
-use crate::cause::cause;
+use crate::cause::{Moves, cause};
 use crate::health::{Health, Seen};
 use crate::host;
 use crate::known::{Demotion, Known, Rise};
@@ -30,7 +31,12 @@ pub enum AgentError {
     Kernel(#[from] KernelError),
 }
 
+/// Services of which nothing moves that a round looks at. What a look reads takes the kernel longer than all else that a round does, so that
+/// of more of them each is looked at in turn, and is as it was meanwhile.
+const LOOKS: usize = 200;
+
 /// A service that is there, in a round.
+#[derive(Clone, Debug)]
 struct Present {
     service: Service,
     cgroup: Cgroup,
@@ -53,6 +59,8 @@ pub struct Agent<K> {
     counters: HostCounters,
     /// Pages that the kernel had promoted at the last round.
     promoted_pages: Option<u64>,
+    /// MiB a second that the kernel may promote, as the agent told it because services go over their bounds.
+    throttle: Option<u64>,
     /// Bytes of the smallest page.
     page: u64,
     /// Bytes of a transparent huge page.
@@ -64,6 +72,8 @@ pub struct Agent<K> {
     /// Bytes that moved in this round, and how long it took.
     moved: (u64, Duration),
     known: BTreeMap<Name, Known>,
+    /// Services of which nothing moved in the last round, and that suffer nothing.
+    quiet: BTreeMap<Name, Present>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
     shares: KernelShares,
@@ -101,6 +111,7 @@ impl<K: Kernel> Agent<K> {
             link: Link::new(tiers.slow_bandwidth(settings.kernel())),
             moved: (0, Duration::ZERO),
             promoted_pages: None,
+            throttle: None,
             settings,
             tiers,
             policy,
@@ -109,6 +120,7 @@ impl<K: Kernel> Agent<K> {
             past: Past::default(),
             counters: HostCounters::default(),
             known: BTreeMap::new(),
+            quiet: BTreeMap::new(),
             host_alarms: Vec::new(),
             shares: KernelShares::default(),
             health: Health::default(),
@@ -154,6 +166,9 @@ impl<K: Kernel> Agent<K> {
     pub fn change(&mut self, policy: Policy) -> Result<(), AgentError> {
         self.policy = policy;
         self.changes += 1;
+        self.quiet.clear();
+        // The next round tells the kernel anew.
+        self.throttle = None;
         let Self { known, policy, .. } = self;
         known.retain(|name, _| policy.service(name).is_some());
         for known in self.known.values_mut() {
@@ -233,6 +248,7 @@ impl<K: Kernel> Agent<K> {
             let cgroup = self.resolve(service);
             paths.extend(cgroup.ok().flatten().map(|cgroup| cgroup.file("cpuset.mems")));
         }
+        paths.extend(self.throttle.map(|_| PROMOTION_LIMIT.to_owned()));
         if self.asks_the_kernel() {
             paths.extend(share_settings());
         }
@@ -254,6 +270,7 @@ impl<K: Kernel> Agent<K> {
             fast: self.tiers.fast_memory(kernel)?,
             slow: self.tiers.slow_memory(kernel)?,
             host: self.counters.read(self.settings.kernel()),
+            kernel_promotes: None,
             services: Vec::new(),
             devices: Vec::new(),
             alarms: self.host_alarms.clone(),
@@ -272,7 +289,17 @@ impl<K: Kernel> Agent<K> {
             })
             .collect();
         let insides = services_inside(&resolved);
-        for (service, cgroup) in resolved {
+        let mut quiet = std::mem::take(&mut self.quiet);
+        let turns = resolved.len().div_ceil(LOOKS).max(1);
+        for (index, (service, cgroup)) in resolved.into_iter().enumerate() {
+            let is_due = (self.rounds as usize + index).is_multiple_of(turns);
+            let is_same = |kept: &Present| {
+                kept.service == service && cgroup.as_ref().is_ok_and(|it| it.as_ref() == Some(&kept.cgroup))
+            };
+            if let Some(kept) = quiet.remove(&service.name).filter(|kept| !is_due && is_same(kept)) {
+                present.push(kept);
+                continue;
+            }
             let found = match insides.get(&service.name) {
                 Some(error) => Err(KernelError::Missing(error.clone())),
                 None => cgroup.and_then(|cgroup| self.look(&service, cgroup, &mut round.alarms)),
@@ -301,6 +328,15 @@ impl<K: Kernel> Agent<K> {
         self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
         let decision = pages::decide(&services, &limits, &mut self.past);
+        for returned in &decision.returns {
+            self.known.entry(present[returned.service].service.name.clone()).or_default().returned +=
+                returned.bytes;
+        }
+        let was_held_back = self.throttle.is_some();
+        if let Err(error) = self.tell_promotion(decision.kernel_promotes) {
+            round.alarms.push(Alarm::HostSetting { key: "local_high".to_owned(), error: error.to_string() });
+        }
+        round.kernel_promotes = self.throttle.map(|mib| mib << 20);
         round.services = self.rows(&present, &decision, now_ms);
         for change in &decision.moves {
             let index = change.service();
@@ -331,10 +367,35 @@ impl<K: Kernel> Agent<K> {
                 round.alarms.push(Alarm::of(&present.service, &error));
             }
         }
+        self.keep_quiet(present, &decision);
         let (bytes, took) = std::mem::take(&mut self.moved);
         self.link.measure(bytes, took.as_secs_f64());
         round.settings = self.settings.take_changes();
+        if was_held_back && self.throttle.is_some() {
+            // It follows what is promoted, and a log names only where that begins and ends.
+            round.settings.retain(|change| change.path != PROMOTION_LIMIT);
+        }
         Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
+    }
+
+    /// Keeps the services that the next round need not look at. An opted-out one is always looked at.
+    fn keep_quiet(&mut self, present: Vec<Present>, decision: &Decision) {
+        if present.len() <= LOOKS {
+            return;
+        }
+        let mut moves = vec![false; present.len()];
+        decision.moves.iter().for_each(|change| moves[change.service()] = true);
+        decision.holds.iter().for_each(|hold| moves[hold.service] = true);
+        let is_quiet = |present: &Present, moves: bool| {
+            let ServiceView { policy, seen, .. } = &present.view;
+            !moves
+                && policy.rule != TierRule::OptOut
+                && seen.promoted == 0
+                && seen.pressure == 0.0
+                && seen.refaults == 0
+        };
+        let kept = present.into_iter().zip(moves).filter(|(present, moves)| is_quiet(present, *moves));
+        self.quiet = kept.map(|(present, _)| (present.service.name.clone(), present)).collect();
     }
 
     fn limits(&self, round: &Round) -> RoundLimits {
@@ -379,6 +440,31 @@ impl<K: Kernel> Agent<K> {
         let now = round.host.promoted_pages;
         let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * self.page;
         self.step().min(all.saturating_sub(kernels))
+    }
+
+    /// Tells the kernel how many bytes it is to promote in a period; [`None`] gives back what was found, or what the policy says. The kernel's
+    /// one limit is for all services. It is lowered in halves, so that few rounds write it, and never raised.
+    fn tell_promotion(&mut self, bytes: Option<u64>) -> Result<(), KernelError> {
+        let rate = |bytes: u64| (bytes as f64 / self.policy.period.as_secs_f64()) as u64 >> 20;
+        let wanted = bytes.map(|bytes| 1 << rate(bytes).max(1).ilog2());
+        if wanted == self.throttle {
+            return Ok(());
+        }
+        let told = self.policy.promotion_limit_mbps;
+        if let (None, Some(wanted)) = (self.throttle, wanted) {
+            // A kernel without the file promotes nothing between tiers, or knows no limit.
+            let Ok(now) = self.settings.kernel().read(PROMOTION_LIMIT) else { return Ok(()) };
+            if told.or_else(|| now.trim().parse().ok()).is_some_and(|now| now <= wanted) {
+                return Ok(());
+            }
+        }
+        match wanted.or(told) {
+            Some(limit) => self.settings.set(PROMOTION_LIMIT, &limit.to_string()).map(drop)?,
+            None => self.settings.restore_all_but(|path| path != PROMOTION_LIMIT).map(drop)?,
+        }
+        // What was refused is tried again in the next round.
+        self.throttle = wanted;
+        Ok(())
     }
 
     /// The services of the policy; those that are kept off the slow tier are opted out.
@@ -580,18 +666,23 @@ impl<K: Kernel> Agent<K> {
         if new_kills > 0 {
             alarms.push(Alarm::OomKill { service: service.name.to_string(), kills: new_kills });
         }
+        // Between two looks there may be several rounds.
+        let rounds = self.rounds.saturating_sub(std::mem::replace(&mut known.looked, self.rounds)).max(1);
+        let a_round =
+            |now: u64, before: Option<u64>| now.saturating_sub(before.unwrap_or(now)).div_ceil(rounds);
         let seen = ServiceBytes {
             fast: fast.iter().map(|memory| memory.bytes()).sum(),
             slow: slow.iter().map(|memory| memory.bytes()).sum(),
             fast_cache: fast.iter().map(|memory| memory.cache()).sum(),
             pressure,
-            refaults: counts.refaults.saturating_sub(known.refaults.unwrap_or(counts.refaults)),
+            refaults: a_round(counts.refaults, known.refaults),
+            promoted: a_round(counts.promoted, known.promoted) * self.page,
             is_stuck: known.demotion.is_some_and(|demotion| demotion < Demotion::Moved),
             rests: known.rise.rest > 0,
         };
         let demotion = known.demotion.take();
         known.rise.rest = known.rise.rest.saturating_sub(1);
-        known.refaults = Some(counts.refaults);
+        (known.refaults, known.promoted) = (Some(counts.refaults), Some(counts.promoted));
         known.oom_kills = Some(oom_kills);
         known.cgroup = Some(cgroup.clone());
         let view = ServiceView { name: service.name.to_string(), policy: service.policy, seen };
@@ -729,6 +820,7 @@ impl<K: Kernel> Agent<K> {
         for hold in &decision.holds {
             holds[hold.service].get_or_insert(hold.reason);
         }
+        let returning: BTreeSet<usize> = decision.returns.iter().map(|it| it.service).collect();
         let (bad, held) = (self.health.counts(), self.shares.held());
         let mut rows = Vec::new();
         for (index, present) in present.iter().enumerate() {
@@ -770,7 +862,7 @@ impl<K: Kernel> Agent<K> {
                         seen.local_share(),
                         moves[index],
                         holds[index],
-                        is_stuck,
+                        Moves { is_stuck, returns: returning.contains(&index) },
                     )
                 }
             };
@@ -791,6 +883,7 @@ impl<K: Kernel> Agent<K> {
                 promoted: 0,
                 promoted_pages: present.counts.promoted,
                 demoted_pages: present.counts.demoted,
+                returned: self.known.get(name).map_or(0, |known| known.returned),
                 oom_kills: present.oom_kills,
                 bad_memory: bad.get(&**name).copied().unwrap_or(0),
                 cause,

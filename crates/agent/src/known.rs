@@ -9,7 +9,13 @@ use crate::report::Cause;
 pub(crate) struct Known {
     /// Of a unit.
     pub(crate) cgroup: Option<Cgroup>,
+    /// The round that last looked at it.
+    pub(crate) looked: u64,
     pub(crate) refaults: Option<u64>,
+    /// Pages that the kernel had promoted.
+    pub(crate) promoted: Option<u64>,
+    /// Bytes that came back after they had gone down, since the agent started.
+    pub(crate) returned: u64,
     pub(crate) oom_kills: Option<u64>,
     /// The latest last.
     pub(crate) causes: Vec<Cause>,

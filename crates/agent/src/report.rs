@@ -123,6 +123,9 @@ pub struct ServiceRound {
     pub promoted_pages: u64,
     /// Pages that the kernel demoted since the cgroup was made.
     pub demoted_pages: u64,
+    /// Bytes that the kernel promoted soon after they had gone down, since the agent started.
+    #[serde(default)]
+    pub returned: u64,
     /// Processes that the kernel killed because memory ran out, since the cgroup was made.
     pub oom_kills: u64,
     /// Bad places of CXL memory, and faults of its devices, that hit it.
@@ -147,6 +150,9 @@ pub struct Round {
     pub slow: TierMemory,
     /// What the host has counted.
     pub host: HostCounts,
+    /// Bytes a second that the kernel may promote, while the agent holds it back because it brings services over their bounds.
+    #[serde(default)]
+    pub kernel_promotes: Option<u64>,
     /// The services that are there.
     pub services: Vec<ServiceRound>,
     /// CXL memory devices, where they are watched.

@@ -73,6 +73,13 @@ impl State {
                     row.refaults,
                     size(row.demoted)
                 );
+                if row.returned > 0 {
+                    let _ = writeln!(
+                        text,
+                        "  {} came back soon after they went down, since the agent started",
+                        size(row.returned)
+                    );
+                }
             }
             None => {
                 let _ = writeln!(text, "{service}: not there");

@@ -127,6 +127,11 @@ impl Families<'_> {
             "Bytes demoted on the host, but for DAMON's",
             ConstCounter::new(host.demoted_pages * PAGE),
         )?;
+        self.family(
+            "promotion_throttle_bytes_per_second",
+            "What the agent lets the kernel promote, while services go over their bounds",
+            round.kernel_promotes.map(|rate| (vec![], bytes(rate))),
+        )?;
         self.one("hint_faults", "Faults of NUMA balancing", ConstCounter::new(host.hint_faults))?;
         self.one(
             "kswapd_cpu_seconds",
@@ -174,6 +179,12 @@ impl Families<'_> {
         self.counters(services, "service_demoted_bytes", "Bytes demoted of a service", |row| {
             row.demoted_pages * PAGE
         })?;
+        self.counters(
+            services,
+            "service_returned_bytes",
+            "Bytes of a service that were promoted soon after they had gone down",
+            |row| row.returned,
+        )?;
         self.gauges(
             services,
             "service_bad_memory",
@@ -271,6 +282,8 @@ mod tests {
     use crate::{Agent, Policy};
     use polder_linux::fake::Tree;
 
+    const PAGE: &str = include_str!("../../../docs/agent.md");
+
     #[test]
     fn a_service_has_series_while_it_is_there() {
         let tree = Tree::new(1 << 30);
@@ -304,17 +317,30 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_asks_for_metrics_that_there_are() {
+    fn the_dashboard_and_the_page_ask_for_metrics_that_there_are() {
         let dashboard: serde_json::Value = serde_json::from_str(crate::DASHBOARD).unwrap();
         let source = include_str!("telemetry.rs");
-        let text = dashboard.to_string();
+        let text = dashboard.to_string() + PAGE;
         let mut asked = 0;
         for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
-            let Some(name) = word.strip_prefix("polder_") else { continue };
+            let Some(name) = word.strip_prefix("polder_").filter(|name| !["place", "sim"].contains(name))
+            else {
+                continue;
+            };
             let name = name.strip_suffix("_total").unwrap_or(name);
-            assert!(source.contains(&format!("\"{name}\"")), "the dashboard asks for polder_{name}");
+            assert!(source.contains(&format!("\"{name}\"")), "polder_{name} is asked for");
             asked += 1;
         }
-        assert!(asked >= 8, "{asked}");
+        assert!(asked >= 16, "{asked}");
+    }
+
+    #[test]
+    fn the_policies_of_the_page_are_right() {
+        let policies: Vec<&str> =
+            PAGE.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert!(policies.len() >= 3);
+        for policy in policies {
+            assert!(Policy::parse(policy).is_ok_and(|policy| policy.warnings.is_empty()), "{policy}");
+        }
     }
 }

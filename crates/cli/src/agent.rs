@@ -16,7 +16,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
     Agent, Alarm, DeviceHealth, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State, Text,
-    forecast, listen, replay,
+    forecast, listen, replay, write_example,
 };
 use polder_front::Teller;
 use polder_linux::{
@@ -47,6 +47,12 @@ pub(crate) enum Command {
     },
     /// Restore the settings that a killed agent left changed.
     Restore(JournalArguments),
+    /// Write a made-up host with three services, and a policy for it: --root FOLDER tries the agent there.
+    Example {
+        /// A folder that is not there, or is empty.
+        #[arg(value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+    },
     /// Print a unit for systemd; its place is /etc/systemd/system/polder-agent.service.
     Unit,
     /// Print a dashboard for Grafana.
@@ -137,6 +143,18 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
                 println!("nothing to restore: no agent was killed with {journal}");
             }
             print!("{}", restored_lines(&restored));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Example { folder } => {
+            write_example(folder)?;
+            let folder = folder.display();
+            println!(
+                "a host of 64 + 128 GiB with three services, and policy.toml; nothing moves there. Try:"
+            );
+            for command in ["agent check", "agent run --dry-run --rounds 2", "top --once"] {
+                println!("  polder {command} --root {folder} --policy {folder}/policy.toml");
+            }
+            println!("  polder doctor --root {folder}");
             Ok(ExitCode::SUCCESS)
         }
         Command::Unit => {

@@ -1,12 +1,12 @@
 //! `polder top`: what lies where on this host, and what moving it costs; and what parameter services wait for.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{Agent, Round};
 use polder_attach::session::{self, SessionError};
 use polder_attach::settings::Settings;
@@ -23,8 +23,8 @@ use ratatui::widgets::{Block, List};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, device_line, host, is_fresh, load, now_ms, print_json, print_table,
-    read_state, said, service_lines, signals, size, wrapped,
+    PolicyArguments, StateArguments, copy_of_files, device_line, host, is_fresh, load, now_ms, print_json,
+    print_table, read_state, said, service_lines, signals, size, wrapped,
 };
 use crate::pool::shown;
 
@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     policy: PolicyArguments,
     #[command(flatten)]
     state: StateArguments,
+    /// Look at a copy of /proc and /sys below this folder, and not at what an agent does.
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath, value_parser = copy_of_files)]
+    root: PathBuf,
     /// Print once, in place of every period.
     #[arg(long, global = true)]
     once: bool,
@@ -66,11 +69,12 @@ enum Source {
 
 impl Source {
     fn new(arguments: &Arguments) -> Result<Self, Failure> {
-        if read_state(&arguments.state.state).is_ok_and(|state| is_fresh(&state)) {
+        let is_here = arguments.root == Path::new("/");
+        if is_here && read_state(&arguments.state.state).is_ok_and(|state| is_fresh(&state)) {
             return Ok(Self::Running);
         }
         let policy = load(&arguments.policy.policy)?;
-        Ok(Self::Own(Box::new(Agent::start(host(Path::new("/")), policy, "", true)?.0)))
+        Ok(Self::Own(Box::new(Agent::start(host(&arguments.root), policy, "", true)?.0)))
     }
 
     fn round(&mut self, arguments: &Arguments) -> Result<Round, Failure> {
@@ -270,6 +274,10 @@ fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
         bytes(now.promoted_pages, then.promoted_pages),
         bytes(now.demoted_pages, then.demoted_pages)
     );
+    let returned = |round: &Round| round.services.iter().map(|row| row.returned).sum::<u64>();
+    let back = size(rate(returned(round), returned(before)) as u64);
+    let held = round.kernel_promotes.map_or(String::new(), |rate| format!(" (held to {}/s)", size(rate)));
+    let flows = format!("{flows}   came back {back}/s{held}");
     let costs = format!(
         "costs: kswapd {:.2} cores   kdamond {:.2} cores   hint faults {:.0}/s",
         rate(now.kswapd_ms, then.kswapd_ms) / 1e3,
@@ -300,13 +308,16 @@ mod tests {
             said: vec!["poison (Injected)".to_owned()],
         };
         let devices = vec![device];
-        let round = Round { round: 2, time_ms: 3000, fast, host, devices, ..Round::default() };
+        let kernel_promotes = Some(64 << 20);
+        let round =
+            Round { round: 2, time_ms: 3000, fast, host, devices, kernel_promotes, ..Round::default() };
         let mut terminal = Terminal::new(TestBackend::new(100, 20)).unwrap();
         terminal.draw(|frame| draw(frame, &round, Some(&before), false)).unwrap();
         let screen = terminal.backend().to_string();
         for words in [
             "fast 512.0 MiB free of 1.0 GiB",
             "promoted 1.0 MiB/s",
+            "came back 0 B/s (held to 64.0 MiB/s)",
             "kswapd 0.25 cores",
             "hint faults 4/s",
             "mem0: poison (Injected), 2 bad places, 3 events",
@@ -335,6 +346,7 @@ mod tests {
             promoted: 0,
             promoted_pages: 0,
             demoted_pages: 0,
+            returned: 0,
             oom_kills: 0,
             bad_memory: 0,
             cause: Cause { what: what.to_owned(), line: None, since_round: 1, since_ms: 0 },

@@ -432,3 +432,35 @@ fn pods_of_a_label_come_from_a_kubelet_and_a_kubelet_that_refuses_is_named() {
     let said = run(&address, "app=web");
     assert!(said.contains("kubernetes.pods: ") && said.contains("refused"), "it listens no more: {said}");
 }
+
+#[test]
+fn the_example_is_checked_run_dry_shown_and_sound() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("host");
+    let polder = |words: &str| {
+        let words = words.replace("DIR", root.to_str().unwrap());
+        let output = Command::new(env!("CARGO_BIN_EXE_polder")).args(words.split(' ')).output().unwrap();
+        assert!(output.status.success(), "{words}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    };
+    let commands = polder("agent example DIR");
+    let commands: Vec<&str> = commands.lines().filter_map(|line| line.strip_prefix("  polder ")).collect();
+    let [check, run, top, doctor] = commands[..] else { panic!("{commands:?}") };
+    for (command, words) in [
+        (check, &["cache: ", "to move, done in"][..]),
+        (
+            run,
+            &["would write /sys/kernel/mm/numa/demotion_enabled: false -> true", "batch: it is background"],
+        ),
+        (top, &["36.0 GiB", "90.0%", "it is over local_high, and its coldest pages go down"]),
+        (doctor, &["node"]),
+    ] {
+        let shown = polder(command);
+        assert!(words.iter().all(|word| shown.contains(word)), "{command}: {shown}");
+    }
+    let before = fs::read_to_string(root.join("policy.toml")).unwrap();
+    let again =
+        Command::new(env!("CARGO_BIN_EXE_polder")).args(["agent", "example"]).arg(&root).output().unwrap();
+    assert!(!again.status.success() && text(&again.stderr).contains("is not empty"), "{again:?}");
+    assert_eq!(fs::read_to_string(root.join("policy.toml")).unwrap(), before);
+}

@@ -1,6 +1,7 @@
 //! `polder-dev bench`: Polder and its peers in turn, in one run, a row for each figure.
 
 mod ab;
+mod agent;
 pub(crate) mod collectives;
 mod fabric;
 mod kv;
@@ -48,6 +49,8 @@ enum Bench {
     Knee(memory::KneeArguments),
     /// A command on the memory of some nodes and on that of others, in turn, by `cpuset.mems`.
     Ab(ab::Arguments),
+    /// What the agent takes of a core and of memory, by the number of services.
+    Agent(agent::Arguments),
     /// Collectives through Python, beside gloo and Open MPI.
     Collectives(collectives::Arguments),
     /// Every collective and message through torch, over each kind of pool, beside gloo and Open MPI.
@@ -85,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Bench::Memory(arguments) => memory::run(arguments)?,
         Bench::Knee(arguments) => memory::knee(arguments)?,
         Bench::Ab(arguments) => ab::run(arguments)?,
+        Bench::Agent(arguments) => agent::run(arguments)?,
         Bench::Plan(arguments) => plan::run(arguments)?,
         Bench::Fabric(arguments) => fabric::run(arguments)?,
         Bench::Pages(arguments) => pages::run(arguments)?,

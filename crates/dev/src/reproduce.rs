@@ -5,6 +5,7 @@ mod cxl;
 mod programs;
 mod server;
 mod tiers;
+mod toptier;
 mod vistara;
 
 use clap::{Args, ValueEnum};
@@ -62,6 +63,8 @@ enum Name {
     VistaraTable8,
     /// Local memory of two caches on one server, without bounds and with Fair Share (Vistara, Table IX).
     VistaraTable9,
+    /// Four services, one of which comes when fast memory is full, with limits by tier (Hahn, RFC v2 of April 2026).
+    ToptierLimits,
     /// Two services with less and less local memory (Vistara, section V-G).
     VistaraRatio,
     /// CXL bandwidth of these two services, by a law that comes from Table VIII alone.
@@ -127,6 +130,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Name::VistaraTable7 => vistara::gains(arguments.json),
         Name::VistaraTable8 => vistara::telemetry(arguments.json),
         Name::VistaraTable9 => vistara::fair(arguments.json),
+        Name::ToptierLimits => toptier::run(arguments.json),
         Name::VistaraRatio => vistara::ratio(arguments.json),
         Name::VistaraTier => vistara::tier(arguments.json),
         Name::VistaraTable10 => vistara::knee(arguments.json),

@@ -423,6 +423,15 @@ impl<K: Kernel> Machine<'_, K> {
                 findings.push(problem("cgroups", symptom, &remedy));
             }
         }
+        // Patches of 2026, by a mount option: no version tells.
+        if self
+            .files_of_a_cgroup()
+            .is_some_and(|names| names.iter().any(|name| name == "memory.toptier_high"))
+        {
+            let found = "cgroups have memory.toptier_high: this kernel bounds the fast memory of each by its memory.high".to_owned();
+            let remedy = "keep local_high at or below its share, or leave the service to the kernel";
+            findings.push(finding(Severity::Note, "limits by tier", found, remedy));
+        }
     }
 
     /// Reserved huge pages lie where they were reserved, and only the hugetlb controller says which cgroup has them.
@@ -437,33 +446,41 @@ impl<K: Kernel> Machine<'_, K> {
         }
     }
 
-    /// Whether cgroups have `memory.reclaim`, which can be written alone: the folder of one with the memory controller lists it. Kernels
-    /// of distributions have it before the version that it came with, so that this is asked only where no cgroup can be looked at.
-    fn reclaims(&self, version: (u32, u32)) -> bool {
+    fn has_memory_controller(&self) -> bool {
+        let controllers = self.text(&format!("{CGROUPS}/cgroup.controllers")).unwrap_or_default();
+        controllers.split_ascii_whitespace().any(|name| name == "memory")
+    }
+
+    /// Names of the files of a cgroup with the memory controller; [`None`] where there is none. Kernels of distributions have some before the
+    /// version that these came with.
+    fn files_of_a_cgroup(&self) -> Option<Vec<String>> {
         /// Cgroups that are looked at.
         const MOST: usize = 1000;
-        let controllers = self.text(&format!("{CGROUPS}/cgroup.controllers")).unwrap_or_default();
-        if !controllers.split_ascii_whitespace().any(|name| name == "memory") {
-            return false;
+        if !self.has_memory_controller() {
+            return None;
         }
         let mut folders = VecDeque::from([CGROUPS.to_owned()]);
         for _ in 0..MOST {
             let Some(folder) = folders.pop_front() else { break };
             let names = self.kernel.list(&folder).unwrap_or_default();
-            let has = |name: &str| names.iter().any(|it| it == name);
-            // The root has the controller and never this file.
-            if folder != CGROUPS && has("memory.numa_stat") {
-                return has("memory.reclaim");
+            // The root has the controller, and never `memory.reclaim`.
+            if folder != CGROUPS && names.iter().any(|it| it == "memory.numa_stat") {
+                return Some(names);
             }
             folders.extend(names.iter().map(|name| format!("{folder}/{name}")));
         }
-        version >= (5, 19)
+        None
     }
 
     fn interfaces(&self, version: (u32, u32), nodes: &[Node]) -> Vec<Interface> {
         let is_there = |path: &str| self.kernel.read(path).is_ok() || self.kernel.list(path).is_ok();
         let (has_damon, slow) = (is_there(KDAMONDS), nodes.iter().find(|node| node.tier == "slow"));
-        let (reclaim, reclaims) = (format!("{CGROUPS}/*/memory.reclaim"), self.reclaims(version));
+        let reclaim = format!("{CGROUPS}/*/memory.reclaim");
+        // It can be written alone, so that its name is looked for; without a cgroup the version has to do.
+        let reclaims = match self.files_of_a_cgroup() {
+            Some(names) => names.iter().any(|name| name == "memory.reclaim"),
+            None => self.has_memory_controller() && version >= (5, 19),
+        };
         let rows: [InterfaceRow<'_>; 18] = [
             (
                 "memory tiers",
@@ -671,6 +688,19 @@ mod tests {
             .into_iter()
             .map(|finding| (finding.severity, format!("{}: {}", finding.subject, finding.found)))
             .collect()
+    }
+
+    #[test]
+    fn limits_by_tier_are_told_by_their_files_and_not_by_the_version() {
+        let tree = sound();
+        tree.add_group("/web", [1 << 20, 0]);
+        assert_eq!(found(&tree), []);
+        tree.put(&format!("{CGROUPS}/web/memory.toptier_high"), "max\n");
+        let told = found(&tree);
+        assert!(
+            matches!(&told[..], [(Severity::Note, what)] if what.contains("memory.toptier_high")),
+            "{told:?}"
+        );
     }
 
     /// One thing that is wrong with a host, and what is said of it.

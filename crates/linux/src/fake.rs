@@ -7,7 +7,7 @@
 //!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
 //!   that has nothing of the parent's is answered by the parent's own.
 //! - No time passes but while pages move, at the rate that [`Tree::moves_at`] gives.
-//! - Nothing goes up by itself. Anonymous memory of the slow node is moved up on demand, but for what is shared.
+//! - Nothing goes up by itself, but by [`Tree::promotes_of`]. Anonymous memory of the slow node is moved up on demand, but for what is shared.
 //! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
 //! - kdamonds appear as they are counted, are busy while they run or DAMON_STAT does, and reach the goals of their schemes in steps.
 //! - A CXL device tells its poison list to a tracing instance whose events are on, when it is asked to.
@@ -61,6 +61,9 @@ struct Group {
     locked: u64,
     pressure: f64,
     refaults: u64,
+    /// Bytes that the kernel moved up, and down.
+    promoted: u64,
+    demoted: u64,
     kills: u64,
     /// Names of files that it lacks.
     lacks: BTreeSet<String>,
@@ -99,6 +102,7 @@ impl Group {
         let moved = if demotes { wanted.min(there) } else { 0 };
         let of_cache = if cache_alone { moved } else { moved.saturating_sub(self.bytes[0] - self.cache[0]) };
         self.bytes = [self.bytes[0] - moved, self.bytes[1] + moved];
+        self.demoted += moved;
         self.cache = [self.cache[0] - of_cache, self.cache[1] + of_cache];
         if moved < wanted { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
@@ -345,6 +349,15 @@ impl Tree {
         self.change(path, |group| group.bytes = bytes);
     }
 
+    /// The kernel promotes so many bytes of the cgroup `path`, or all that lie on the slow node.
+    pub fn promotes_of(&self, path: &str, bytes: u64) {
+        self.change(path, |group| {
+            let moved = bytes.min(group.bytes[1]);
+            group.bytes = [group.bytes[0] + moved, group.bytes[1] - moved];
+            group.promoted += moved;
+        });
+    }
+
     /// Says what of the bytes of the cgroup `path` is page cache.
     pub fn set_cache(&self, path: &str, cache: [u64; 2]) {
         self.change(path, |group| group.cache = cache);
@@ -487,7 +500,11 @@ impl Tree {
                 cache[1]
             ),
             "memory.stat" => {
-                format!("anon 1\nworkingset_refault_anon 0\nworkingset_refault_file {}\n", group.refaults)
+                let [up, down] = [group.promoted, group.demoted].map(|bytes| bytes / 4096);
+                format!(
+                    "anon 1\nworkingset_refault_anon 0\nworkingset_refault_file {}\npgdemote_proactive {down}\npgpromote_success {up}\n",
+                    group.refaults
+                )
             }
             "memory.events" => format!("low 0\nhigh 0\nmax 0\noom 0\noom_kill {}\n", group.kills),
             "memory.pressure" => format!("some avg10={:.2} avg60=0.00 avg300=0.00 total=0\n", group.pressure),

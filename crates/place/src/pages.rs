@@ -6,8 +6,12 @@
 //! theirs, so that it finds room. The kernel fills that room with pages that are used. A service that is still under `local_low` a round
 //! later gets other pages back, because the kernel may have demoted what nobody uses.
 //!
-//! What a round may move is divided among the services in proportion to what each has too much, or too little. A service that can move
-//! less leaves the rest to the others. How much that is follows from the machine: [`Link`] bounds all services together, [`Pace`] each.
+//! What a round may move is divided among the services in proportion to what each has too much, too little or to give. A service that can
+//! move less leaves the rest to the others. How much that is follows from the machine: [`Link`] bounds all services together, [`Pace`] each.
+//!
+//! Pages that go down may come back at once, because the kernel promotes what is used and knows no bounds of services. Two rules of
+//! Equilibria (Zhao et al., arXiv 2602.08800) keep that small: the kernel is told to promote less while it brings services over their
+//! bounds, by the fourth power of bound over usage, and half as much goes down of a service whose pages return.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,6 +49,17 @@ pub struct ServicePolicy {
     pub slow_cache: bool,
 }
 
+impl ServicePolicy {
+    /// The share of its bytes that may lie on the fast tier; [`None`] for no bound.
+    fn bound(&self) -> Option<f64> {
+        match self.rule {
+            TierRule::OptIn => self.local.map(|local| local.high),
+            TierRule::Background => Some(0.0),
+            TierRule::OptOut => None,
+        }
+    }
+}
+
 /// What was seen of one service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceBytes {
@@ -58,12 +73,20 @@ pub struct ServiceBytes {
     pub pressure: f64,
     /// Pages that the service read again since the round before, after they had been taken from it.
     pub refaults: u64,
+    /// Bytes of it that the kernel promoted since the round before; 0 where the kernel does not count them by cgroup.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub promoted: u64,
     /// Whether nothing of it went down when the round before asked for it. It is asked for one page then, so that it takes nothing from others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_stuck: bool,
     /// Whether nothing of it could be moved up lately, so that it is not tried in this round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rests: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl ServiceBytes {
@@ -309,6 +332,21 @@ pub struct Decision {
     pub moves: Vec<PageMove>,
     /// Services whose pages would have moved, and stay.
     pub holds: Vec<Hold>,
+    /// Services half or more of whose pages came back after they had gone down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returns: Vec<Return>,
+    /// Bytes that the kernel is to promote by itself until the next round; [`None`] for as many as it may without the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_promotes: Option<u64>,
+}
+
+/// Pages of a service that the kernel promoted soon after they had gone down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Return {
+    /// Index of the service.
+    pub service: usize,
+    /// Bytes that came back since the round before. Which pages came up is not known, so that it may be less.
+    pub bytes: u64,
 }
 
 impl RoundLimits {
@@ -340,7 +378,7 @@ impl RoundLimits {
 /// What one round leaves to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// How often the step of a service was halved, because it suffered.
+    /// How often the step of a service was halved, because it suffered or its pages returned.
     halvings: BTreeMap<String, u32>,
     /// Whether proactive demotion is under way.
     refilling: bool,
@@ -349,27 +387,79 @@ pub struct Past {
     /// Bytes less than a page that services are owed of what goes down, and up.
     owed_down: BTreeMap<String, u64>,
     owed_up: BTreeMap<String, u64>,
+    /// Bytes that went down of late: those of each round count half as much in the next.
+    lately_down: BTreeMap<String, u64>,
+    /// Bytes that the kernel is to promote between two rounds.
+    kernel_promotes: Option<u64>,
 }
 
 /// The step of a service is halved so often at most.
 const MOST_HALVINGS: u32 = 6;
 
 impl Past {
-    /// How often the step of each service is halved, and whether it is left alone. A round in which it suffers halves its step, a round in
-    /// which it does not doubles it again.
-    fn back_off(&mut self, services: &[ServiceView], limits: &RoundLimits) -> Vec<(u32, Option<HoldReason>)> {
+    /// How often the step of each service is halved, and whether it is left alone. A round in which it suffers or its pages return halves
+    /// its step, another doubles it again.
+    fn back_off(
+        &mut self,
+        services: &[ServiceView],
+        limits: &RoundLimits,
+        returned: &[u64],
+    ) -> Vec<(u32, Option<HoldReason>)> {
         let before = std::mem::take(&mut self.halvings);
-        let mut back_off = |service: &ServiceView| {
+        let mut back_off = |(service, returned): (&ServiceView, &u64)| {
             let halvings = before.get(&service.name).copied().unwrap_or(0);
             let reason = limits.suffering(&service.seen);
-            let next = match reason {
-                Some(_) => (halvings + 1).min(MOST_HALVINGS),
-                None => halvings.saturating_sub(1),
+            let next = match reason.is_some() || *returned > 0 {
+                true => (halvings + 1).min(MOST_HALVINGS),
+                false => halvings.saturating_sub(1),
             };
             self.halvings.extend((next > 0).then(|| (service.name.clone(), next)));
-            (halvings, reason)
+            (if *returned > 0 { next } else { halvings }, reason)
         };
-        services.iter().map(&mut back_off).collect()
+        services.iter().zip(returned).map(&mut back_off).collect()
+    }
+
+    /// Bytes of each service that came back; 0 where it was less than half of what went down of late.
+    fn returned(&self, services: &[ServiceView]) -> Vec<u64> {
+        let returned = |view: &ServiceView| {
+            let down = self.lately_down.get(&view.name).copied().unwrap_or(0);
+            let bytes = down.min(view.seen.promoted);
+            if bytes >= down.div_ceil(2) { bytes } else { 0 }
+        };
+        services.iter().map(returned).collect()
+    }
+
+    fn note_down(&mut self, services: &[ServiceView], given: &[u64]) {
+        let before = std::mem::take(&mut self.lately_down);
+        for (service, given) in services.iter().zip(given) {
+            let bytes = before.get(&service.name).copied().unwrap_or(0) / 2 + given;
+            self.lately_down.extend((bytes > 0).then(|| (service.name.clone(), bytes)));
+        }
+    }
+
+    /// What the kernel is to promote. It knows one limit for all services: each asks for what it got, those over their bound for the part
+    /// (bound / usage)^4 of it, the others for twice as much. Once no promotion brings a service over its bound, the limit doubles
+    /// until it is gone.
+    fn throttle(&mut self, services: &[ServiceView], limits: &RoundLimits, returned: &[u64]) -> Option<u64> {
+        const LEAST_OF_STEP: u64 = 64;
+        let (mut brings_over, mut wanted) = (false, 0.0);
+        for (ServiceView { policy, seen, .. }, returned) in services.iter().zip(returned) {
+            let part = policy.bound().map_or(1.0, |bound| bound / seen.local_share()).min(1.0);
+            let is_over = part < 1.0 && seen.promoted > 0;
+            brings_over |= is_over;
+            let asks = match is_over {
+                true if *returned > 0 => part.powi(4) / 2.0,
+                true => part.powi(4),
+                false => 2.0,
+            };
+            wanted += seen.promoted as f64 * asks;
+        }
+        let before = self.kernel_promotes;
+        self.kernel_promotes = match brings_over {
+            true => Some((wanted as u64).min(before.unwrap_or(u64::MAX)).max(limits.step / LEAST_OF_STEP)),
+            false => before.map(|bytes| bytes.saturating_mul(2)).filter(|bytes| *bytes < limits.step),
+        };
+        self.kernel_promotes
     }
 
     /// Bytes that proactive demotion wants.
@@ -386,7 +476,11 @@ impl Past {
 /// Decides the moves of one control round.
 #[must_use]
 pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -> Decision {
-    let (halvings, reasons) = past.back_off(services, limits).into_iter().unzip();
+    let returned = past.returned(services);
+    let (halvings, reasons) = past.back_off(services, limits, &returned).into_iter().unzip();
+    let kernel_promotes = past.throttle(services, limits, &returned);
+    let returns = (0..).zip(&returned).filter(|(_, bytes)| **bytes > 0);
+    let returns = returns.map(|(service, bytes)| Return { service, bytes: *bytes }).collect();
     let refill = past.refill(limits);
     let mut round = Round {
         services,
@@ -394,26 +488,28 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
         left: limits.step.min(limits.slow_free),
         is_slow_full: limits.slow_free < PAGE,
         halvings,
+        returned,
         reasons,
         given: vec![0; services.len()],
         is_held: vec![false; services.len()],
-        decision: Decision { moves: bring_back(services), holds: Vec::new() },
+        decision: Decision { moves: bring_back(services), holds: Vec::new(), returns, kernel_promotes },
     };
     round.take_excess(&mut past.owed_down);
     let needy = needy(services);
-    let mut donors = donors(services);
+    let donors = donors(services);
     let mut room = limits.room().max(0.0);
     for Needy { service, lacks } in &needy {
         let moved = lacks.min(room);
         room -= moved;
-        round.take_from(&mut donors, lacks - moved, DemoteReason::MakesRoom { for_service: *service });
+        round.take_from(&donors, lacks - moved, DemoteReason::MakesRoom { for_service: *service });
     }
     // The kernel has a round to promote what is used.
     let name = |needy: &Needy| services[needy.service].name.clone();
     round.promote(needy.iter().filter(|needy| past.under.contains(&name(needy))), &mut past.owed_up);
     past.under = needy.iter().map(name).collect();
     let given: u64 = round.given.iter().sum();
-    round.take_from(&mut donors, refill - given as f64, DemoteReason::Watermark);
+    round.take_from(&donors, refill - given as f64, DemoteReason::Watermark);
+    past.note_down(services, &round.given);
     round.decision
 }
 
@@ -426,6 +522,8 @@ struct Round<'s> {
     is_slow_full: bool,
     /// Of each service, how often its step is halved.
     halvings: Vec<u32>,
+    /// Of each service, bytes that came back after they had gone down.
+    returned: Vec<u64>,
     /// Of each service, why it is left alone.
     reasons: Vec<Option<HoldReason>>,
     /// Of each service, bytes that go down.
@@ -449,12 +547,17 @@ impl Round<'_> {
 
     /// Bytes of a service that may move at most, of those that it has too much, too little or to give.
     fn step(&self, service: usize, wants: f64) -> u64 {
-        let Self { limits, halvings, .. } = self;
-        let Some(pace) = limits.pace else { return limits.step >> halvings[service] };
+        let Self { limits, halvings, returned, .. } = self;
         let seen = &self.services[service].seen;
-        let bytes = pace.bytes(wants, seen.fast + seen.slow) * limits.ease(seen);
+        let whole = match limits.pace {
+            None => limits.step,
+            Some(pace) => (pace.bytes(wants, seen.fast + seen.slow) * limits.ease(seen)) as u64,
+        };
+        // More goes down than the kernel promotes, however much returns: a bound is reached all the same.
+        let least = if returned[service] > 0 { whole.min(seen.promoted.saturating_mul(2)) } else { 0 };
+        let step = (whole >> halvings[service]).max(least);
         // The kernel moves whole pages.
-        (bytes as u64 >> halvings[service]).max(limits.largest_page).max(PAGE)
+        if limits.pace.is_some() { step.max(limits.largest_page).max(PAGE) } else { step }
     }
 
     /// Bytes of a service that may go down at most.
@@ -530,16 +633,34 @@ impl Round<'_> {
         }
     }
 
-    /// Takes `missing` bytes from the services that have them to give, the one with the most first. Those that have given what they can
-    /// are dropped from `donors`.
-    fn take_from(&mut self, donors: &mut Vec<usize>, mut missing: f64, reason: DemoteReason) {
-        while let Some(&donor) = donors.last().filter(|_| missing > 0.0) {
-            let spare = spare_bytes(&self.services[donor]);
-            let wanted = (spare - self.given[donor] as f64).min(missing);
-            missing -= self.demote(donor, wanted, self.step_down(donor, spare), reason) as f64;
-            if missing > 0.0 {
-                donors.pop();
+    /// Takes `missing` bytes from the services that have them to give, in proportion to what each has. The one with the most gives what is
+    /// left of whole pages.
+    fn take_from(&mut self, donors: &[usize], missing: f64, reason: DemoteReason) {
+        let missing = missing.max(0.0).round() as u64;
+        if missing == 0 || self.left == 0 && !self.is_slow_full {
+            return;
+        }
+        let mut claims = Vec::new();
+        for &service in donors {
+            let (spare, given) = (spare_bytes(&self.services[service]), self.given[service]);
+            let wants = (spare.round() as u64).min(self.services[service].seen.fast).saturating_sub(given);
+            match self.held(service) {
+                _ if wants == 0 => {}
+                Some(why) => self.hold(service, why),
+                None => {
+                    let most = wants.min(self.step_down(service, spare).saturating_sub(given));
+                    claims.push(Claim { service, wants, most });
+                }
             }
+        }
+        let missing = missing.min(self.left);
+        let most = claims.iter().map(|claim| (claim.service, claim.most)).collect::<Vec<_>>();
+        let parts = divide(missing, claims, self.services, &mut BTreeMap::new());
+        let mut rest = missing - parts.values().sum::<u64>();
+        for (service, most) in most.into_iter().rev() {
+            let more = rest.min(most - parts[&service]);
+            rest -= more;
+            self.demote(service, (parts[&service] + more) as f64, u64::MAX, reason);
         }
     }
 }
@@ -730,10 +851,118 @@ mod tests {
     }
 
     #[test]
-    fn the_neighbour_with_most_to_give_makes_room_for_a_service_under_its_low_bound() {
+    fn neighbours_make_room_in_proportion_to_what_each_has_above_its_low_bound() {
         let policies = [opt_in(0.8, 1.0), opt_in(0.2, 1.0), opt_in(0.5, 1.0)];
         let decision = once(&policies, &[bytes(40, 60), bytes(90, 10), bytes(60, 0)], &LIMITS);
-        assert_eq!(decision.moves, [demote(1, 40, DemoteReason::MakesRoom { for_service: 0 })]);
+        // 70 and 30 MiB above.
+        let reason = DemoteReason::MakesRoom { for_service: 0 };
+        assert_eq!(decision.moves, [demote(1, 28, reason), demote(2, 12, reason)]);
+        // What one cannot give comes of the other.
+        let stuck = ServiceBytes { is_stuck: true, ..bytes(90, 10) };
+        let decision = once(&policies, &[bytes(40, 60), stuck, bytes(60, 0)], &LIMITS);
+        let page = PageMove::Demote { service: 1, bytes: PAGE, reason };
+        assert_eq!(decision.moves, [page, demote(2, 30, reason)]);
+    }
+
+    /// What the kernel promotes, as it is told to by the round before; bytes move as it does and as rounds decide.
+    fn under_promotion(
+        policy: ServicePolicy,
+        limits: &RoundLimits,
+        wants: u64,
+        is_told: bool,
+    ) -> (ServiceBytes, [u64; 2]) {
+        let (mut past, mut seen, mut moved) = (Past::default(), bytes(100 << 10, 0), [0, 0]);
+        let mut told = None;
+        for round in 0..120 {
+            let most = told.filter(|_| is_told).unwrap_or(u64::MAX);
+            seen.promoted = wants.min(seen.slow).min(most);
+            (seen.fast, seen.slow) = (seen.fast + seen.promoted, seen.slow - seen.promoted);
+            let decision = decide(&views(&[policy], &[seen]), limits, &mut past);
+            let down: u64 = decision
+                .moves
+                .iter()
+                .map(|it| if let PageMove::Demote { bytes, .. } = it { *bytes } else { 0 })
+                .sum();
+            (seen.fast, seen.slow) = (seen.fast - down, seen.slow + down);
+            told = decision.kernel_promotes;
+            // The first minute brings it down to its bound.
+            if round >= 60 {
+                moved = [moved[0] + seen.promoted, moved[1] + down];
+            }
+        }
+        (seen, moved)
+    }
+
+    #[test]
+    fn a_kernel_that_is_told_to_promotes_less_over_a_bound_and_less_goes_down_again() {
+        let limits = RoundLimits { pace: Some(Pace::of(2.0)), step: 8 << 30, ..LIMITS };
+        for policy in
+            [opt_in(0.0, 0.5), ServicePolicy { rule: TierRule::Background, local: None, slow_cache: false }]
+        {
+            let wants = 512 * MIB;
+            let (kept, [up, down]) = under_promotion(policy, &limits, wants, true);
+            let (held, [all, _]) = under_promotion(policy, &limits, wants, false);
+            assert!(up * 2 < all && down.abs_diff(up) < all / 4, "{up} and {down} of {all}");
+            // Also where the kernel cannot be told, more goes down than comes up.
+            let bound = policy.bound().unwrap();
+            for seen in [kept, held] {
+                assert!(seen.local_share() < bound + 0.05, "{seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_returns_is_counted_and_half_as_much_goes_down_of_it() {
+        let limits = RoundLimits { step: 16 * MIB, ..LIMITS };
+        let mut past = Past::default();
+        let mut round = |promoted: u64| {
+            let seen = ServiceBytes { promoted: promoted * MIB, ..bytes(100, 0) };
+            decide(&views(&[opt_in(0.4, 0.6)], &[seen]), &limits, &mut past)
+        };
+        let over = DemoteReason::OverHigh;
+        assert_eq!((round(0).moves, round(7).moves), (vec![demote(0, 16, over)], vec![demote(0, 16, over)]));
+        // 24 MiB went down of late, and no more than these come back.
+        let decision = round(3);
+        assert_eq!((decision.returns, decision.moves), (vec![], vec![demote(0, 16, over)]));
+        let decision = round(40);
+        assert_eq!(decision.returns, [Return { service: 0, bytes: 28 * MIB }]);
+        assert_eq!(decision.moves, [demote(0, 16, over)], "twice what came up, as far as the step goes");
+        let decision = round(0);
+        assert_eq!((decision.returns, decision.moves), (vec![], vec![demote(0, 8, over)]));
+        assert_eq!(round(0).moves, [demote(0, 16, over)]);
+        // Of what returns the kernel is to promote half of the part, (0.6 / 1)^4, that it is of other pages.
+        let told = |promoted: u64| {
+            let mut past = Past::default();
+            let seen = |promoted: u64| ServiceBytes { promoted: promoted * MIB, ..bytes(100, 0) };
+            let mut round =
+                |promoted| decide(&views(&[opt_in(0.4, 0.6)], &[seen(promoted)]), &limits, &mut past);
+            round(0);
+            round(promoted).kernel_promotes.map(|bytes| bytes as f64 / (promoted * MIB) as f64)
+        };
+        for (promoted, part) in [(7, 0.1296), (8, 0.0648), (16, 0.0648)] {
+            assert!(told(promoted).is_some_and(|told| (told - part).abs() < 1e-5), "{promoted}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_told_by_the_fourth_power_and_is_free_again_once_none_is_over() {
+        let limits = RoundLimits { step: 1 << 30, ..LIMITS };
+        let policies = [opt_in(0.0, 0.5), opt_in(0.0, 1.0)];
+        let mut past = Past::default();
+        let mut round = |fast: u64, promoted: [u64; 2]| {
+            let of = |promoted: u64, seen: ServiceBytes| ServiceBytes { promoted: promoted * MIB, ..seen };
+            let seen = [of(promoted[0], bytes(fast, 1000 - fast)), of(promoted[1], bytes(500, 500))];
+            decide(&views(&policies, &seen), &limits, &mut past).kernel_promotes.map(|bytes| bytes / MIB)
+        };
+        assert_eq!(round(500, [64, 64]), None, "none is over its bound");
+        assert_eq!(round(1000, [0, 64]), None, "no promotion brought it there");
+        // One sixteenth of 160, and twice 20.
+        assert_eq!(round(1000, [160, 20]), Some(50));
+        assert_eq!(round(1000, [160, 200]), Some(50), "it grows only once none is over");
+        assert_eq!(round(1000, [1, 0]), Some(16), "the least is a part of the step");
+        assert_eq!((round(500, [16, 0]), round(400, [32, 0])), (Some(32), Some(64)));
+        assert_eq!([128, 256, 512].map(|_| round(400, [0, 0])), [128, 256, 512].map(Some));
+        assert_eq!(round(400, [0, 0]), None);
     }
 
     #[test]
@@ -845,7 +1074,10 @@ mod tests {
             (ServiceBytes { refaults: 101, ..bytes(100, 0) }, HoldReason::Refaults),
         ];
         for (seen, reason) in suffers {
-            assert_eq!(round(seen), Decision { moves: vec![], holds: vec![Hold { service: 0, reason }] });
+            assert_eq!(
+                round(seen),
+                Decision { holds: vec![Hold { service: 0, reason }], ..Decision::default() }
+            );
         }
         for mib in [4, 8, 16, 16] {
             assert_eq!(round(bytes(100, 0)).moves, [demote(0, mib, DemoteReason::OverHigh)]);
@@ -950,7 +1182,10 @@ mod tests {
         let decision = once(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &limits);
         assert_eq!(
             decision,
-            Decision { moves: vec![], holds: vec![Hold { service: 0, reason: HoldReason::SlowFull }] }
+            Decision {
+                holds: vec![Hold { service: 0, reason: HoldReason::SlowFull }],
+                ..Decision::default()
+            }
         );
         let limits = RoundLimits { slow_free: 3 * MIB, ..LIMITS };
         let decision = once(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &limits);
@@ -1050,7 +1285,9 @@ mod tests {
             |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache, is_stuck, rests))| {
                 let fast_cache = (fast as f64 * cache) as u64;
                 let pressure = pressure as f64 / 100.0;
-                let seen = ServiceBytes { fast, slow, fast_cache, pressure, refaults, is_stuck, rests };
+                let promoted = if rests { slow / 2 } else { 0 };
+                let seen =
+                    ServiceBytes { fast, slow, fast_cache, pressure, refaults, promoted, is_stuck, rests };
                 (ServicePolicy { rule, local, slow_cache }, seen)
             },
         )

@@ -13,6 +13,7 @@ pub(crate) mod published;
 pub(crate) mod range;
 pub mod scalepool;
 pub mod scalepool_tiers;
+pub mod toptier;
 pub mod vistara;
 pub mod vistara_fair;
 pub mod vistara_ratio;

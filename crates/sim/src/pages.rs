@@ -275,6 +275,11 @@ impl Pages {
         }
     }
 
+    /// From now on so many pages are promoted in a generation at most.
+    pub const fn limit_promotions(&mut self, pages: u32) {
+        self.kernel.promotions = pages;
+    }
+
     /// Pages free on the fast and on the slow tier.
     #[must_use]
     pub const fn free(&self) -> [u32; 2] {

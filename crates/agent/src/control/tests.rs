@@ -1,7 +1,7 @@
 //! Rounds over a fake host: what is decided, what is written, and what a kill leaves.
 
 use polder_linux::fake::Tree;
-use polder_linux::{DEMOTION, INTERLEAVE, INTERLEAVE_AUTO};
+use polder_linux::{DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, PROMOTION_LIMIT};
 use proptest::prelude::*;
 
 use super::*;
@@ -487,6 +487,12 @@ fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
     let round = look(&mut agent);
     assert!((0.45..=0.55).contains(&local(&round)) && round.alarms.is_empty(), "{round:?}");
     assert_eq!(round.services[0].cause.what, "the kernel holds its share by goals of DAMON");
+    let goal = "/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/monitoring_attrs/intervals/intervals_goal";
+    assert_eq!(
+        tree.settings()[&format!("{goal}/access_bp")],
+        "400\n",
+        "the kernel sets its intervals itself"
+    );
     tree.put_bytes("/cache", [60 * MIB, 240 * MIB]);
     (0..6).for_each(|_| drop(look(&mut agent)));
     assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it grew, and its hot pages went up");
@@ -1282,4 +1288,133 @@ fn units_that_no_line_names_have_the_default_and_the_agent_itself_has_not() {
     tree.remove_group(unnamed[0]);
     let round = look(&mut agent);
     assert_eq!((round.alarms.len(), round.services.len()), (0, 5));
+}
+
+/// Rounds in which the kernel promotes as much of `/cache` as it is told to, up to `wants` bytes: what came up, and what went down.
+fn under_promotion(tree: &Tree, agent: &mut Agent<&Tree>, wants: u64, rounds: usize) -> (u64, u64, Round) {
+    let (mut up, mut down, mut last, mut told) = (0, 0, Round::default(), vec![]);
+    for _ in 0..rounds {
+        let limit = tree.read(PROMOTION_LIMIT).unwrap().trim().parse::<u64>().unwrap() * 2 * MIB;
+        let before = tree.bytes("/cache")[0];
+        tree.promotes_of("/cache", wants.min(limit));
+        up += tree.bytes("/cache")[0] - before;
+        let before = last.kernel_promotes;
+        last = look(agent);
+        told.extend(
+            last.settings.iter().filter(|_| before.is_some() && last.kernel_promotes.is_some()).cloned(),
+        );
+        down += last.services[0].demoted;
+    }
+    assert_eq!(told, [], "each step of the limit is no line of the log");
+    (up, down, last)
+}
+
+#[test]
+fn a_kernel_that_brings_a_service_over_its_bound_is_held_back_until_it_does_no_more() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    let found = tree.settings()[PROMOTION_LIMIT].clone();
+    under_promotion(&tree, &mut agent, 0, 5);
+    let (up, down, round) = under_promotion(&tree, &mut agent, 24 * MIB, 20);
+    // Without the limit it would have been 480 MiB each way.
+    assert!(up < 200 * MIB && down.abs_diff(up) <= 32 * MIB, "{up} up and {down} down");
+    let row = &round.services[0];
+    assert!(row.returned > 8 * MIB && row.returned <= up, "{row:?}");
+    assert_eq!(agent.causes()["cache"].iter().filter(|it| it.what.contains("they come back")).count(), 1);
+    assert!(round.kernel_promotes.is_some_and(|rate| rate <= 8 * MIB), "{round:?}");
+    let metrics = crate::Metrics::new();
+    metrics.observe(&round);
+    for line in [
+        format!("polder_service_returned_bytes_total{{service=\"cache\"}} {}", row.returned),
+        format!("polder_promotion_throttle_bytes_per_second {}", round.kernel_promotes.unwrap()),
+    ] {
+        assert!(metrics.text().lines().any(|found| found == line), "{line}\n{}", metrics.text());
+    }
+    let (.., round) = under_promotion(&tree, &mut agent, 0, 12);
+    assert_eq!((round.kernel_promotes, &tree.settings()[PROMOTION_LIMIT]), (None, &found));
+}
+
+#[test]
+fn a_kernel_is_held_back_below_the_limit_of_the_policy_and_a_stop_gives_back_what_was_found() {
+    let tree = machine();
+    let text = format!("promotion_limit = \"16MB/s\"\n{TEXT}");
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+    under_promotion(&tree, &mut agent, 0, 5);
+    tree.busy_after(0);
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 1);
+    assert!(
+        matches!(&round.alarms[..], [Alarm::HostSetting { key, .. }] if key == "local_high"),
+        "{round:?}"
+    );
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 10);
+    assert!(round.kernel_promotes.is_some() && round.alarms.is_empty(), "it is tried again");
+    agent.change(Policy::parse(&text).unwrap()).unwrap();
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n", "the policy's own");
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 2);
+    let told = round.kernel_promotes.map(|rate| format!("{}\n", rate / MIB));
+    assert_eq!(
+        told.as_ref(),
+        tree.settings().get(PROMOTION_LIMIT),
+        "and less again, as its promotions go on"
+    );
+    under_promotion(&tree, &mut agent, 0, 12);
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n");
+    under_promotion(&tree, &mut agent, 24 * MIB, 10);
+    agent.stop().unwrap();
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "65536\n");
+    // One that the operator has set lower stays.
+    tree.put(PROMOTION_LIMIT, "1\n");
+    let mut agent = start(&tree);
+    under_promotion(&tree, &mut agent, 0, 5);
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 10);
+    assert_eq!((round.kernel_promotes, tree.settings()[PROMOTION_LIMIT].as_str()), (None, "1\n"));
+}
+
+#[test]
+fn a_round_over_a_thousand_services_opens_a_few_files_of_each_whatever_their_number() {
+    let calls = |services: u64| {
+        let (tree, text) = server(services, 650);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        look(&mut agent);
+        let before = tree.calls();
+        let round = look(&mut agent);
+        assert!(round.services.iter().all(|row| row.demoted > 0), "every service moves");
+        tree.calls() - before
+    };
+    let (few, many) = (calls(500), calls(1000));
+    println!("500 services: {few} calls, 1,000: {many}");
+    let each = (many - few) / 500;
+    // Memory, counts, kills and pressure; its nodes and what moves it; reserved huge pages.
+    assert!(each <= 8 && many < 8 * 1000 + 100, "{few} {many}");
+}
+
+#[test]
+fn many_services_of_which_nothing_moves_are_looked_at_in_turn_and_each_within_five_rounds() {
+    let calls = |services: u64| {
+        let (tree, text) = server(services, 650);
+        for index in 0..services {
+            tree.put_bytes(&format!("/s{index}"), [GB / 4, GB / 4]);
+        }
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        look(&mut agent);
+        let before = tree.calls();
+        let round = look(&mut agent);
+        assert_eq!(round.services.len() as u64, services, "each has its row");
+        let calls = tree.calls() - before;
+        // What comes over its bound is seen in its turn, whichever that is, and then moves in each round.
+        tree.put_bytes("/s7", [GB / 2, 0]);
+        tree.suffer("/s8", 0.0, 5 * agent.policy().refaults_a_round(), 0);
+        tree.remove_group("/s9");
+        let rounds: Vec<Round> = (0..7).map(|_| look(&mut agent)).collect();
+        let of = |round: &Round, name: &str| round.services.iter().position(|row| row.service == name);
+        let demoted = |round: &Round| round.services[of(round, "s7").unwrap()].demoted > 0;
+        assert!(rounds[4..].iter().all(demoted), "{services}");
+        assert!(rounds[4..].iter().all(|round| of(round, "s9").is_none() && round.alarms.len() == 1));
+        let most = rounds.iter().map(|round| round.services[of(round, "s8").unwrap()].refaults).max();
+        assert!(most.unwrap() <= 5 * agent.policy().refaults_a_round() / services.div_ceil(200).min(5));
+        calls
+    };
+    let (few, many) = (calls(200), calls(1000));
+    println!("200 services: {few} calls, 1,000: {many}");
+    assert!(many < few + 100 && few > 3 * 200, "{few} {many}");
 }

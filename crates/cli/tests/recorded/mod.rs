@@ -4,16 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::command::polder;
+use polder_agent::{ExampleService, keep_to_fast, write_host};
 
-/// Files of a cgroup as Linux 6.12 has them, recorded in a guest of the lab.
-const RECORDED: [(&str, &str); 5] = [
-    ("memory.numa_stat", include_str!("memory.numa_stat")),
-    ("memory.stat", include_str!("memory.stat")),
-    ("memory.pressure", include_str!("memory.pressure")),
-    ("memory.events", include_str!("memory.events")),
-    ("memory.reclaim", ""),
-];
+use crate::command::polder;
 
 pub(crate) fn put(root: &Path, path: &str, text: &str) {
     let path = root.join(path.trim_start_matches('/'));
@@ -21,33 +14,17 @@ pub(crate) fn put(root: &Path, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A host with a fast and a slow node, and so many services.
+/// A host with a fast and a slow node of a TB each, and so many services with the bytes of one in the lab.
 pub(crate) fn host(services: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
-    for (path, text) in [
-        ("/sys/devices/system/node/has_memory", "0-1\n"),
-        ("/sys/devices/system/node/has_cpu", "0\n"),
-        ("/sys/devices/system/node/node0/meminfo", include_str!("meminfo")),
-        ("/sys/devices/system/node/node1/meminfo", include_str!("meminfo")),
-        ("/sys/devices/virtual/memory_tiering/memory_tier4/nodelist", "0\n"),
-        ("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1\n"),
-        ("/sys/kernel/mm/numa/demotion_enabled", "false\n"),
-        ("/proc/sys/kernel/osrelease", "6.12.0\n"),
-        ("/proc/sys/kernel/numa_balancing", "1\n"),
-        ("/proc/vmstat", include_str!("vmstat")),
-    ] {
-        put(root, path, text);
-    }
-    for service in 0..services {
-        let cgroup = format!("/sys/fs/cgroup/system.slice/s{service}.service");
-        for (name, text) in RECORDED {
-            put(root, &format!("{cgroup}/{name}"), text);
-        }
+    let cgroups: Vec<String> =
+        (0..services).map(|service| format!("/system.slice/s{service}.service")).collect();
+    let services: Vec<ExampleService<'_>> =
+        cgroups.iter().map(|cgroup| (&**cgroup, [117_198_848, 50_577_408])).collect();
+    write_host(folder.path(), [1_000_000_000_000; 2], &services).unwrap();
+    for cgroup in cgroups.iter().skip(1).step_by(3) {
         // Those that the policy opts out are kept to the fast node already.
-        let (own, effective) = if service % 3 == 1 { ("0\n", "0\n") } else { ("\n", "0-1\n") };
-        put(root, &format!("{cgroup}/cpuset.mems"), own);
-        put(root, &format!("{cgroup}/cpuset.mems.effective"), effective);
+        keep_to_fast(folder.path(), cgroup).unwrap();
     }
     folder
 }

@@ -1,8 +1,8 @@
 //! A simulated server with the agent of users: its code, on a tree of files that simulated pages fill and that they follow.
 
 use polder_agent::{Agent, Policy};
-use polder_linux::Kernel as _;
 use polder_linux::fake::Tree;
+use polder_linux::{Kernel as _, PROMOTION_LIMIT};
 use polder_platform::{BuiltTier, Platform};
 use polder_sim::pages::{Idle, Kernel, Pages, Random, Service, Touches};
 use polder_sim::vistara_services::ServicesFigure;
@@ -38,6 +38,8 @@ pub(super) struct Operated<'t> {
     agent: Agent<&'t Tree>,
     services: Vec<Found>,
     page_bytes: f64,
+    /// Bytes that the kernel may promote, and are no whole page yet.
+    promotable: f64,
     /// The second of the next round.
     due_s: f64,
     /// Bytes that the last round moved down.
@@ -49,6 +51,8 @@ struct Found {
     cgroup: String,
     /// Bytes that went down in the files, and are no whole page yet.
     owed: f64,
+    /// Pages that had been promoted after the last round.
+    promoted: u64,
 }
 
 impl<'t> Operated<'t> {
@@ -65,14 +69,20 @@ impl<'t> Operated<'t> {
         let policy = Policy::parse(&policy(names, bounds)).map_err(|error| Failure(error.to_string()))?;
         let (agent, _) =
             Agent::start(tree, policy, JOURNAL, false).map_err(|error| Failure(error.to_string()))?;
-        let service = |name: &&str| Found { cgroup: format!("/{name}"), owed: 0.0 };
+        let service = |name: &&str| Found { cgroup: format!("/{name}"), owed: 0.0, promoted: 0 };
         let services = names.iter().map(service).collect();
-        Ok(Self { tree, agent, services, page_bytes: 1e9 / f64::from(pages_a_gb), due_s: 0.0, demoted: 0 })
+        let page_bytes = 1e9 / f64::from(pages_a_gb);
+        Ok(Self { tree, agent, services, page_bytes, promotable: 0.0, due_s: 0.0, demoted: 0 })
     }
 
     /// The end of a second. If a round is due, the agent finds the pages as they are, and they move as it asks the kernel to.
     pub(super) fn second(&mut self, second: u32, pages: &mut Pages) -> Result<(), Failure> {
         self.demoted = 0;
+        // The kernel of the next second keeps to the limit that is written now.
+        let limit = |agent: &Self| agent.tree.read(PROMOTION_LIMIT).ok()?.trim().parse::<f64>().ok();
+        self.promotable = (self.promotable % self.page_bytes)
+            + limit(self).map_or(f64::INFINITY, |mib| mib * f64::from(1 << 20));
+        pages.limit_promotions((self.promotable / self.page_bytes) as u32);
         if f64::from(second) < self.due_s {
             return Ok(());
         }
@@ -81,7 +91,9 @@ impl<'t> Operated<'t> {
             [seen.fast, seen.slow].map(|pages| (f64::from(pages) * self.page_bytes) as u64)
         };
         let before: Vec<[u64; 2]> = (0..self.services.len()).map(of_tree).collect();
-        for (service, bytes) in self.services.iter().zip(&before) {
+        for (index, (service, bytes)) in self.services.iter().zip(&before).enumerate() {
+            let promoted = pages.seen(index).promotions - service.promoted;
+            self.tree.promotes_of(&service.cgroup, (promoted as f64 * self.page_bytes) as u64);
             self.tree.put_bytes(&service.cgroup, *bytes);
         }
         let began = self.tree.now();
@@ -99,6 +111,7 @@ impl<'t> Operated<'t> {
                 true => drop(pages.demote(index, whole as u32)),
                 false => pages.bring_up(index, -whole as u64),
             }
+            service.promoted = pages.seen(index).promotions;
         }
         Ok(())
     }

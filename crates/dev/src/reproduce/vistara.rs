@@ -5,7 +5,7 @@ use polder_sim::grouped;
 use polder_sim::vistara::{
     KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, KneeReport, errors,
 };
-use polder_sim::vistara_fair::{FAIR_POINTS, FairFigure, FairReport};
+use polder_sim::vistara_fair::{DROP_POINTS, FAIR_POINTS, FairFigure, FairReport, P99_PART};
 use polder_sim::vistara_ratio::{RatioBeside, RatioFigure};
 use polder_sim::vistara_services::{GainBeside, GainOf, RATIO, ServicesFigure, TelemetryBeside};
 use polder_sim::vistara_tier::{TRAFFIC_FACTOR, TrafficBeside, traffic};
@@ -232,7 +232,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     let mut rows = vec![head.map(String::from).to_vec()];
     let sides = [
         ("without bounds", figure.published_baseline, report.baseline.local, ["fitted", "follows from A"]),
-        ("Fair Share", figure.published_fair, report.fair.local, ["set by its bound"; 2]),
+        ("Fair Share", figure.published_fair, report.fair.local, ["by its bound"; 2]),
     ];
     for (side, published, simulated, counts) in sides {
         for (at, name) in ["A", "B"].into_iter().enumerate() {
@@ -250,10 +250,11 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     }
     table::print(&rows);
     println!(
-        "  (both bounds are {:.1}%, by capacities, and Fair Share keeps a service at its bound: these two rows have their answer set, and judge\n   nothing but that it is kept)\n",
+        "  (both bounds are {:.1}%, the 3:1 of the server, and Fair Share keeps a service at its bound)\n",
         report.bound * 100.0
     );
     print_signs(&report);
+    print_requests(&figure, &report);
     print_default(&figure, &operated, &servers);
     figure.mechanism.iter().for_each(|line| println!("{line}"));
     let [without, fair] = figure.unused_gb();
@@ -310,7 +311,7 @@ fn print_default(figure: &FairFigure, run: &FairRun, servers: &[ByDefault]) {
     let seconds = |found: Option<u32>| found.map_or("never".to_owned(), |seconds| format!("{seconds} s"));
     let [a, b] = run.within_s.map(seconds);
     println!(
-        "bounds are set, and after {a} (A) and {b} (B) they are kept within a point; a round moves {:.1} GB at most, where the kernel moves {} GB a\n  second. Simulated by the agent's code and its default step. The paper says that A's QPS recovers within seconds; requests are not simulated\n",
+        "bounds are set, and after {a} (A) and {b} (B) they are kept within a point; a round moves {:.1} GB at most, where the kernel moves {} GB a\n  second. Simulated by the agent's code and its default step. The paper says that A's QPS recovers within seconds\n",
         run.most_gb, figure.moves_gb
     );
     let [fast, slow] = server::TIERS_GB;
@@ -366,7 +367,7 @@ fn print_signs(report: &FairReport) {
             "pages without room in local memory in the spike, GB".into(),
             format!("{:.1}", baseline.no_room_gb),
             format!("{:.1}", fair.no_room_gb),
-            "P99 283, 327 us; 176, 185 us".into(),
+            "P99 is longer without".into(),
             yes(report.has_more_room()),
         ],
         [
@@ -380,6 +381,47 @@ fn print_signs(report: &FairReport) {
     let mut lines = vec![head.map(String::from).to_vec()];
     lines.extend(rows.into_iter().map(|row| row.to_vec()));
     table::print(&lines);
+}
+
+/// What requests wait, beside what was published of them.
+fn print_requests(figure: &FairFigure, report: &FairReport) {
+    let judged = |holds: bool| if holds { "holds" } else { "short" }.to_owned();
+    let per_cent = |part: f64| format!("{:.1}%", 100.0 * part);
+    let head = ["requests", "published", "simulated", "off", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for (at, (simulated, name)) in figure.p99_us(report).into_iter().zip(["A", "B"]).enumerate() {
+        let published = figure.published_p99_us[0][at];
+        let off = simulated / published - 1.0;
+        rows.push(vec![
+            format!("{name}, P99 without bounds, us"),
+            format!("{published:.0}"),
+            format!("{simulated:.0}"),
+            format!("{:+.0}%", 100.0 * off),
+            judged(off.abs() <= P99_PART),
+        ]);
+    }
+    let outcomes = [("without bounds", &report.baseline), ("Fair Share", &report.fair)];
+    for ((words, outcome), published) in outcomes.into_iter().zip(figure.published_drop) {
+        let off = 100.0 * (figure.drop(outcome) - published);
+        rows.push(vec![
+            format!("A's drop in the spike, {words}"),
+            per_cent(published),
+            per_cent(figure.drop(outcome)),
+            format!("{off:+.0} points"),
+            judged(off.abs() <= DROP_POINTS),
+        ]);
+    }
+    table::print(&rows);
+    println!(
+        "  (a request that finds no room waits {:.0} us. Without bounds {} of A's and {} of B's do, with Fair Share {} and {}; in the spike {} and {} of A's)\n",
+        figure.wait_us(),
+        per_cent(report.baseline.waits[0]),
+        per_cent(report.baseline.waits[1]),
+        per_cent(report.fair.waits[0]),
+        per_cent(report.fair.waits[1]),
+        per_cent(report.baseline.spike_waits),
+        per_cent(report.fair.spike_waits),
+    );
 }
 
 /// Section V-G.

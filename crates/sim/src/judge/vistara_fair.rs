@@ -23,6 +23,11 @@ pub struct FairFigure {
     fast_gb: f64,
     slow_gb: f64,
     unit_gb: [f64; 2],
+    server_gb: [f64; 2],
+    requests: f64,
+    cores: f64,
+    page_bytes: f64,
+    reclaim_pages: f64,
     /// Simulated pages that stand for a GB.
     pub pages_a_gb: u32,
     free_gb: f64,
@@ -40,6 +45,10 @@ pub struct FairFigure {
     pub published_baseline: [f64; 2],
     /// The same with Fair Share.
     pub published_fair: [f64; 2],
+    /// P99 of A and B in microseconds, without bounds and with Fair Share.
+    pub published_p99_us: [[f64; 2]; 2],
+    /// The part of A's requests that are lost in the spike, without bounds and with Fair Share.
+    pub published_drop: [f64; 2],
     published_used_gb: [f64; 2],
     /// What is taken to be so.
     pub assumed: Vec<String>,
@@ -63,6 +72,10 @@ pub struct FairOutcome {
     pub least_local: f64,
     /// In the spike, GB of new and of hot pages that found no room in local memory.
     pub no_room_gb: f64,
+    /// The parts of A's and B's requests that wait for room, before the spike.
+    pub waits: [f64; 2],
+    /// The same of A in the spike.
+    pub spike_waits: f64,
     /// First touches that found no memory.
     pub failures: u64,
 }
@@ -102,6 +115,10 @@ impl FairReport {
 
 /// Points that a fraction may be off.
 pub const FAIR_POINTS: f64 = 3.0;
+/// Parts that a latency may be off.
+pub const P99_PART: f64 = 0.25;
+/// Points that a drop of requests may be off.
+pub const DROP_POINTS: f64 = 10.0;
 
 /// Generations of A alone, of both before the spike, and of the spike.
 const ALONE: u32 = 60;
@@ -119,10 +136,32 @@ impl FairFigure {
         read(Folder::Figures, "vistara-table9")
     }
 
-    /// The part of both tiers that is local.
+    /// Both bounds of each cache: the part of the server's memory that is local.
     #[must_use]
     pub fn bound(&self) -> f64 {
-        self.fast_gb / (self.fast_gb + self.slow_gb)
+        self.server_gb[0] / (self.server_gb[0] + self.server_gb[1])
+    }
+
+    /// Microseconds that a request waits whose page finds no room.
+    #[must_use]
+    pub fn wait_us(&self) -> f64 {
+        self.reclaim_pages * self.page_bytes / (self.moves_gb * 1e9) * 1e6
+    }
+
+    /// P99 of A and B without bounds in microseconds: the paper's with Fair Share, and what more than one request of a hundred waits more.
+    #[must_use]
+    pub fn p99_us(&self, report: &FairReport) -> [f64; 2] {
+        let waits = |it: &FairOutcome, at: usize| if it.waits[at] > 0.01 { self.wait_us() } else { 0.0 };
+        [0, 1].map(|at| self.published_p99_us[1][at] + waits(&report.baseline, at) - waits(&report.fair, at))
+    }
+
+    /// The part of A's requests that are lost in the spike, because others wait longer.
+    #[must_use]
+    pub fn drop(&self, outcome: &FairOutcome) -> f64 {
+        let core_us = self.cores / 2.0 / self.requests * 1e6;
+        let [before, spike] =
+            [outcome.waits[0], outcome.spike_waits].map(|part| core_us + part * self.wait_us());
+        1.0 - before / spike
     }
 
     /// GB of both tiers, with what is kept free of local memory.
@@ -191,25 +230,36 @@ impl FairFigure {
             host.generation([1, 1]);
         }
         host.keeper = keeper;
+        let no_room = |host: &Host<'_, '_>| {
+            [0, 1].map(|at| {
+                let seen = host.pages.seen(at);
+                (seen.refused + seen.spills) as f64
+            })
+        };
+        // Of the requests of a service in so many seconds, those that meet a page without room.
+        let waits = |pages: f64, seconds: u32| {
+            let met = pages / f64::from(self.pages_a_gb) * 1e9 / self.page_bytes;
+            (met / (self.requests * f64::from(seconds))).min(1.0)
+        };
+        let at_first = no_room(&host);
         let before = host.run(STEADY, [1, 1], 0..0);
         let shares = [0, 1].map(|at| {
             let seen = host.pages.seen(at);
             f64::from(seen.fast) / f64::from(seen.fast + seen.slow)
         });
         let used = [0, 1].map(|at| f64::from(host.pages.seen(at).fast)).iter().sum::<f64>();
-        let no_room = |host: &Host<'_, '_>| {
-            let seen = [0, 1].map(|at| host.pages.seen(at));
-            seen.iter().map(|it| it.refused + it.spills).sum::<u64>()
-        };
         let no_room_before = no_room(&host);
         let end = b.first + b.pages;
         let spike = host.run(SPIKE, [1, SPIKED], end..end + spike);
+        let in_spike = [0, 1].map(|at| no_room(&host)[at] - no_room_before[at]);
         Ok(FairOutcome {
             local: shares,
             local_gb: used / f64::from(self.pages_a_gb),
             slow_accesses: [before.0, spike.0],
             least_local: spike.1,
-            no_room_gb: (no_room(&host) - no_room_before) as f64 / f64::from(self.pages_a_gb),
+            no_room_gb: in_spike.iter().sum::<f64>() / f64::from(self.pages_a_gb),
+            waits: [0, 1].map(|at| waits(no_room_before[at] - at_first[at], STEADY)),
+            spike_waits: waits(in_spike[0], SPIKE),
             failures: [0, 1].map(|at| host.pages.seen(at).failures).iter().sum(),
         })
     }
