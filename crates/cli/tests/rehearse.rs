@@ -9,8 +9,15 @@ use std::process::{Command, Output};
 use polder_mem::testing::Scratch;
 
 const SEEDS: u64 = 4;
-const LITMUS: [&str; 6] =
-    ["write_back_payload", "invalidate_payload", "non_temporal", "whole_line", "announce", "hand_over"];
+const LITMUS: [&str; 7] = [
+    "write_back_payload",
+    "invalidate_payload",
+    "non_temporal",
+    "non_temporal_wide",
+    "whole_line",
+    "announce",
+    "hand_over",
+];
 
 /// A folder with the command and its library, as they are installed, the litmus tests, and a file to share.
 struct Stage {

@@ -40,6 +40,18 @@ static void around(Line *line, uint64_t value) {
     _mm_stream_si128((__m128i *)&line->word[6], _mm_set1_epi64x(value));
     _mm_sfence();
 }
+__attribute__((target("avx"))) static void halves(Line *line, uint64_t value) {
+    for (int k = 0; k < 8; k += 4) _mm256_stream_si256((__m256i *)&line->word[k], _mm256_setr_epi64x(value, 0, 0, value));
+    _mm_sfence();
+}
+__attribute__((target("avx512f"))) static void whole_vector(Line *line, uint64_t value) {
+    _mm512_stream_si512((void *)line, _mm512_setr_epi64(value, 0, 0, 0, 0, 0, 0, value));
+    _mm_sfence();
+}
+// In one store where the CPU can, else in two.
+static void wide(Line *line, uint64_t value) {
+    if (__builtin_cpu_supports("avx512f") && value % 2) whole_vector(line, value); else halves(line, value);
+}
 // movdir64b rax, [rdi], which compilers of CPUs without it do not have.
 static void whole(Line *line, uint64_t value) {
     Line source; for (int k = 0; k < 8; k++) source.word[k] = value;
@@ -53,6 +65,7 @@ static int write_back_payload(uint64_t round) { return publish(round, plain, rig
 static int invalidate_payload(uint64_t round) { return publish(round, plain, 1, right); }
 // The payload is stored around the caches, or into them.
 static int non_temporal(uint64_t round) { return publish(round, right ? around : plain, 0, 1); }
+static int non_temporal_wide(uint64_t round) { return publish(round, right ? wide : plain, 0, 1); }
 static int whole_line(uint64_t round) { return publish(round, right ? whole : plain, 0, 1); }
 
 // Both hosts announce themselves, then look for the other: one of them sees it, if each writes its announcement back.
@@ -85,7 +98,7 @@ static int hand_over(uint64_t round) {
 
 static const struct { const char *name; int (*run)(uint64_t); } tests[] = {
     { "write_back_payload", write_back_payload }, { "invalidate_payload", invalidate_payload }, { "non_temporal", non_temporal },
-    { "whole_line", whole_line }, { "announce", announce }, { "hand_over", hand_over },
+    { "non_temporal_wide", non_temporal_wide }, { "whole_line", whole_line }, { "announce", announce }, { "hand_over", hand_over },
 };
 
 int main(int count, char **words) {
