@@ -108,6 +108,17 @@ fn published_models_of_every_family_have_the_published_counts() {
     assert!(families.len() >= 40, "{} families: {families:?}", families.len());
 }
 
+/// A file of our own and a published one describe one model.
+#[test]
+fn a_model_of_our_own_files_is_that_of_its_published_config() {
+    let ours = Model::load("deepseek-v3").unwrap();
+    let published = read(r#"{"model_type": "deepseek_v3", "max_position_embeddings": 4096}"#, "own").unwrap();
+    let same = Model { title: ours.title.clone(), source: ours.source.clone(), sequence: 4096, ..published };
+    assert_eq!(ours.parameters(), same.parameters());
+    assert_eq!(ours.flops(1), same.flops(1));
+    assert!((ours.parameters() / 671.026e9 - 1.0).abs() < 1e-3);
+}
+
 /// Bytes of a token in 16 bits, as the papers and model cards have them.
 #[test]
 fn latents_windows_and_states_keep_what_they_keep() {
