@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::memory::{
     Configuration, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep,
-    kv_token_bytes,
+    kv_bytes,
 };
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
@@ -159,7 +159,7 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
             "{}: {} tokens of {} each in each sequence",
             arguments.model,
             polder_sim::grouped(arguments.context.into()),
-            size(kv_token_bytes(model))
+            size(kv_bytes(model, arguments.context.into()) / f64::from(arguments.context))
         );
     }
     println!();

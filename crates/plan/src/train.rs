@@ -171,7 +171,7 @@ pub(crate) struct Arguments {
     /// between them.
     #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
     platform: Vec<String>,
-    /// Predict the same layout on this platform too, in a second column.
+    /// Predict the same layout on this platform too, in a second column; on a kind of rack with `:RACK` behind it.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
     #[command(flatten)]

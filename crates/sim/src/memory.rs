@@ -14,7 +14,7 @@ pub use coherence::{CoherentRack, RegionLoad, RegionQuestion, RegionRates, Regio
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 pub use inference::{
     Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, InferenceTier,
-    kv_token_bytes,
+    kv_bytes,
 };
 
 use self::access::Way;

@@ -5,7 +5,8 @@ use polder_platform::{
     TransferRate,
 };
 use polder_sim::{
-    Exposure, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Step, Zero,
+    Exposure, Job, Latent, Layout, Mixer, Model, Offload, Order, OtherBlocks, Overlap, Precision, Recompute,
+    Recurrent, Refusal, Scoped, Step, Window, Zero,
 };
 
 fn gpt3() -> Model {
@@ -857,4 +858,91 @@ fn data_parallelism_between_racks_takes_what_its_ring_takes() {
         "{} for {seconds}",
         data.between.exposed_s
     );
+}
+
+/// Half of the blocks of one kind and half of another cost what lies in the middle, in time, bytes and operations.
+#[test]
+fn blocks_that_differ_cost_their_mean_and_blocks_that_do_not_what_they_cost_without() {
+    let platform = Platform::load("dgx-a100").unwrap();
+    let layout = Layout { interleave: 1, flash: true, ..layout() };
+    let figures = |model: &Model| {
+        model.check().unwrap();
+        let step = Job::new(&platform).predict(model, &layout).unwrap().step;
+        [
+            step.compute.forward_s,
+            step.compute.backward_s,
+            step.memory.tiers[0].activations_bytes,
+            model.parameters(),
+            model.flops(8),
+        ]
+    };
+    let usual = gpt3();
+    let same = Model { others: vec![OtherBlocks { blocks: 40, ..OtherBlocks::default() }], ..usual.clone() };
+    for (one, other) in figures(&usual).into_iter().zip(figures(&same)) {
+        assert!((one / other - 1.0).abs() < 1e-12, "{one} {other}");
+    }
+    let recurrent =
+        Recurrent { into: 50176, width: 24576, state: 128, convolved: 25600, kernel: 4, inside: 0 };
+    let usual = Model { recurrent: Some(recurrent), ..usual };
+    let window = Window { tokens: 512, chunks: false };
+    for (whole, half) in [
+        (
+            Model { window: Some(window), ..usual.clone() },
+            OtherBlocks { window: Some(window), ..OtherBlocks::default() },
+        ),
+        (
+            Model { feed_forward: Some(12288), ..usual.clone() },
+            OtherBlocks { feed_forward: Some(12288), ..OtherBlocks::default() },
+        ),
+        (
+            Model { mixer: Mixer::Recurrent, ..usual.clone() },
+            OtherBlocks { mixer: Some(Mixer::Recurrent), ..OtherBlocks::default() },
+        ),
+        (
+            Model { heads: 48, kv_heads: Some(8), head_width: Some(128), ..usual.clone() },
+            OtherBlocks {
+                heads: Some(48),
+                kv_heads: Some(8),
+                head_width: Some(128),
+                ..OtherBlocks::default()
+            },
+        ),
+    ] {
+        let mixed = Model { others: vec![OtherBlocks { blocks: 48, ..half }], ..usual.clone() };
+        let all = figures(&usual).into_iter().zip(figures(&whole)).zip(figures(&mixed));
+        for (index, ((one, other), mean)) in all.enumerate() {
+            let (least, most) = (one.min(other), one.max(other));
+            assert!(
+                least <= mean * (1.0 + 1e-9) && mean <= most * (1.0 + 1e-9),
+                "{index}: {one} {other} {mean}"
+            );
+            // Embedding, head and bubble are the same in each.
+            assert!(
+                index == 2 || (mean - (one + other) / 2.0).abs() <= 0.02 * mean,
+                "{index}: {one} {other} {mean}"
+            );
+        }
+    }
+}
+
+/// DeepSeek-V2, 2024, section 2.1: keys and values out of one latent.
+#[test]
+fn latents_have_the_parameters_and_the_operations_of_their_products() {
+    let latent = Latent { queries: 1536, keys: 512, rotated: 64, values: 128 };
+    let model = Model { heads: 128, head_width: Some(192), latent: Some(latent), kv_heads: None, ..gpt3() };
+    let straight = Model { latent: None, ..model.clone() };
+    let hidden = f64::from(model.hidden);
+    let of = |model: &Model| (model.parameters(), model.flops(1));
+    let products = hidden * 1536.0
+        + 1536.0 * 128.0 * 192.0
+        + hidden * 576.0
+        + 512.0 * 128.0 * 256.0
+        + 128.0 * 128.0 * hidden;
+    let (own, other) = (of(&model), of(&straight));
+    let layers = f64::from(model.layers);
+    let fewer = layers * (4.0 * hidden * 128.0 * 192.0 - products);
+    assert!(((other.0 - own.0) / fewer - 1.0).abs() < 1e-9);
+    let scores = layers * f64::from(model.sequence) * 128.0 * (192.0 - 128.0);
+    let tokens = f64::from(model.sequence);
+    assert!(((other.1 - own.1) / (6.0 * tokens * (fewer + scores)) - 1.0).abs() < 1e-9);
 }

@@ -152,7 +152,7 @@ pub(super) fn rows<'a, 'b: 'a>(
 ) -> Vec<Vec<String>> {
     let (is_run, several) = (report.arguments.tokens.is_some(), report.arguments.gpus.len() > 1);
     let paid: Vec<_> = paid_axes(report.front).map(|(_, (unit, _))| unit).collect();
-    let mut head = vec!["platform"];
+    let mut head = vec!["platform", "rack"];
     head.extend(several.then_some("gpus"));
     head.extend(["range, s", "step, s"]);
     head.extend(is_run.then_some("run days"));
@@ -160,8 +160,8 @@ pub(super) fn rows<'a, 'b: 'a>(
     head.extend(["memory, GB", "offloaded, GB", "tp", "cp", "ep", "dp", "pp", "interleave", "micro-batch"]);
     head.extend(["fill", "sequence-parallel", "recompute", "zero", "offload"]);
     let row = |point: &Point<'_>| {
-        let Point { platform, fill, layout, step, range_s, costs, margin, .. } = point;
-        let mut row = vec![(*platform).to_owned()];
+        let Point { platform, rack, fill, layout, step, range_s, costs, margin, .. } = point;
+        let mut row = vec![(*platform).to_owned(), (*rack).to_owned()];
         row.extend(several.then(|| grouped(layout.accelerators().into())));
         row.extend([span(*range_s), three(step.total_s)]);
         if let Some(costs) = costs {

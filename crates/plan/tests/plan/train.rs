@@ -35,7 +35,9 @@ fn outputs_say_what_was_predicted() {
     let text = said(&format!("search {cut} {given} --csv {}", path.display()));
     assert!(text.contains(&format!("\n{computed}ranks are placed tp-cp-ep-dp-pp\n")), "{text}");
     let table = text.lines().find(|line| line.starts_with("platform")).unwrap();
-    for column in ["range, s", "fill", "sequence-parallel", "recompute", "zero", "offload", "interleave"] {
+    for column in
+        ["rack", "range, s", "fill", "sequence-parallel", "recompute", "zero", "offload", "interleave"]
+    {
         assert!(table.contains(column), "{column}: {table}");
     }
     let csv = std::fs::read_to_string(&path).unwrap();
@@ -103,6 +105,26 @@ fn a_layout_that_does_not_fit_on_the_other_platform_gets_no_ratio() {
     assert!(answer["times_against"].is_null() && answer["against"]["fits"] == false, "{answer}");
     let text = said(&format!("{train} nvl72-cxl"));
     assert!(text.contains("times as long as nvl72-cxl"), "{text}");
+}
+
+/// NVLink and InfiniBand against UALink with CXL or Ethernet, in one command each.
+#[test]
+fn another_machine_or_another_kind_of_rack_is_compared_in_one_command() {
+    let train = "train --model llama3-70b --gpus 144 --batch 144 --tp 8 --pp 1 --cp 1 --micro-batch 1 --recompute none \
+        --zero optimizer --offload none --json --platform";
+    let mixed = "mixed-nvlink-ualink-cxl";
+    let racks = json(&format!("{train} {mixed} --rack nvl72 --against {mixed}:ualink"));
+    let machines = json(&format!("{train} nvl72-ndr --against ualink-cxl"));
+    let ethernet = json(&format!("{train} nvl72-ndr --against ualink-roce"));
+    for answer in [&racks, &machines, &ethernet] {
+        assert!(answer["times_against"].is_array() && answer["rack"] == "nvl72", "{answer}");
+        assert_eq!(answer["against"]["rack"], "ualink");
+    }
+    // The same racks on the same fabric are the same machine.
+    assert_eq!(racks["against"]["step"], machines["against"]["step"]);
+    assert_ne!(ethernet["against"]["step"], machines["against"]["step"]);
+    let unknown = json(&format!("{train} {mixed} --rack nvl72 --against {mixed}:tpu"));
+    assert!(unknown["left_out"].as_str().unwrap().contains("ualink"), "{unknown}");
 }
 
 #[test]

@@ -60,16 +60,12 @@ pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, Data
         hidden: model.count("hidden", MOST)?,
         layers: model.count("num_blocks", MOST_LAYERS)?,
         heads: model.count("attn_heads", MOST)?,
-        kv_heads: None,
         head_width: Some(model.count("attn_size", MOST)?),
         feed_forward: Some(model.count("feedforward", MOST)?),
-        gated: false,
         dropout: true,
-        vocabulary: 0,
         tied: true,
-        positions: 0,
         sequence: model.count("seq_size", MOST)?,
-        experts: None,
+        ..Model::default()
     })
 }
 

@@ -274,7 +274,7 @@ impl InferenceLoad {
         page: f64,
         outstanding: f64,
     ) -> Self {
-        let set_bytes = kv_token_bytes(model) * tokens * sequences / accelerators;
+        let set_bytes = kv_bytes(model, tokens) * sequences / accelerators;
         Self {
             resident_bytes: HALF * model.parameters() / accelerators,
             set_bytes,
@@ -337,10 +337,10 @@ impl InferenceLoad {
     }
 }
 
-/// Bytes of keys and values of a token.
+/// Bytes of keys, values and states of a sequence of so many tokens.
 #[must_use]
-pub fn kv_token_bytes(model: &Model) -> f64 {
-    2.0 * HALF * f64::from(model.layers) * f64::from(model.kv_heads()) * f64::from(model.head_width())
+pub fn kv_bytes(model: &Model, tokens: f64) -> f64 {
+    model.kept_for_next(tokens, HALF)
 }
 
 #[cfg(test)]
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn a_token_of_llama_3_70b_has_80_layers_of_8_heads_of_128() {
         let model = Model::load("llama3-70b").unwrap();
-        assert_eq!(kv_token_bytes(&model), f64::from(2 * 2 * 80 * 8 * 128));
+        assert_eq!(kv_bytes(&model, 1.0), f64::from(2 * 2 * 80 * 8 * 128));
     }
 
     #[test]

@@ -95,8 +95,7 @@ pub(crate) fn step(
     let value = layout.precision.bytes();
     let [hidden, vocabulary] = [model.hidden, model.vocabulary].map(f64::from);
     let tokens = f64::from(batch) * f64::from(model.sequence);
-    let weights = value
-        * (2.0 * (model.dense_parameters() + model.spread_parameters())).max(model.embedding_parameters());
+    let weights = value * (2.0 * model.largest_block()).max(model.embedding_parameters());
     // Those of what is in use: as large as it, or the trained part of two blocks.
     let gradients = match settings.lora {
         None => weights,
@@ -107,7 +106,8 @@ pub(crate) fn step(
         false => layers * block.kept,
     };
     let pairs = tokens * f64::from(model.sequence) * f64::from(model.heads);
-    let scores = match settings.flash || !settings.checkpointing {
+    let attends = model.attends() || model.kinds().iter().any(Model::attends);
+    let scores = match settings.flash || !settings.checkpointing || !attends {
         true => 0.0,
         // Scores and what softmax makes of them, in 16 bits (Korthikanti et al., 2022, section 4.1).
         false => 4.0 * pairs,

@@ -428,13 +428,7 @@ fn lacks(error: &PlaceError) -> String {
 
 /// Parameters of LoRA's two matrices of this rank beside each matrix of each block, experts' too.
 fn lora(model: &Model, rank: f64) -> f64 {
-    let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
-    let [heads, kv] = [model.heads, model.kv_heads()].map(|it| f64::from(it) * width);
-    // Queries and the output, keys and values.
-    let attention = 2.0 * (hidden + heads) + 2.0 * (hidden + kv);
-    let matrices = model.entries() + 1.0;
-    let parts = model.experts.map_or(1.0, |it| f64::from(it.count + it.shared));
-    f64::from(model.layers) * rank * (attention + parts * matrices * (hidden + inside))
+    rank * model.sides()
 }
 
 /// What rounding adds to an object whose bytes each GPU allocates in groups of elements.

@@ -300,21 +300,27 @@ impl StepTrace {
                 .iter()
                 .any(|it| it.name == "op_schema" && it.value.as_str().is_some_and(|it| !it.is_empty()))
         };
-        // Only operators have a schema. One that calls others does nothing itself.
+        // Only operators have a schema. One that calls others counts by them, unless they are its helpers alone.
         let operators: BTreeMap<u64, &Node> =
             file.nodes.iter().filter(|node| schemas(node)).map(|node| (node.id, node)).collect();
-        let parents: BTreeSet<u64> = operators.values().filter_map(|node| node.ctrl_deps).collect();
-        // What a product calls is part of it. Callers have lower ids than what they call.
+        let mut called: BTreeMap<u64, Called> = BTreeMap::new();
+        // Callers have lower ids than what they call.
+        for node in operators.values().rev() {
+            let own = called.get(&node.id).copied().unwrap_or_default();
+            if let Some(caller) = node.ctrl_deps {
+                called.entry(caller).or_default().add(node, own);
+            }
+        }
+        // What an operator calls that does its work itself is part of it.
         let mut inside = BTreeSet::new();
         let mut operations = vec![];
         for node in operators.values() {
             let is_inside = node.ctrl_deps.is_some_and(|caller| inside.contains(&caller));
-            let is_product = node.flops(node.plain()).is_some();
-            if is_inside || is_product {
+            let works = called.get(&node.id).is_none_or(|called| node.works_beside(*called));
+            if is_inside || works {
                 inside.insert(node.id);
             }
-            let is_leaf = !parents.contains(&node.id) && !node.name.starts_with("c10d::");
-            if !is_inside && (is_product || is_leaf) {
+            if !is_inside && works && !node.name.starts_with("c10d::") {
                 operations.push(node.operator());
             }
         }
@@ -380,36 +386,48 @@ impl StepTrace {
 }
 
 /// Operators that only look at a tensor in another way, or take memory.
-const VIEWS: [&str; 28] = [
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "as_strided",
-    "select",
-    "slice",
-    "narrow",
-    "squeeze",
-    "unsqueeze",
-    "detach",
-    "detach_",
-    "alias",
-    "split",
-    "unbind",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "_reshape_alias",
-    "resize_",
-    "set_",
-    "resolve_conj",
-    "resolve_neg",
-    "broadcast_tensors",
-    "expand_as",
+const VIEWS: &str = "_coalesced_ _conj _has_compatible_shallow_copy_type _indices _neg_view _nnz _reshape_alias \
+    _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors _unsafe_view _values adjoint alias as_strided as_strided_ \
+    broadcast_tensors broadcast_to chunk conj data dense_dim detach detach_ diagonal empty empty_like empty_strided expand \
+    expand_as flatten hsplit imag indices is_coalesced is_pinned is_same_size lift lift_fresh mT matrix_H movedim moveaxis narrow \
+    new_empty new_empty_strided numel numpy_T permute ravel real record_stream requires_grad_ reshape reshape_as resize_ \
+    resize_as_ resolve_conj resolve_neg result_type select set_ size slice sparse_dim split split_with_sizes squeeze squeeze_ \
+    stride swapaxes swapdims t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk unsafe_split \
+    unsafe_split_with_sizes unsqueeze unsqueeze_ values view view_as view_as_complex view_as_real vsplit";
+
+/// Operators that look into a sparse tensor or make one. The shapes around them are those of the dense tensor that it stands for.
+const SPARSE: &str =
+    "_indices _nnz _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors _values indices values";
+
+/// Fused attention over [sequences, heads, tokens, width].
+const ATTENTION: [&str; 4] = [
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
 ];
+
+fn is_among(words: &str, name: &str) -> bool {
+    words.split_ascii_whitespace().any(|word| word == name)
+}
+
+/// What an operator calls, all together.
+#[derive(Clone, Copy, Default)]
+struct Called {
+    bytes: f64,
+    has_product: bool,
+    is_sparse: bool,
+}
+
+impl Called {
+    /// One more, which calls these in its turn.
+    fn add(&mut self, node: &Node, own: Self) {
+        let plain = node.plain();
+        self.bytes += own.bytes.max(node.operator().bytes);
+        self.has_product |= own.has_product || node.flops(plain).is_some();
+        self.is_sparse |= own.is_sparse || is_among(SPARSE, plain);
+    }
+}
 
 impl Node {
     /// The name without its library's.
@@ -417,9 +435,17 @@ impl Node {
         self.name.strip_prefix("aten::").unwrap_or(&self.name)
     }
 
+    /// Whether it does its work itself, beside what it calls: a product, and an operator of whose largest side that moves less than half.
+    fn works_beside(&self, called: Called) -> bool {
+        let plain = self.plain();
+        let side = self.inputs.bytes().max(self.outputs.bytes());
+        let moves = !is_among(VIEWS, plain) && !called.is_sparse && 2.0 * called.bytes < side;
+        self.flops(plain).is_some() || moves && !called.has_product
+    }
+
     fn operator(&self) -> Operator {
         let plain = self.plain();
-        let bytes = if VIEWS.contains(&plain) { 0.0 } else { self.inputs.bytes() + self.outputs.bytes() };
+        let bytes = if is_among(VIEWS, plain) { 0.0 } else { self.inputs.bytes() + self.outputs.bytes() };
         Operator { name: self.name.clone(), flops: self.flops(plain).unwrap_or(0.0), bytes }
     }
 
@@ -443,8 +469,10 @@ impl Node {
     fn flops(&self, name: &str) -> Option<f64> {
         let of = |index| self.inputs.shape(index);
         Some(match name {
-            "mm" | "bmm" => 2.0 * count(&of(0)?) * of(1)?.last()?,
-            "addmm" | "addmm_" | "baddbmm" => 2.0 * count(&of(1)?) * of(2)?.last()?,
+            "mm" | "bmm" | "_scaled_mm" | "_grouped_mm" | "_scaled_grouped_mm" | "_int_mm" => {
+                2.0 * count(&of(0)?) * of(1)?.last()?
+            }
+            "addmm" | "addmm_" | "_addmm_activation" | "baddbmm" => 2.0 * count(&of(1)?) * of(2)?.last()?,
             "linear" | "mkldnn_linear" => 2.0 * count(&of(0)?) * of(1)?.first()?,
             "convolution"
             | "_convolution"
@@ -453,9 +481,39 @@ impl Node {
             | "_slow_conv2d_forward" => 2.0 * count(&self.outputs.shape(0)?) * count(of(1)?.get(1..)?),
             // Of the input and of the weights; the first input is the gradient of the output.
             "convolution_backward" => 4.0 * count(&of(0)?) * count(of(2)?.get(1..)?),
-            "_scaled_dot_product_flash_attention_for_cpu" => 4.0 * count(&of(0)?) * of(1)?.get(2)?,
+            // Matrices of a layer, of the input and of the state, take each token once; backward their gradients too.
+            "mkldnn_rnn_layer" => 2.0 * self.tokens()? * (count(&of(1)?) + count(&of(2)?)),
+            "mkldnn_rnn_layer_backward" => 4.0 * self.tokens()? * (count(&of(1)?) + count(&of(2)?)),
+            "_cudnn_rnn" | "miopen_rnn" => 2.0 * self.tokens()? * self.inputs.matrices(1)?,
+            "_cudnn_rnn_backward" | "miopen_rnn_backward" => {
+                4.0 * self.tokens()? * self.inputs.matrices(1)?
+            }
+            // Tokens come before heads.
+            "_flash_attention_forward" | "_efficient_attention_forward" => self.attention([0, 1, 2], 1)?,
+            "_flash_attention_backward" | "_efficient_attention_backward" => {
+                2.5 * self.attention([1, 2, 3], 1)?
+            }
+            _ if ATTENTION.contains(&name) => self.attention([0, 1, 2], 2)?,
+            // Five products where forward takes two (Dao, 2023). The first input is the gradient of the output.
+            _ if name.strip_suffix("_backward").is_some_and(|it| ATTENTION.contains(&it)) => {
+                2.5 * self.attention([1, 2, 3], 2)?
+            }
             _ => return None,
         })
+    }
+
+    /// Scores and what they weigh, of these queries, keys and values, as if each token looked at all. Keys have their tokens at this place.
+    fn attention(&self, inputs: [usize; 3], tokens: usize) -> Option<f64> {
+        let [queries, keys, values] = inputs.map(|index| self.inputs.shape(index));
+        let (queries, keys, values) = (queries?, keys?, values?);
+        let rows = count(&queries) / queries.last()?;
+        Some(2.0 * rows * keys.get(tokens)? * (queries.last()? + values.last()?))
+    }
+
+    /// Tokens of the first input, whose last side is a width.
+    fn tokens(&self) -> Option<f64> {
+        let shape = self.inputs.shape(0)?;
+        Some(count(&shape) / shape.last()?)
     }
 }
 
@@ -468,6 +526,13 @@ impl Tensors {
     fn shape(&self, index: usize) -> Option<Vec<f64>> {
         self.types.get(index).filter(|kind| kind.starts_with("Tensor("))?;
         self.shapes.get(index)?.as_array()?.iter().map(Value::as_f64).collect()
+    }
+
+    /// Elements of the matrices in a list of tensors.
+    fn matrices(&self, index: usize) -> Option<f64> {
+        let shapes = self.shapes.get(index)?.as_array()?.iter().filter_map(Value::as_array);
+        let matrices = shapes.filter(|shape| shape.len() == 2);
+        Some(matrices.map(|shape| shape.iter().filter_map(Value::as_f64).product::<f64>()).sum())
     }
 
     fn bytes(&self) -> f64 {
@@ -487,6 +552,7 @@ fn bytes(kind: &str, shape: &Value) -> f64 {
         "float" | "int" => 4.0,
         "c10::Half" | "c10::BFloat16" | "short int" | "short" => 2.0,
         "bool" | "unsigned char" | "signed char" => 1.0,
+        _ if element.starts_with("c10::Float8") => 1.0,
         _ => 0.0,
     };
     each * shapes.iter().filter_map(Value::as_f64).product::<f64>()
@@ -524,6 +590,140 @@ mod tests {
         assert_eq!(step.operators[0].flops, 2.0 * 2.0 * 3.0 * 4.0);
         assert_eq!(step.operators[0].bytes, 4.0 * (4.0 + 6.0 + 12.0 + 8.0));
         assert_eq!((step.operators[1].bytes, step.total_s), (0.0, 2.0));
+    }
+
+    /// Operations and bytes of each operator of a trace: its id, its name, its caller, shapes of inputs and of outputs.
+    type Traced<'a> = (u64, &'a str, u64, Value, Value);
+
+    fn counted(kind: &str, nodes: &[Traced<'_>]) -> BTreeMap<String, (u64, f64, f64)> {
+        let tensors = |shapes: &Value| {
+            let of = |shape: &Value| match shape[0].is_array() {
+                true => format!(
+                    "GenericList[{}]",
+                    vec![format!("Tensor({kind})"); shape.as_array().unwrap().len()].join(",")
+                ),
+                false => format!("Tensor({kind})"),
+            };
+            let types: Vec<_> = shapes.as_array().unwrap().iter().map(of).collect();
+            serde_json::json!({"values": [], "shapes": shapes, "types": types})
+        };
+        let node = |(id, name, caller, inputs, outputs): &Traced<'_>| {
+            let attrs = [serde_json::json!({"name": "op_schema", "type": "string", "value": "a(...)"})];
+            serde_json::json!({"id": id, "name": format!("aten::{name}"), "ctrl_deps": caller, "inputs": tensors(inputs),
+                "outputs": tensors(outputs), "attrs": attrs})
+        };
+        let nodes: Vec<_> = nodes.iter().map(node).collect();
+        let file = serde_json::json!({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes});
+        let rates = OperatorRates { flops_per_s: 1.0, bytes_per_s: 1.0, launch_s: 0.0 };
+        let step = StepTrace::read("step.json", &file.to_string()).unwrap().step(rates);
+        step.operators
+            .into_iter()
+            .map(|it| (it.name[6..].to_owned(), (it.count, it.flops, it.bytes)))
+            .collect()
+    }
+
+    /// Whatever device runs it, attention counts with its helpers, and so does its backward pass.
+    #[test]
+    fn fused_attention_counts_forward_and_backward_whatever_helpers_it_calls() {
+        let side = serde_json::json!([2, 4, 64, 32]);
+        let (three, five) =
+            (serde_json::json!([side, side, side]), serde_json::json!([side, side, side, side, side]));
+        let forward = 4.0 * f64::from(2 * 4 * 64 * 64 * 32);
+        for name in ATTENTION {
+            let backward = format!("{name}_backward");
+            let nodes = [
+                (2, "scaled_dot_product_attention", 1, three.clone(), serde_json::json!([side])),
+                (3, name, 2, three.clone(), serde_json::json!([side])),
+                (4, "transpose", 3, serde_json::json!([side]), serde_json::json!([side])),
+                (5, "_flash_attention_forward", 3, three.clone(), serde_json::json!([side])),
+                (6, backward.as_str(), 1, five.clone(), three.clone()),
+                (7, "zero_", 6, serde_json::json!([side]), serde_json::json!([side])),
+            ];
+            let found = counted("float", &nodes);
+            let bytes = |tensors: u64| (tensors * 4 * 2 * 4 * 64 * 32) as f64;
+            let expected =
+                [(name.to_owned(), (1, forward, bytes(4))), (backward, (1, 2.5 * forward, bytes(8)))];
+            assert_eq!(found, BTreeMap::from(expected));
+        }
+        // The layout of the kernel itself: tokens before heads. Values may be narrower than keys.
+        let (queries, values) = (serde_json::json!([1, 64, 4, 192]), serde_json::json!([1, 64, 4, 128]));
+        let alone = [(
+            2,
+            "_flash_attention_forward",
+            1,
+            serde_json::json!([queries, queries, values]),
+            serde_json::json!([values]),
+        )];
+        assert_eq!(
+            counted("float", &alone)["_flash_attention_forward"].1,
+            2.0 * f64::from(64 * 64 * 4 * (192 + 128))
+        );
+    }
+
+    #[test]
+    fn products_in_8_bits_of_groups_and_of_recurrent_layers_count() {
+        let one = |kind: &str, name: &str, inputs: Value, output: Value| {
+            counted(kind, &[(2, name, 1, inputs, output)])[name]
+        };
+        let scaled = one(
+            "c10::Float8_e4m3fn",
+            "_scaled_mm",
+            serde_json::json!([[8192, 4096], [4096, 4096]]),
+            serde_json::json!([[8192, 4096]]),
+        );
+        assert_eq!(scaled, (1, 2.0 * 8192.0 * 4096.0 * 4096.0, 4096.0 * (8192.0 + 4096.0 + 8192.0)));
+        let grouped = one(
+            "c10::BFloat16",
+            "_grouped_mm",
+            serde_json::json!([[8192, 4096], [8, 4096, 1024]]),
+            serde_json::json!([[8192, 1024]]),
+        );
+        assert_eq!(grouped.1, 2.0 * 8192.0 * 4096.0 * 1024.0);
+        // 20 tokens of 5 sequences, 32 wide, into four gates of 64.
+        let layer = serde_json::json!([[20, 5, 32], [256, 32], [256, 64], [256], [256]]);
+        let products = 2.0 * 100.0 * 256.0 * (32.0 + 64.0);
+        assert_eq!(
+            one("float", "mkldnn_rnn_layer", layer.clone(), serde_json::json!([[20, 5, 64]])).1,
+            products
+        );
+        assert_eq!(
+            one("float", "mkldnn_rnn_layer_backward", layer, serde_json::json!([[20, 5, 32]])).1,
+            2.0 * products
+        );
+        let list = serde_json::json!([[20, 5, 32], [[256, 32], [256, 64], [256], [256]]]);
+        assert_eq!(one("float", "_cudnn_rnn", list, serde_json::json!([[20, 5, 64]])).1, products);
+    }
+
+    #[test]
+    fn an_operator_whose_helpers_move_little_does_its_work_itself_and_what_looks_into_a_sparse_tensor_moves_nothing()
+     {
+        let large = serde_json::json!([256, 1024]);
+        let found = counted(
+            "float",
+            &[
+                (2, "sum", 1, serde_json::json!([large]), serde_json::json!([[]])),
+                (3, "sum", 2, serde_json::json!([large]), serde_json::json!([[]])),
+                (4, "as_strided", 3, serde_json::json!([[]]), serde_json::json!([[1, 1]])),
+                (5, "fill_", 3, serde_json::json!([[1, 1]]), serde_json::json!([[1, 1]])),
+                (6, "contiguous", 1, serde_json::json!([large]), serde_json::json!([large])),
+                (7, "copy_", 6, serde_json::json!([large, large]), serde_json::json!([large])),
+                (8, "add_", 1, serde_json::json!([large, large]), serde_json::json!([large])),
+                (9, "_nnz", 8, serde_json::json!([large]), serde_json::json!([[]])),
+                (10, "_values", 8, serde_json::json!([large]), serde_json::json!([[16, 1024]])),
+                (11, "as_strided_", 1, serde_json::json!([large]), serde_json::json!([large])),
+                (12, "view_as_real", 1, serde_json::json!([large]), serde_json::json!([large])),
+            ],
+        );
+        let (nothing, whole) = ((1, 0.0, 0.0), 4.0 * 256.0 * 1024.0);
+        let expected = [
+            ("sum", (1, 0.0, whole + 4.0)),
+            ("copy_", (1, 0.0, 3.0 * whole)),
+            ("_nnz", nothing),
+            ("_values", nothing),
+            ("as_strided_", nothing),
+            ("view_as_real", nothing),
+        ];
+        assert_eq!(found, expected.map(|(name, counts)| (name.to_owned(), counts)).into());
     }
 
     /// A trace with collective calls among so many ranks.

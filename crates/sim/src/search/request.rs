@@ -356,7 +356,14 @@ impl Request {
             self.answer(&self.platform, platform, model, (&layout, &self.failed), outcome.points, followed)?;
         answer.would_fit.clone_from(&outcome.would_fit);
         if let Some(other) = &self.against {
-            match self.answer(other, &Platform::load(other)?, model, (&layout, &[]), 1, followed) {
+            // A path may hold a colon, a kind of rack neither a point nor a slash.
+            let is_rack = |rack: &str| !rack.is_empty() && !rack.contains(['.', '/', '\\']);
+            let (file, rack) = match other.rsplit_once(':').filter(|(_, rack)| is_rack(rack)) {
+                Some((file, rack)) => (file, Some(rack.to_owned())),
+                None => (other.as_str(), self.rack.clone()),
+            };
+            let there = Self { rack, against: None, ..self.clone() };
+            match there.answer(other, &Platform::load(file)?, model, (&layout, &[]), 1, followed) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     let predicted = answer.step.total_s / other.step.total_s;

@@ -3,7 +3,7 @@
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::step::machine::Machine;
-use crate::step::model::Model;
+use crate::step::model::{Latent, Model, Recurrent};
 use crate::step::order::{CP, EP, TP};
 
 /// What decides the cost of a block: layouts that agree in it share one.
@@ -179,11 +179,11 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Norms, and what joins the residual stream: two of each.
+    /// Norms, and what joins the residual stream: one of each for each part of a block.
     fn stream(&self) -> Passes {
         let Self { machine, hidden, shared, value, mask, .. } = *self;
         let mut stream = Passes::default();
-        for _ in 0..2 {
+        for _ in 0..self.model.parts() {
             stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
             stream.moved(
                 machine,
@@ -194,31 +194,81 @@ impl<'a> Sizes<'a> {
         stream
     }
 
-    /// Attention's products with weights.
+    /// The mixer's products with weights.
     fn dense(&self) -> Passes {
-        let Self { machine, hidden, width, heads, kv, tokens, key, .. } = *self;
+        let Self { machine, hidden, width, heads, kv, tokens, key, model, .. } = *self;
         let mut dense = Passes::default();
-        dense.weights(machine, [tokens, (heads + 2.0 * kv) * width, hidden], key.precision);
-        dense.weights(machine, [tokens, hidden, heads * width], key.precision);
+        let mut product =
+            |columns: f64, rows: f64| dense.weights(machine, [tokens, columns, rows], key.precision);
+        match model.latent.filter(|_| model.attends()) {
+            Some(Latent { queries, keys, rotated, values }) => {
+                let [low, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
+                // Each rank has the products into latents whole.
+                match low > 0.0 {
+                    true => {
+                        product(low, hidden);
+                        product(heads * width, low);
+                    }
+                    false => product(heads * width, hidden),
+                }
+                product(keys + rotated, hidden);
+                product(heads * (width - rotated + values), keys);
+                product(hidden, heads * values);
+            }
+            None if model.attends() => {
+                let gate = if model.attention_gate { heads } else { 0.0 };
+                let matrices = if model.values_by_keys { 1.0 } else { 2.0 };
+                product((heads + gate + matrices * kv) * width, hidden);
+                product(hidden, heads * width);
+            }
+            None => {}
+        }
+        if let Some(Recurrent { into, width, convolved, inside, .. }) = model.recurs() {
+            let [into, width, convolved] = [into, width, convolved].map(|it| f64::from(it) / self.tp);
+            product(into, hidden);
+            product(hidden, width);
+            if inside > 0 {
+                product(inside.into(), width);
+            }
+            let bytes = self.value * convolved * tokens;
+            dense.moved(machine, 2.0 * bytes, 4.0 * bytes);
+        }
         dense
+    }
+
+    /// The recurrence of a mixer: its state decays, takes each token and gives one. It reads what goes in and writes what comes out.
+    fn recurrence(&self, scores: &mut Passes) {
+        let Some(Recurrent { into, width, state, .. }) = self.model.recurs() else { return };
+        let [into, width] = [into, width].map(|it| f64::from(it) / self.tp);
+        let operations = 6.0 * self.tokens * width * f64::from(state);
+        let bytes = self.value * (into + width) * self.tokens;
+        let products = self.key.precision.elsewhere();
+        scores.forward += self.machine.fused(operations, products).max(self.machine.moved(bytes));
+        scores.backward +=
+            self.machine.fused(2.0 * operations, products).max(self.machine.moved(2.0 * bytes));
     }
 
     /// Attention's scores, and what they weigh.
     fn scores(&self) -> Passes {
-        let Self { machine, width, heads, sequence, tokens, value, mask, key, .. } = *self;
+        let Self { machine, width, heads, sequence, tokens, value, mask, key, model, .. } = *self;
         let products = key.precision.elsewhere();
         let mut scores = Passes::default();
+        self.recurrence(&mut scores);
+        if !model.attends() {
+            return scores;
+        }
         let pairs = tokens * sequence * heads;
+        let values = f64::from(model.value_width());
         if key.flash {
             // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
-            let operations = 0.5 * 4.0 * pairs * width;
+            let operations = 0.5 * 2.0 * pairs * (width + values) * model.seen();
             scores.forward += machine.fused(operations, products);
             scores.backward += machine.fused(2.5 * operations, products);
             return scores;
         }
         let rows = sequence / f64::from(key.cp);
         let count = f64::from(key.micro_batch) * heads;
-        for shape in [[rows, sequence, width], [rows, width, sequence]] {
+        for shape in [[rows, sequence, width], [rows, values, sequence]] {
             let [m, n, k] = shape;
             scores.forward += machine.product(count, shape, products);
             scores.backward +=
@@ -235,17 +285,19 @@ impl<'a> Sizes<'a> {
         let Self { machine, hidden, shared, tokens, value, tp, key, model, .. } = *self;
         let mut feed = Passes::default();
         let Some(experts) = model.experts else {
-            self.through(&mut feed, tokens);
+            if model.feed_forward() > 0 {
+                self.through(&mut feed, tokens, self.inside);
+            }
             return feed;
         };
         feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.elsewhere());
         let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
         let mut one = Passes::default();
-        self.through(&mut one, tokens * active / here);
+        self.through(&mut one, tokens * active / here, self.inside);
         feed.forward += one.forward * here;
         feed.backward += one.backward * here;
         for _ in 0..experts.shared {
-            self.through(&mut feed, tokens);
+            self.through(&mut feed, tokens, f64::from(model.shared_feed_forward()) / tp);
         }
         // To the experts and back, in and out of the buffers that are sent.
         let bytes = 4.0 * value * hidden * tokens * active / tp;
@@ -253,9 +305,9 @@ impl<'a> Sizes<'a> {
         feed
     }
 
-    /// So many tokens through one feed-forward part.
-    fn through(&self, feed: &mut Passes, tokens: f64) {
-        let Self { machine, hidden, inside, value, key, model, .. } = *self;
+    /// So many tokens through one feed-forward part that is so wide on this rank.
+    fn through(&self, feed: &mut Passes, tokens: f64, inside: f64) {
+        let Self { machine, hidden, value, key, model, .. } = *self;
         let entries = model.entries();
         feed.weights(machine, [tokens, entries * inside, hidden], key.precision);
         let bytes = value * inside * tokens;
@@ -264,11 +316,87 @@ impl<'a> Sizes<'a> {
     }
 }
 
+impl Sizes<'_> {
+    /// Bytes kept from forward to backward (Korthikanti et al., 2022, section 4: 34 s b h + 5 a s s b for GPT).
+    fn kept(&self) -> f64 {
+        let Self { model, key, tp, hidden, width, heads, kv, tokens, shared, value, mask, .. } = *self;
+        let inside = f64::from(model.feed_forward());
+        let parts = f64::from(model.parts());
+        let stream = parts * (2.0 * value + mask) * hidden * shared;
+        let gathered = if key.gather_again { 0.0 } else { parts * value * hidden * (tokens - shared) };
+        let attention = match model.latent {
+            _ if !model.attends() => 0.0,
+            // Latents, and queries, keys, values and output of each head.
+            Some(Latent { queries, keys, rotated, values }) => {
+                let [low, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
+                low + keys + rotated + heads * (2.0 * width + 2.0 * values)
+            }
+            None => (2.0 * heads + 2.0 * kv) * width + if model.attention_gate { heads * width } else { 0.0 },
+        };
+        // What goes into it, what is convolved, and what comes out.
+        let recurrence = model
+            .recurs()
+            .map_or(0.0, |it| (f64::from(it.into) + f64::from(it.convolved) + f64::from(it.width)) / tp);
+        let mixer = value * (attention + recurrence) * tokens;
+        let keeps_scores = !key.flash && key.recompute == Recompute::None && model.attends();
+        let scores = if keeps_scores {
+            (value + mask * 3.0) * tokens * f64::from(model.sequence) * heads
+        } else {
+            0.0
+        };
+        let through = match model.experts {
+            None => inside,
+            Some(it) => {
+                f64::from(it.active) * inside + f64::from(it.shared) * f64::from(model.shared_feed_forward())
+            }
+        };
+        let feed = value * (model.entries() + 1.0) * through / tp * tokens;
+        // What experts get, once for each: the stream has it as it was before it was sent.
+        let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
+        let sent = value * hidden * active * if key.gather_again { shared } else { tokens };
+        stream + gathered + mixer + scores + feed + sent
+    }
+}
+
 impl Block {
+    /// A block of the model: where they differ, the mean of all, as if each stage had as many of each kind.
     pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
+        let mut kinds =
+            model.kinds().into_iter().map(|kind| (kind.layers, Self::alike(machine, &kind, layout)));
+        let Some((mut blocks, mut mean)) = kinds.next() else { return Self::alike(machine, model, layout) };
+        for (more, block) in kinds {
+            blocks += more;
+            mean = mean.towards(&block, f64::from(more) / f64::from(blocks));
+        }
+        mean
+    }
+
+    /// So far on the way to another.
+    fn towards(&self, other: &Self, part: f64) -> Self {
+        let mix = |own: f64, other: f64| own + part * (other - own);
+        let scopes = |own: Scopes, other: Scopes| Scopes::of(|scope| mix(own[scope], other[scope]));
+        let traffic = |own: Traffic, other: Traffic| Traffic {
+            exposed: scopes(own.exposed, other.exposed),
+            hidden: scopes(own.hidden, other.hidden),
+        };
+        Self {
+            forward: mix(self.forward, other.forward),
+            backward: mix(self.backward, other.backward),
+            again: mix(self.again, other.again),
+            tensor: traffic(self.tensor, other.tensor),
+            context: traffic(self.context, other.context),
+            expert: traffic(self.expert, other.expert),
+            kept: mix(self.kept, other.kept),
+            passing: self.passing.max(other.passing),
+            ..*self
+        }
+    }
+
+    /// One of blocks that are all alike.
+    fn alike(machine: &Machine, model: &Model, layout: &Layout) -> Self {
         let (key, ranks) = (&Key::of(layout), layout.ranks());
         let sizes = Sizes::new(machine, model, key);
-        let Sizes { tp, hidden, width, heads, kv, tokens, shared, value, .. } = sizes;
+        let Sizes { tp, hidden, width, heads, tokens, shared, value, .. } = sizes;
         let (stream, dense, scores, feed) = (sizes.stream(), sizes.dense(), sizes.scores(), sizes.feed());
         let again = match key.recompute {
             Recompute::None => 0.0,
@@ -281,26 +409,29 @@ impl Block {
         let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
 
         // Of what goes through a feed-forward part of experts, each expert of a token gets it.
-        let fed = model.experts.map_or(1.0, |it| f64::from(it.active) + f64::from(it.shared.min(1)));
+        let has_feed = f64::from(u8::from(model.feed_forward() > 0));
+        let fed = model.experts.map_or(has_feed, |it| f64::from(it.active) + f64::from(it.shared.min(1)));
+        let mixes = f64::from(model.parts()) - has_feed;
         let tensor = tensor_traffic(
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            [1.0, fed].map(|times| times * value * tokens * hidden),
+            [mixes, fed].map(|times| times * value * tokens * hidden),
             passes,
             dense.forward + feed.forward,
         );
-        let context = context_traffic(
-            machine,
-            key,
-            machine.span(&ranks, &[CP]),
-            2.0 * value * tokens * kv * width,
-            &scores,
-        );
+        // Out of latents, each head has keys and values of its own.
+        let passed = match model.latent {
+            _ if !model.attends() => 0.0,
+            Some(latent) => heads * (width + f64::from(latent.values)),
+            None => 2.0 * sizes.kv * width,
+        };
+        let context =
+            context_traffic(machine, key, machine.span(&ranks, &[CP]), value * tokens * passed, &scores);
         let routed =
             model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
         let mut expert = Traffic::default();
-        if key.ep > 1 {
+        if key.ep > 1 && model.experts.is_some() {
             let sent = machine.alone(Pattern::AllToAll, machine.span(&ranks, &[EP]), routed);
             expert.exposed = sent.map(|seconds| 2.0 * passes * seconds);
         }
@@ -316,7 +447,7 @@ impl Block {
             expert.exposed = Scopes::of(|scope| sent[scope] - expert.hidden[scope]);
         }
 
-        let whole = Self::kept(model, key, tokens, shared, heads, kv);
+        let whole = sizes.kept();
         let (kept, passing) = match key.recompute {
             Recompute::Full => (value * hidden * shared, whole),
             _ => (whole, 0.0),
@@ -325,28 +456,6 @@ impl Block {
         // Ranks that share a tensor send a part each.
         let handed = value * tokens * hidden / tp;
         Self { forward, backward, again, tensor, context, expert, kept, passing, first, last, handed }
-    }
-
-    /// Bytes kept from forward to backward (Korthikanti et al., 2022, section 4: 34 s b h + 5 a s s b for GPT).
-    fn kept(model: &Model, key: &Key, tokens: f64, shared: f64, heads: f64, kv: f64) -> f64 {
-        let tp = f64::from(key.tp);
-        let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
-        let (mask, value) = (mask(model), key.precision.bytes());
-        let stream = (4.0 * value + 2.0 * mask) * hidden * shared;
-        let gathered = if key.gather_again { 0.0 } else { 2.0 * value * hidden * (tokens - shared) };
-        let attention = value * (2.0 * heads + 2.0 * kv) * width * tokens;
-        let keeps_scores = !key.flash && key.recompute == Recompute::None;
-        let scores = if keeps_scores {
-            (value + mask * 3.0) * tokens * f64::from(model.sequence) * heads
-        } else {
-            0.0
-        };
-        let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
-        let feed = value * (model.entries() + 1.0) * inside / tp * tokens * through;
-        // What experts get, once for each: the stream has it as it was before it was sent.
-        let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
-        let sent = value * hidden * active * if key.gather_again { shared } else { tokens };
-        stream + gathered + attention + scores + feed + sent
     }
 }
 
@@ -364,6 +473,7 @@ fn tensor_traffic(
         return Traffic::default();
     }
     let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
+        _ if bytes == 0.0 => Scopes::default(),
         true => machine.alone(Pattern::Half, span, bytes).map(|seconds| 2.0 * seconds),
         false => machine.alone(Pattern::AllReduce, span, bytes),
     });
@@ -383,7 +493,7 @@ fn tensor_traffic(
 /// Keys and values go around the ranks that share a sequence, overlapped beside the attention to the last ones; backward
 /// their gradients too.
 fn context_traffic(machine: &Machine, key: &Key, span: GroupSpan, bytes: f64, scores: &Passes) -> Traffic {
-    if key.cp == 1 {
+    if key.cp == 1 || bytes == 0.0 {
         return Traffic::default();
     }
     let around = machine.alone(Pattern::Half, span, bytes * f64::from(key.cp));

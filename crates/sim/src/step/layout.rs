@@ -307,13 +307,10 @@ impl Layout {
         if self.cp > self.batch.max(model.sequence) {
             return Err(Refusal::Large);
         }
-        divides("tp", "heads", model.heads, self.tp)?;
-        if self.tp > model.kv_heads() {
-            divides("heads of keys and values", "tp", self.tp, model.kv_heads())?;
-        } else {
-            divides("tp", "heads of keys and values", model.kv_heads(), self.tp)?;
+        match model.others.is_empty() {
+            true => self.check_shares(model)?,
+            false => model.kinds().iter().try_for_each(|kind| self.check_shares(kind))?,
         }
-        divides("tp", "the feed-forward width", model.feed_forward(), self.tp)?;
         divides(
             "2 cp",
             "the sequence",
@@ -324,6 +321,24 @@ impl Layout {
             divides("tp", "the tokens of a rank", model.sequence / self.cp, self.tp)?;
         }
         divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)
+    }
+
+    /// What ranks share of each block of a kind.
+    fn check_shares(&self, model: &Model) -> Result<(), Refusal> {
+        if model.attends() {
+            divides("tp", "heads", model.heads, self.tp)?;
+            if self.tp > model.kv_heads() {
+                divides("heads of keys and values", "tp", self.tp, model.kv_heads())?;
+            } else {
+                divides("tp", "heads of keys and values", model.kv_heads(), self.tp)?;
+            }
+        }
+        if let Some(recurrent) = model.recurs() {
+            divides("tp", "the recurrent width", recurrent.width, self.tp)?;
+        }
+        divides("tp", "the feed-forward width", model.feed_forward(), self.tp)?;
+        let shared = if model.experts.is_some() { model.shared_feed_forward() } else { 0 };
+        divides("tp", "the shared expert's width", shared, self.tp)
     }
 
     /// The rest, where that holds.
