@@ -49,13 +49,13 @@ struct Sender {
 }
 
 impl Sender {
-    fn start(scratch: &Scratch, host: u16, message: &[u8]) -> Self {
+    fn start(scratch: &Scratch, host: u16, message: &[u8], options: EndpointOptions) -> Self {
         let (wire, mut theirs) = UnixStream::pair().unwrap();
         let (folder, message) = (scratch.path().to_owned(), message.to_owned());
         let child = Child::fork(move || {
             let (_session, pool) = attach(&folder, host);
             let _memory = PrivateMemory::take(Arc::clone(&pool), 0, 1000).unwrap();
-            let mut end = End::open(pool, EndpointOptions::default()).unwrap();
+            let mut end = End::open(pool, options).unwrap();
             theirs.write_all(&end.address().encode()).unwrap();
             let mut address = [0; 16];
             while theirs.read_exact(&mut address).is_ok() {
@@ -177,17 +177,18 @@ fn a_group_of_several_hosts_is_swept_also_by_a_process_that_saw_none_of_its_rank
 
 #[test]
 fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
-    // Short messages go through small rings, in the objects of their senders. For a long one a pair gets a ring of its own.
-    for (bytes, rings) in [(0, 0), (300, 4)] {
-        sweep(bytes, rings);
+    // Pairs begin with small rings, in the objects of their senders. One that has talked for a while gets a ring of its own.
+    let usual = EndpointOptions::default();
+    for (options, rings) in [(usual, 0), (EndpointOptions { short_talk: 0, ..usual }, 4)] {
+        sweep(options, rings);
     }
 }
 
-fn sweep(bytes: usize, rings: usize) {
+fn sweep(options: EndpointOptions, rings: usize) {
     let scratch = made();
-    let [last, more] = ["last words", "more to come"].map(|words| format!("{words:bytes$}"));
-    let mut dead = Sender::start(&scratch, 1, last.as_bytes());
-    let mut alive = Sender::start(&scratch, 1, more.as_bytes());
+    let [last, more] = ["last words", "more to come"];
+    let mut dead = Sender::start(&scratch, 1, last.as_bytes(), options);
+    let mut alive = Sender::start(&scratch, 1, more.as_bytes(), options);
     let [of_dead, of_alive] = [dead.address(), alive.address()];
     let (_session, pool) = attach(scratch.path(), 0);
     let mut end = End::open(Arc::clone(&pool), EndpointOptions::default()).unwrap();
@@ -224,7 +225,7 @@ fn sweep(bytes: usize, rings: usize) {
         heard.push(String::from_utf8(buffer[..arrival.bytes as usize].into()).unwrap());
     }
     heard.sort();
-    assert_eq!(heard, [&last, &last, &more, &more].map(String::as_str));
+    assert_eq!(heard, [last, last, more, more]);
     alive.child.kill();
     pool.sweep_job(JOB).unwrap();
     let left = names(&pool);
@@ -242,7 +243,7 @@ fn sweep(bytes: usize, rings: usize) {
 #[test]
 fn whoever_takes_the_place_of_a_dead_endpoint_removes_what_the_dead_of_its_job_have_left() {
     let scratch = made();
-    let mut dead = [(); 2].map(|()| Sender::start(&scratch, 1, b"last words"));
+    let mut dead = [(); 2].map(|()| Sender::start(&scratch, 1, b"last words", EndpointOptions::default()));
     let addresses = dead.each_mut().map(Sender::address);
     for (sender, other) in dead.iter_mut().zip(addresses.into_iter().rev()) {
         sender.send_to(other);
@@ -259,7 +260,7 @@ fn whoever_takes_the_place_of_a_dead_endpoint_removes_what_the_dead_of_its_job_h
 #[test]
 fn what_names_no_process_stays_and_stands_in_nobodys_way() {
     let scratch = made();
-    let mut dead = Sender::start(&scratch, 1, b"");
+    let mut dead = Sender::start(&scratch, 1, b"", EndpointOptions::default());
     let _ = dead.address();
     let (_session, pool) = attach(scratch.path(), 0);
     pool.close(pool.create(&format!("/endpoint/{JOB}/1.9"), 64).unwrap());

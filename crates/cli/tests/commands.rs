@@ -146,7 +146,7 @@ fn the_memory_of_messages_is_shown_by_kind_by_endpoint_and_by_pair() {
         let peer = end.connect(to);
         end.inject(peer, label, b"short").unwrap();
     }
-    ends[1].send(0, label, vec![7; 1000], ()).unwrap();
+    ends[1].send(0, label, vec![7; 100_000], ()).unwrap();
     let counters: Value = serde_json::from_str(&desk.say("pool stat --json --messages")).unwrap();
     let bytes = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {counters}"));
     let [first, second] = ["/endpoint/7/0.0", "/endpoint/7/1.0"].map(|name| &counters["endpoints"][name]);
