@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
+use crate::kv::room::Visits;
 
 /// Runs the keeper of a pool until it is stopped, or superseded by a newer one.
 #[derive(Args)]
@@ -58,20 +59,35 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             Giver::Keeper => IdSource::Keeper,
         });
         let evict_after = arguments.evict_after.map(|span| span.0);
-        let mut keeper =
-            Keeper::start_replacing(memory, KeeperTask { incarnation, id_source, evict_after }, replace)?;
+        let task = KeeperTask { incarnation, id_source, evict_after };
+        let mut keeper = Keeper::start_replacing(memory.clone(), task, replace)?;
+        let (mut visits, mut asked) = (Visits::start(memory, settings), None);
         println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
         let mut epoch = 0;
         loop {
             if let Some(signal) = told.pending().next() {
-                // Another machine can take its place.
-                keeper.end();
-                emulate_default_handler(signal)?;
-                return Ok(ExitCode::SUCCESS);
+                visits.end();
+                asked = Some((signal, asked.is_some()));
             }
-            if let Err(error) = keeper.tick() {
+            match asked {
+                Some((signal, is_urgent)) if is_urgent || visits.has_ended() => {
+                    // Another machine can take its place.
+                    keeper.end();
+                    emulate_default_handler(signal)?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+                _ => {}
+            }
+            if let Err(error) =
+                keeper.tick().map_err(Failure::from).and_then(|()| visits.take_back(&mut keeper))
+            {
+                // A visit that goes on is answered by the keeper that took this one's place.
+                visits.end();
+                while !visits.has_ended() {
+                    std::thread::sleep(TICK);
+                }
                 keeper.end();
-                return Err(error.into());
+                return Err(error);
             }
             let view = keeper.view();
             if view.epoch != epoch {

@@ -1,6 +1,7 @@
 //! `polder kv`: caches of blocks, seen from outside.
 
 mod metrics;
+pub(crate) mod room;
 mod top;
 
 use std::net::SocketAddr;
@@ -136,7 +137,9 @@ fn table(cache: &CacheStat) -> String {
         let reads = format!("{} hits, {} misses", part.hits, part.misses);
         let oldest = part.oldest_seconds.map(|age| format!(", oldest of {age} s"));
         let pinned = part.pinned.map(|pinned| format!(", {pinned} pinned"));
-        let held = [oldest, pinned].into_iter().flatten().collect::<String>();
+        let wants = part.wants_room.then(|| ", wants room".to_owned());
+        let gone = part.gone.then(|| ", gone".to_owned());
+        let held = [oldest, pinned, wants, gone].into_iter().flatten().collect::<String>();
         lines.push(format!("  host {host}: {counts}, slabs of {slabs}; {reads}{held}"));
     }
     for identity in &cache.identities {
@@ -150,10 +153,14 @@ fn table(cache: &CacheStat) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Has this process stand in for the host: the pool refuses that while the host may go on.
+/// Has this process stand in for a host: the pool refuses that while the host may go on.
+fn stand_in(settings: &Settings, host: u16) -> Result<Session, SessionError> {
+    Session::open(&Settings { host: Some(host), ..settings.clone() })
+}
+
 fn flush_host(settings: &Settings, name: &str, host: u16) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-    let session = Session::open(&Settings { host: Some(host), ..settings.clone() })?;
+    let session = stand_in(settings, host)?;
     let given = Cache::give_up_part(session.pool(), name).map_err(at(path))?;
     let (path, name) = (shown(path), printable(name));
     println!("{path}: host {host} gave back {} of the cache {name}", bytes(given.bytes));

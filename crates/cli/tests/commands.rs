@@ -133,6 +133,49 @@ fn the_room_of_a_host_that_is_gone_comes_back_by_a_flush_of_its_blocks_alone() {
 }
 
 #[test]
+fn a_keeper_gives_the_room_of_a_host_that_is_fenced_to_one_that_wants_some() {
+    for ids in ["launcher", "keeper"] {
+        let desk = Desk::new();
+        desk.say("pool format --size 16MiB --hosts 3 --processes 4");
+        let (mut keeper, mut lines) = start(desk.command(&format!("keeper --ids {ids}")));
+        lines.next().unwrap();
+        let open = |host| {
+            let session = desk.session(Some(host), 1);
+            let identity = Identity { hash: [7; 32], text: "some model".into(), block: 4096 };
+            let options = Options { budget: Some(4 << 20), verify: false };
+            let cache = Cache::open(Arc::clone(session.pool()), "llm", identity, options).unwrap();
+            (session, cache)
+        };
+        let put = |cache: &Cache<_>, first: u16, blocks: u16| {
+            for name in first..first + blocks {
+                let [low, high] = name.to_le_bytes();
+                let key = std::array::from_fn(|at| if at % 2 == 0 { low } else { high });
+                cache.put(&[key], &[&[low; 4096]]).unwrap();
+            }
+        };
+        let (gone, stays) = (open(2), open(0));
+        put(&gone.1, 0, 600);
+        put(&stays.1, 1000, 300);
+        let stat = desk.say("kv stat llm");
+        assert!(stat.contains("host 2: 600 blocks") && stat.contains("wants room"), "{stat}");
+        assert!(desk.say("pool evict 2 --fenced").contains("fenced 2"));
+        drop(gone);
+        let given = lines.find(|line| line.contains("is gone")).unwrap();
+        assert!(given.starts_with("host 2 is gone: 1019.8 KiB of its blocks in the cache llm"), "{given}");
+        put(&stays.1, 2000, 300);
+        let stat = desk.say("kv stat llm");
+        assert!(stat.contains(", gone") && !stat.contains("host 2: 600 blocks"), "{stat}");
+        // Its id is free, and its part is its own again.
+        let (session, back) = open(2);
+        put(&back, 3000, 1);
+        assert!(!desk.say("kv stat llm").contains(", gone"), "{ids}");
+        drop((back, session));
+        let told = Command::new("kill").arg(keeper.0.id().to_string()).status().unwrap();
+        assert!(told.success() && !keeper.0.wait().unwrap().success());
+    }
+}
+
+#[test]
 fn the_memory_of_messages_is_shown_by_kind_by_endpoint_and_by_pair() {
     let desk = Desk::new();
     desk.say("pool format --size 32MiB --hosts 2 --processes 4");

@@ -7,6 +7,8 @@
 //! - It evicts hosts that a command asks to evict, and with `--evict-after` also hosts that fell silent.
 //! - It takes over the shards of hosts that a command confirms to be off (fenced).
 //!
+//! `polder keeper` also gives the room of fenced hosts in caches to others: see [`kv`](crate::kv), and [`Keeper::take_back`].
+//!
 //! A request to the keeper stands on the claim line of the host id. It is the only kind of line with a checksum that several
 //! hosts may write at the same time. The keeper also writes the shard and the host line of a fenced host, which writes no more.
 //!
@@ -350,6 +352,18 @@ impl<M: Memory> Keeper<M> {
         // One that the launcher sent again was fenced before, and counts as fenced no longer.
         let fenced = fenced & !bit;
         self.publish(View { members: members & !bit, evicted: evicted | bit, fenced, ..self.view })
+    }
+
+    /// Takes back the id of a host that left as this incarnation, so that any host may have it. Nothing happens where it has not left, or
+    /// somebody has come since.
+    ///
+    /// # Errors
+    /// Those of [`Keeper::evict`].
+    pub fn take_back(&mut self, host: u16, incarnation: u64) -> Result<(), PoolError> {
+        expect_host(&self.layout, host)?;
+        let line = self.host_line(host).unwrap_or_default();
+        let has_left = line.state == HostState::Left && line.incarnation == incarnation;
+        if has_left && self.holder(host)? == incarnation { self.evict(host) } else { Ok(()) }
     }
 
     fn evict_if_silent(&mut self, host: u16) -> Result<(), PoolError> {

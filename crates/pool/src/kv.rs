@@ -17,7 +17,8 @@
 //! The next one reads the slabs and the log again, and leaves out as many sequence numbers as the log has lines. That sends each
 //! reader back to the lines of the slots, so it misses nothing that the dead one logged in part.
 //!
-//! A reader that does not copy pins blocks: [`Cache::pin`]. The room of a host that is gone comes back by [`Cache::give_up_part`].
+//! A reader that does not copy pins blocks: [`Cache::pin`]. The room of a host that is gone comes back by [`Cache::give_up_part`]. While
+//! others want it, the keeper has it given to them: [`wanted_parts`], [`Cache::give_to_living`].
 //!
 //! # Objects
 //! | name | what |
@@ -29,6 +30,7 @@
 
 mod check;
 mod get;
+mod gone;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod index;
@@ -57,9 +59,9 @@ use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
 pub use check::{CacheCheck, DamagedSlot, check};
+pub use gone::{GivenUp, GonePart, wanted_parts};
 pub use pin::Pin;
 pub use put::Put;
-pub use slabs::GivenUp;
 pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
 
 use index::Replica;
@@ -189,7 +191,10 @@ impl<M: Memory> Cache<M> {
         let cache = Self::open_part(pool, name, identity, options, new)?;
         cache.note_identity()?;
         // The host is there from here on.
-        cache.change(|_| Ok(()))?;
+        cache.change(|control| {
+            control.gone = false;
+            Ok(())
+        })?;
         Ok(cache)
     }
 

@@ -73,6 +73,13 @@ fn text(caches: &[CacheStat]) -> String {
     family("misses", "counter", "Blocks that were not there", of_host(|it| Some(it.misses)));
     family("oldest_seconds", "gauge", "Age of the oldest block of a host", of_host(|it| it.oldest_seconds));
     family("pinned", "gauge", "Blocks of a host that processes have pinned", of_host(|it| it.pinned));
+    family("wants_room", "gauge", "1 while a host gets no slab", of_host(|it| Some(it.wants_room.into())));
+    family(
+        "gone",
+        "gauge",
+        "1 while a host is gone and others may have its room",
+        of_host(|it| Some(it.gone.into())),
+    );
     family("blocks", "gauge", "Blocks of an identity", of_identity(|it| it.blocks));
     family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|it| it.bytes));
     text + "# EOF\n"
@@ -92,8 +99,8 @@ mod tests {
     fn each_series_has_its_labels_and_a_name_cannot_break_out_of_one() {
         let json = r#"{"name":"a\"} 1\nb","budget":100,"claimed":70,"blocks":3,"bytes":30,
             "identities":[{"hash":"00ff","text":"{}","blocks":3,"bytes":30}],
-            "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6,"hits":5,"misses":4,"oldest_seconds":77,"pinned":1},
-                {"host":3,"blocks":0,"claimed":0,"puts":0,"evictions":0,"hits":1,"misses":0}]}"#;
+            "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6,"hits":5,"misses":4,"oldest_seconds":77,"pinned":1,"wants_room":true},
+                {"host":3,"blocks":0,"claimed":0,"puts":0,"evictions":0,"hits":1,"misses":0,"gone":true}]}"#;
         let text = text(&[serde_json::from_str(json).unwrap()]);
         let name = r#"cache="a\"} 1\nb""#;
         for line in [
@@ -105,11 +112,14 @@ mod tests {
             format!("polder_kv_misses_total{{{name},host=\"2\"}} 4"),
             format!("polder_kv_oldest_seconds{{{name},host=\"2\"}} 77"),
             format!("polder_kv_pinned{{{name},host=\"2\"}} 1"),
+            format!("polder_kv_wants_room{{{name},host=\"2\"}} 1"),
+            format!("polder_kv_gone{{{name},host=\"2\"}} 0"),
+            format!("polder_kv_gone{{{name},host=\"3\"}} 1"),
             format!("polder_kv_bytes{{{name},identity=\"00ff\"}} 30"),
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
-        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 11);
+        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 13);
         assert!(!text.contains("oldest_seconds{cache=\"a\\\"} 1\\nb\",host=\"3\""), "it has no block");
         assert!(text.ends_with("# EOF\n"));
     }

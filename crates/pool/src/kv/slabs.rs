@@ -1,14 +1,13 @@
 //! The slabs of a host: how they are made within the budget, and given up where another host has less than its part.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use polder_mem::{LINE, Memory, Offset};
 
-use super::wire::{Control, Entry, MAX_SLABS, MAX_SLOTS, Record, Root, SLAB_IS_GONE, SlabHead, Slot, State};
-use super::{Cache, HEADER_BYTES, Identity, Options, expect_name};
+use super::wire::{Control, Entry, MAX_SLABS, MAX_SLOTS, Record, SLAB_IS_GONE, SlabHead, Slot, State};
+use super::{Cache, HEADER_BYTES};
 use crate::object::{self, InitialContents, Object};
-use crate::{Pool, PoolError, line};
+use crate::{PoolError, line};
 
 /// Blocks of a slab, where that many take more than a slab of the usual size.
 const FEW_BLOCKS: u64 = 64;
@@ -30,16 +29,6 @@ impl Slab {
     pub(super) fn block(&self, index: u32) -> Offset {
         self.at.lines(1 + u64::from(self.head.slots)) + u64::from(index) * self.head.stride()
     }
-}
-
-/// What became of a host's slabs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct GivenUp {
-    /// Bytes of the slabs that were given up.
-    pub bytes: u64,
-    /// Slabs that stay, because a process is writing there or has pinned a block.
-    pub kept: u64,
 }
 
 /// What all hosts say of their parts.
@@ -138,7 +127,7 @@ impl<M: Memory> Cache<M> {
             Ok(object) => {
                 control.slabs = control.slabs.max(number + 1);
                 control.changes = control.changes.wrapping_add(1);
-                control.wants = false;
+                (control.wants, control.short, control.gone) = (false, false, false);
                 let filled = self.fill_slab(control, &object, head);
                 own.insert(place, (number, Slab { at: object.at(), head }));
                 self.pool.close(object);
@@ -160,6 +149,7 @@ impl<M: Memory> Cache<M> {
         let would_have = control.claimed;
         control.claimed = control.claimed.saturating_sub(head.bytes());
         control.wants = control.claimed == 0 || would_have <= shares.fair;
+        control.short = true;
         self.publish_control(control);
         if control.wants {
             self.log(control, &[Record { key: 0, slot: Slot::NONE, generation: SLAB_IS_GONE }]);
@@ -225,46 +215,6 @@ impl<M: Memory> Cache<M> {
         line::store(memory, object.at(), &head.encode(object.generation()));
         memory.write_back(object.at(), LINE);
         Ok(())
-    }
-
-    /// Gives up the slabs of the host as which this process has attached, with their blocks: their room is any host's then. So the room of
-    /// a host that never comes back returns, once its id is free to take: until then its blocks stay readable.
-    ///
-    /// # Errors
-    /// [`PoolError::Name`]; [`PoolError::NotFound`] when there is no such cache; [`PoolError::Corrupt`] when its root is damaged; those of
-    /// [`Cache::put`].
-    pub fn give_up_part(pool: &Arc<Pool<M>>, name: &str) -> Result<GivenUp, PoolError> {
-        expect_name(name)?;
-        let root = pool.open(&format!("/kv/{name}"))?;
-        let found = line::read(pool.memory(), root.at());
-        let corrupt = PoolError::Corrupt { offset: root.at(), what: "root of a cache" };
-        pool.close(root);
-        let geometry = found?.and_then(|words| Root::decode(&words)).ok_or(corrupt)?;
-        match pool.open_if_there(&format!("/kv/{name}/host/{}", pool.member().host))? {
-            Some(part) => pool.close(part),
-            None => return Ok(GivenUp::default()),
-        }
-        let nobody = Identity { hash: [0; 32], text: String::new(), block: 1 };
-        let cache = Self::open_part(Arc::clone(pool), name, nobody, Options::default(), geometry)?;
-        let given = cache.change(|control| cache.give_up_slabs(control))?;
-        drop(cache);
-        pool.maintain()?;
-        Ok(given)
-    }
-
-    /// Gives up all slabs of this host that can be.
-    pub(super) fn give_up_slabs(&self, control: &mut Control) -> Result<GivenUp, PoolError> {
-        let mut given = GivenUp::default();
-        // Nobody is left that wants more.
-        control.wants = false;
-        for (number, slab) in self.find_own(control)? {
-            match self.give_up_slab(control, number, &slab)? {
-                true => given.bytes += slab.head.bytes(),
-                false => given.kept += 1,
-            }
-        }
-        self.publish_control(control);
-        Ok(given)
     }
 
     /// Gives up a slab with its blocks, unless a process that lives is writing there or has pinned one; whether it did. No reader takes

@@ -1,6 +1,6 @@
 //! What a cache holds, as a process that uses it knows, and as one sees from outside who attaches nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use polder_mem::{LINE, Memory, Offset};
@@ -9,9 +9,10 @@ use twox_hash::XxHash3_64;
 
 use super::wire::{Control, Entry, Root, SlabHead, Slot, State};
 use super::{Cache, TOTALS_LINE, line};
-use crate::format::read_superblock;
+use crate::format::{Layout, SETTLE, read_superblock};
 use crate::inspect::{Inspection, ObjectStat};
 use crate::opens::pinned_slots;
+use crate::view::{Grant, View, Views};
 use crate::{PoolError, inspect as inspect_pool};
 
 /// The longest text of an identity that is shown.
@@ -60,6 +61,13 @@ pub struct PartStat {
     /// Blocks in its slabs that processes of any host have pinned, in this cache or in the same slots of another. Only a look from
     /// outside sees it.
     pub pinned: Option<u64>,
+    /// Whether there was no slab for it when it last asked for one.
+    #[serde(default)]
+    pub wants_room: bool,
+    /// Whether it is gone for good, so that the keeper gives its room to others while they want it. That it was fenced only a look from
+    /// outside sees.
+    #[serde(default)]
+    pub gone: bool,
 }
 
 /// The blocks of one identity.
@@ -99,9 +107,22 @@ pub struct UseStat {
 }
 
 impl PartStat {
-    const fn new(host: u16, control: &Control, [hits, misses]: [u64; 2]) -> Self {
-        let Control { claimed, puts, evictions, .. } = *control;
-        Self { host, blocks: 0, claimed, puts, evictions, hits, misses, oldest_seconds: None, pinned: None }
+    fn new(host: u16, control: &Control, [hits, misses]: [u64; 2]) -> Self {
+        let Control { claimed, puts, evictions, short, gone, .. } = *control;
+        let (oldest_seconds, pinned) = (None, None);
+        Self {
+            host,
+            blocks: 0,
+            claimed,
+            puts,
+            evictions,
+            hits,
+            misses,
+            oldest_seconds,
+            pinned,
+            wants_room: short,
+            gone,
+        }
     }
 
     /// Takes up a block in its slabs.
@@ -162,16 +183,72 @@ impl<M: Memory> Cache<M> {
     }
 }
 
+/// Which hosts are members, and which were evicted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fenced {
+    members: u64,
+    /// Of each host that was evicted: up to which incarnation it is off for certain, 0 where that is not known.
+    through: Vec<Option<u64>>,
+}
+
+impl Fenced {
+    pub(super) fn read<M: Memory>(memory: &M, layout: &Layout) -> Result<Self, PoolError> {
+        let of_host = |view: &View, host| match (view.is_fenced(host), view.had_evicted(host)) {
+            (true, _) => {
+                let grant = Grant::read(memory, layout, view.keeper, host, SETTLE)?;
+                Ok(Some(grant.evicted_through))
+            }
+            (false, was_evicted) => Ok(was_evicted.then_some(0)),
+        };
+        let all = |view: &View| (0..layout.geometry().hosts).map(|host| of_host(view, host)).collect();
+        let (view, through) = Views::new(SETTLE).read(memory, layout, all)?;
+        Ok(Self { members: view.members, through })
+    }
+
+    /// Whether any host was ever evicted, so that one may be gone.
+    pub(super) fn has_any_evicted(&self) -> bool {
+        self.through.iter().any(Option::is_some)
+    }
+
+    /// Whether a host is a member.
+    pub(super) fn is_member(&self, host: u16) -> bool {
+        self.members.checked_shr(host.into()).unwrap_or(0) & 1 == 1
+    }
+
+    /// Whether the host of a part is gone for good, as far as anyone knows: it is fenced and has not come back to the cache since.
+    /// A line that is torn is that of a host that died while it wrote.
+    pub(super) fn is_gone(&self, host: u16, control: Option<&Control>) -> bool {
+        let through = self.through.get(usize::from(host)).copied().flatten().unwrap_or(0);
+        control.map_or(through > 0, |control| control.gone || control.incarnation <= through)
+    }
+}
+
+/// The control line of a host, from outside: the outer nothing where it has said nothing, the inner where its line is torn or damaged.
+pub(super) fn control_from_outside<M: Memory>(
+    memory: &M,
+    at: Offset,
+) -> Result<Option<Option<Control>>, PoolError> {
+    let words = line::read(memory, at)?;
+    let is_empty = words == Some([0; line::WORDS]);
+    Ok((!is_empty).then(|| words.and_then(|words| Control::decode(&words))))
+}
+
 /// The caches of a pool, by name, from outside: nothing is written, and no byte is trusted. What changes meanwhile may be missing.
 ///
 /// # Errors
 /// Those of [`inspect`](crate::inspect()); [`PoolError::Corrupt`] when the root of a cache is damaged.
 pub fn inspect<M: Memory>(memory: &M) -> Result<Vec<CacheStat>, PoolError> {
     let Inspection { objects, .. } = inspect_pool(memory)?;
-    named(&objects)
-        .into_iter()
-        .filter_map(|(name, objects)| inspect_cache(memory, name, &objects).transpose())
-        .collect()
+    let layout = read_superblock(memory)?.layout()?;
+    let caches = named(&objects);
+    if caches.is_empty() {
+        return Ok(vec![]);
+    }
+    // Where the view is damaged nobody is known to be gone.
+    let (fenced, pinned) =
+        (Fenced::read(memory, &layout).unwrap_or_default(), pinned_slots(memory, &layout)?);
+    let inspect = |(name, objects): (_, Vec<_>)| inspect_cache(memory, name, &objects, &fenced, &pinned);
+    caches.into_iter().filter_map(|cache| inspect(cache).transpose()).collect()
 }
 
 /// The objects of each cache, with what stands behind the cache's name.
@@ -196,6 +273,8 @@ fn inspect_cache<M: Memory>(
     memory: &M,
     name: &str,
     objects: &[(&str, &ObjectStat)],
+    fenced: &Fenced,
+    pinned: &BTreeSet<(u16, u32)>,
 ) -> Result<Option<CacheStat>, PoolError> {
     let Some((_, root)) = objects.iter().find(|(rest, _)| rest.is_empty()) else { return Ok(None) };
     let corrupt = PoolError::Corrupt { offset: root.at, what: "root of a cache" };
@@ -215,17 +294,15 @@ fn inspect_cache<M: Memory>(
         if root.bytes < (2 + u64::from(host)) * LINE {
             return Err(corrupt);
         }
-        let Some(control) = line::read(memory, at)?.and_then(|words| Control::decode(&words)) else {
-            continue;
-        };
+        let Some(Some(control)) = control_from_outside(memory, at)? else { continue };
         stat.claimed = stat.claimed.saturating_add(control.claimed);
         let name = format!("host/{host}");
         let part = objects.iter().find(|(rest, _)| *rest == name);
         let part = part.filter(|(_, part)| part.bytes >= (1 + TOTALS_LINE) * LINE);
         let totals = part.map(|(_, part)| totals_in(memory, part.at)).transpose()?;
-        stat.hosts.push(PartStat::new(host, &control, totals.unwrap_or_default()));
+        let gone = fenced.is_gone(host, Some(&control));
+        stat.hosts.push(PartStat { gone, ..PartStat::new(host, &control, totals.unwrap_or_default()) });
     }
-    let pinned = pinned_slots(memory, &read_superblock(memory)?.layout()?)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut identities = BTreeMap::<u32, IdentityStat>::new();
     for (rest, object) in objects {

@@ -422,6 +422,42 @@ fn the_blocks_of_a_host_that_is_gone_stay_until_its_room_is_given_back() {
 }
 
 #[test]
+fn a_host_that_is_fenced_has_its_room_given_to_others_while_they_want_some() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let caches: Vec<_> = pools.iter().map(cache).collect();
+    put(&caches[0], &[1]);
+    put(&caches[1], &[2]);
+    let [ours, theirs] = <[_; 2]>::try_from(caches).unwrap();
+    let more: Vec<u8> = (100..109).collect();
+    put(&ours, &more);
+    assert!(inspect(&heap).unwrap()[0].hosts[0].wants_room);
+    assert_eq!(wanted_parts(&heap), Ok(vec![]), "nobody is gone");
+    let Member { timeout, silence, .. } = Member::new(1, 7);
+    change_membership(&heap, 1, MembershipChange::Evict, timeout, silence).unwrap();
+    assert_eq!(wanted_parts(&heap), Ok(vec![]), "it may still write");
+    change_membership(&heap, 1, MembershipChange::Fence, timeout, silence).unwrap();
+    drop(theirs);
+    let parts = wanted_parts(&heap).unwrap();
+    assert_eq!((parts.len(), parts[0].host, &*parts[0].cache), (1, 1, "llm"));
+    let stat = inspect(&heap).unwrap();
+    assert_eq!([0, 1].map(|host| stat[0].hosts[host].gone), [false, true]);
+    let member = Member { timeout: Duration::from_secs(5), ..Member::new(1, 8) };
+    let stands_in = || Arc::new(Pool::attach(heap.process(1, ProcessSlot(2)), member).unwrap());
+    let given = Cache::give_to_living(&stands_in(), &parts[0]).unwrap();
+    assert_eq!((given.bytes, given.kept), (9 * 64 + 8 * 4096, 0));
+    assert_eq!(wanted_parts(&heap), Ok(vec![]), "there is room, and its part has none");
+    put(&ours, &more);
+    assert_eq!(put(&ours, &(110..117).collect::<Vec<u8>>()).stored, 7);
+    let stat = inspect(&heap).unwrap();
+    assert_eq!((stat[0].hosts[0].claimed, stat[0].hosts[1].gone), (2 * (9 * 64 + 8 * 4096), true));
+    // Who comes back has its part again.
+    let back = stands_in();
+    drop(cache(&back));
+    assert!(!inspect(&heap).unwrap()[0].hosts[1].gone);
+}
+
+#[test]
 fn an_index_takes_at_most_40_bytes_a_block() {
     let heap = heap();
     let pool = pool(&heap, 0, 0);

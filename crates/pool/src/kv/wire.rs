@@ -16,7 +16,7 @@
 //! | 1 | bits 0..32 one more than the highest number of a slab, bits 32..64 how often its slabs have changed |
 //! | 2 | bytes of the slabs that it has or makes |
 //! | 3 | incarnation of the host, 0 before its first process |
-//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take, bit 2 once a process of it has pinned a block |
+//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take, bit 2 once a process of it has pinned a block, bit 3 while there was no slab when it last asked for one, bit 4 while the keeper gives its room to others |
 //! | 5 | blocks that were put |
 //! | 6 | blocks that were evicted |
 //!
@@ -115,26 +115,42 @@ pub(super) struct Control {
     pub(super) busy: bool,
     pub(super) wants: bool,
     pub(super) pins: bool,
+    /// There was no slab for it when it last asked.
+    pub(super) short: bool,
+    /// It is gone, and the keeper gives its room to others.
+    pub(super) gone: bool,
     pub(super) puts: u64,
     pub(super) evictions: u64,
 }
 
 impl Control {
     pub(super) fn encode(&self) -> Words {
-        let Self { position, slabs, changes, claimed, incarnation, busy, wants, pins, puts, evictions } =
-            *self;
-        let slabs = u64::from(slabs) | u64::from(changes) << 32;
-        let flags = u64::from(busy) | u64::from(wants) << 1 | u64::from(pins) << 2;
-        [position, slabs, claimed, incarnation, flags, puts, evictions]
+        let Self { busy, wants, pins, short, gone, .. } = *self;
+        let slabs = u64::from(self.slabs) | u64::from(self.changes) << 32;
+        let flags = [busy, wants, pins, short, gone].into_iter().rev();
+        let flags = flags.fold(0, |flags, flag| flags << 1 | u64::from(flag));
+        [self.position, slabs, self.claimed, self.incarnation, flags, self.puts, self.evictions]
     }
 
     /// What the words say; nothing before the host's first process.
     pub(super) fn decode(words: &Words) -> Option<Self> {
         let [position, slabs, claimed, incarnation, flags, puts, evictions] = *words;
         let (slabs, changes) = (slabs as u32, (slabs >> 32) as u32);
-        let [busy, wants, pins] = [1, 2, 4].map(|flag| flags & flag != 0);
-        let control =
-            Self { position, slabs, changes, claimed, incarnation, busy, wants, pins, puts, evictions };
+        let [busy, wants, pins, short, gone] = [0, 1, 2, 3, 4].map(|flag| flags >> flag & 1 != 0);
+        let control = Self {
+            position,
+            slabs,
+            changes,
+            claimed,
+            incarnation,
+            busy,
+            wants,
+            pins,
+            short,
+            gone,
+            puts,
+            evictions,
+        };
         let fits = slabs <= MAX_SLABS && position <= SEQUENCES + MOST_LINES;
         (incarnation != 0 && fits).then_some(control)
     }
@@ -378,7 +394,14 @@ mod tests {
         assert_eq!(Control::decode(&[0; 7]), None);
         let control =
             Control { incarnation: 1, slabs: MAX_SLABS, changes: 9, pins: true, ..Control::default() };
-        assert_eq!(Control::decode(&control.encode()), Some(control));
+        assert_eq!(control.encode()[4], 4);
+        for control in [
+            control,
+            Control { wants: true, gone: true, ..control },
+            Control { busy: true, short: true, ..control },
+        ] {
+            assert_eq!(Control::decode(&control.encode()), Some(control));
+        }
         let head = SlabHead { block: 100, slots: 3, first_count: u32::MAX };
         assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));
         assert_eq!(SlabHead::decode(&head.encode(8), 8), Some(head));

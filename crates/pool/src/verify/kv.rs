@@ -99,7 +99,8 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const JUDGE: u32 = 500;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
-    let geometry = Geometry { names: 19, chunk_bytes: 2048, opens: 12, ..small(HOSTS, PROCESSES) };
+    let geometry =
+        Geometry { names: 19, chunk_bytes: 2048, opens: 12, keepers: 4, ..small(HOSTS, PROCESSES) };
     pool_of(geometry, 15)
 });
 
@@ -225,7 +226,8 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         4 => return last_room(world, kernels, &mut dice),
         5 | 6 | 18 => return publication(world, kernels, &mut dice),
         7 | 8 | 19 => return slab(world, kernels, &mut dice),
-        17 => return adoption::adoption(world, kernels, crash, &mut dice),
+        17 if dice.roll(2) == 0 => return adoption::adoption(world, kernels, crash, &mut dice),
+        17 => return adoption::given(world, crash, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;

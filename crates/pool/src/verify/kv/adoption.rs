@@ -9,8 +9,10 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
 
 use super::super::group::Dice;
 use super::super::stage::expect_all_clean;
-use super::{JUDGE, NAME, SPARE, Witness, attach, names, pool_as};
-use crate::kv::{Cache, inspect};
+use super::{JUDGE, NAME, POOL, SLOTS, SPARE, Witness, attach, names, pool_as};
+use crate::format::{Overwrite, Superblock, format_as};
+use crate::keeper::{Keeper, KeeperTask, Owner, ReplaceKeeper, next_incarnation};
+use crate::kv::{Cache, inspect, wanted_parts};
 
 /// The host that goes.
 const GONE: u16 = 1;
@@ -28,6 +30,7 @@ pub(super) fn adoption(mut world: World, kernels: Kernels, crash: Option<Crash>,
         kernels,
         boots: Default::default(),
     });
+    world.setup(|memory| write_superblock(&memory));
     let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
     world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
     let stays = world.setup_as(0, 1, |memory| attach(memory, 0, 200, &witness));
@@ -77,6 +80,14 @@ pub(super) fn adoption(mut world: World, kernels: Kernels, crash: Option<Crash>,
     world.run()
 }
 
+/// Whoever looks from outside reads it.
+fn write_superblock(memory: &ModelMemory) {
+    let (superblock, _) = &*POOL;
+    let Superblock { uuid, geometry, .. } = superblock;
+    let written = format_as(memory, geometry, *uuid, Overwrite::Zeros, None);
+    assert_eq!(written.as_ref(), Ok(superblock));
+}
+
 /// Stands in for the host that is gone.
 fn stand_in(memory: ModelMemory, witness: &Witness, boot: u64) {
     witness.boots[usize::from(GONE)].set(boot);
@@ -84,4 +95,102 @@ fn stand_in(memory: ModelMemory, witness: &Witness, boot: u64) {
     let pool = pool_as(memory, GONE, 300, witness);
     let given = Cache::give_up_part(&pool, NAME).expect("nobody keeps a lock");
     assert_eq!(given.kept, 0, "nobody writes there, and nobody pins");
+}
+
+/// Host 1 is off while it puts, and is fenced. A keeper gives its room to host 0 while that wants some, and may die anywhere; the next one
+/// goes on.
+pub(super) fn given(mut world: World, crash: Option<Crash>, dice: &mut Dice) -> Outcome {
+    let slabs = 2 + dice.roll(2);
+    let witness = Rc::new(Witness {
+        put: RefCell::default(),
+        evicts: true,
+        slabs,
+        log_lines: [2, 8][dice.roll(2) as usize],
+        crash,
+        kernels: Kernels::Shared,
+        boots: Default::default(),
+    });
+    world.setup(|memory| write_superblock(&memory));
+    let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
+    world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
+    let stays = world.setup_as(0, 1, |memory| attach(memory, 0, 200, &witness));
+    let (known, calls) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)]);
+    let writer = world.spawn(GONE, 0, move |_| {
+        calls.iter().for_each(|names| _ = known.put(&goes, names));
+        // Until it is switched off.
+        loop {
+            known.get(&goes, &[0, 1]);
+        }
+    });
+    world.crash_within(writer, Crash::Host, 300);
+    let fenced = world.spawn_after(writer, STANDS_IN, 0, |memory| fence(&memory));
+    let (known, looks) = (Rc::clone(&witness), 1 + dice.roll(2));
+    let first = world.spawn_after(fenced, STANDS_IN, 1, move |memory| give(&memory, &known, 1, looks));
+    if let Some(dies @ (Crash::Host | Crash::Process)) = crash {
+        world.crash_within(first, dies, 3000);
+        // The machine of the one that died is the same boot of the host that it stood in for, and need not be fenced.
+        let is_new = dies == Crash::Host;
+        let (known, fences) = (Rc::clone(&witness), is_new || dice.roll(2) == 0);
+        // In the same slot, as above; so does the judge.
+        world.spawn_after_crash(first, STANDS_IN, 1, move |memory| {
+            if fences {
+                fence(&memory);
+            }
+            give(&memory, &known, 1 + u64::from(is_new), looks);
+        });
+    }
+    let (known, calls) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)]);
+    world.spawn(0, 1, move |_| {
+        for names in calls {
+            known.get(&stays, &[0, 1, 2, 3]);
+            known.put(&stays, &names);
+        }
+        known.get(&stays, &[0, 1, 2, 3]);
+    });
+    let [ours, theirs] = [(0, SPARE), (STANDS_IN, 1)].map(|(host, slot)| world.memory(host, slot));
+    world.check(0, move |_| {
+        let cache = attach(ours, 0, JUDGE, &witness);
+        witness.get(&cache, &[0, 1, 2, 3, 4, 5]);
+        let wanted: Vec<u8> = (8..8 + (slabs * SLOTS) as u8).collect();
+        for _ in 0..slabs {
+            witness.put(&cache, &wanted);
+            fence(&theirs);
+            give(&theirs, &witness, 9, 1);
+            let stat = cache.stat().expect("the model has no faults");
+            assert!(stat.claimed <= stat.budget, "{stat:?}");
+        }
+        witness.put(&cache, &wanted);
+        let found = witness.get(&cache, &wanted);
+        assert_eq!(found, slabs * SLOTS, "the room of the host that is gone is lost: {:?}", cache.stat());
+        assert_eq!(wanted_parts(&theirs), Ok(vec![]), "it has none left");
+        let pools = [Arc::clone(cache.pool()), pool_as(theirs, GONE, JUDGE, &witness)];
+        drop(cache);
+        Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
+        assert_eq!(pools[0].list(""), Ok(vec![]));
+        expect_all_clean(&pools);
+    });
+    world.run()
+}
+
+/// Evicts and fences the host that is gone, as the next keeper.
+fn fence(memory: &ModelMemory) {
+    let incarnation = next_incarnation(memory, ReplaceKeeper::Unseen).expect("a place is free");
+    let task = KeeperTask { incarnation, id_source: None, evict_after: None };
+    let (layout, owner) = (POOL.1.clone(), Owner::default());
+    let keeper = Keeper::start_in(memory.clone(), layout, task, owner, ReplaceKeeper::Unseen);
+    let mut keeper = keeper.expect("no other keeper runs");
+    keeper.evict(GONE).and_then(|()| keeper.fence(GONE)).expect("no other keeper runs");
+    keeper.end();
+}
+
+/// Gives the room of the host that is gone, `looks` times, as a keeper's machine that is `boot` of it.
+fn give(memory: &ModelMemory, witness: &Witness, boot: u64, looks: u64) {
+    witness.boots[usize::from(GONE)].set(boot);
+    for _ in 0..looks {
+        for part in wanted_parts(memory).expect("the model has no faults") {
+            let pool = pool_as(memory.clone(), GONE, 300, witness);
+            let given = Cache::give_to_living(&pool, &part).expect("nobody keeps a lock");
+            assert_eq!((part.host, given.kept), (GONE, 0), "nobody writes there, and nobody pins");
+        }
+    }
 }

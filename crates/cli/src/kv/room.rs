@@ -1,0 +1,90 @@
+//! What `polder keeper` does for caches: the room of hosts that are gone goes to hosts that want some.
+//!
+//! A thread stands in for the host that is gone, one visit at a time. Beside it the keeper answers its claim as any other's.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use polder_attach::settings::Settings;
+use polder_mem::AnyMemory;
+use polder_platform::printable;
+use polder_pool::keeper::Keeper;
+use polder_pool::kv::{Cache, GivenUp, GonePart, wanted_parts};
+
+use super::stand_in;
+use crate::Failure;
+use crate::pool::bytes;
+
+/// Between two looks. A host that comes back finds its id free then.
+const PERIOD: Duration = Duration::from_secs(2);
+/// The same while visits give nothing, as where blocks are pinned.
+const LONGEST_PERIOD: Duration = Duration::from_secs(64);
+
+/// The thread, while it goes on.
+pub(crate) struct Visits {
+    ends: Option<Sender<()>>,
+    thread: JoinHandle<()>,
+    left: Receiver<(u16, u64)>,
+}
+
+impl Visits {
+    pub(crate) fn start(memory: AnyMemory, settings: &Settings) -> Self {
+        let (ends, ended) = channel();
+        let (leaves, left) = channel();
+        let settings = settings.clone();
+        let thread = std::thread::spawn(move || run(&memory, &settings, &leaves, &ended));
+        Self { ends: Some(ends), thread, left }
+    }
+
+    /// Has the keeper take back the ids of hosts that the thread stood in for.
+    pub(crate) fn take_back(&self, keeper: &mut Keeper<AnyMemory>) -> Result<(), Failure> {
+        for (host, incarnation) in self.left.try_iter() {
+            keeper.take_back(host, incarnation)?;
+        }
+        Ok(())
+    }
+
+    /// Ends after the visit that goes on, which may need the keeper's answer.
+    pub(crate) fn end(&mut self) {
+        self.ends = None;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+fn run(memory: &AnyMemory, settings: &Settings, leaves: &Sender<(u16, u64)>, ended: &Receiver<()>) {
+    let mut period = PERIOD;
+    while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        let visited = wanted_parts(memory).map_err(Failure::from).and_then(|parts| {
+            let visits = parts.iter().map(|part| visit(settings, part, leaves));
+            visits.collect::<Result<Vec<_>, _>>()
+        });
+        let is_vain = match visited {
+            Ok(visits) => !visits.is_empty() && visits.iter().all(|given| given.bytes == 0),
+            Err(error) => {
+                eprintln!("warning: a host that is gone keeps its room: {error}");
+                true
+            }
+        };
+        period = if is_vain { (2 * period).min(LONGEST_PERIOD) } else { PERIOD };
+    }
+}
+
+/// Stands in for a host that is gone, and gives what is wanted of one of its parts.
+fn visit(settings: &Settings, part: &GonePart, leaves: &Sender<(u16, u64)>) -> Result<GivenUp, Failure> {
+    let session = stand_in(settings, part.host)?;
+    let incarnation = session.pool().this_process().host_incarnation;
+    let given = Cache::give_to_living(session.pool(), part);
+    drop(session);
+    // The keeper that ends takes nothing back.
+    _ = leaves.send((part.host, incarnation));
+    let given = given?;
+    if given.bytes > 0 {
+        let (host, name, bytes) = (part.host, printable(&part.cache), bytes(given.bytes));
+        println!("host {host} is gone: {bytes} of its blocks in the cache {name} made room for others");
+    }
+    Ok(given)
+}
