@@ -600,11 +600,9 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.crash_at(victim, Crash::Process, announces_at(host == owner, destroys, &mut dice));
     let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
     let given = cue.clone();
-    let creates = !destroys && dice.roll(3) > 0;
     stage.world.spawn_after_crash(victim, host, 1, move |memory| {
         let process = Process::enter(memory, &layout, host);
-        let is_there = if creates { is_in_the_way(&process) } else { is_there(&process) };
-        given.give(if is_there == Some(!destroys) { 2 } else { 1 });
+        given.give(if is_there(&process) == Some(!destroys) { 2 } else { 1 });
     });
     play(&mut stage, other, 0, move |process| {
         cue.await_(&process.memory, 1);
@@ -613,16 +611,6 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
         }
     });
     stage.world.run()
-}
-
-/// Whether the object is there, as one who creates it larger than the pool is told; nothing while its line is half written.
-fn is_in_the_way(process: &Process) -> Option<bool> {
-    match process.directory().create(&name(), 1 << 20, InitialContents::Zeros) {
-        Err(PoolError::Exists { .. }) => Some(true),
-        Err(PoolError::Full { .. }) => Some(false),
-        Err(PoolError::Corrupt { .. }) => None,
-        created => panic!("{created:?}"),
-    }
 }
 
 /// Whether the object is there; nothing while its line is half written.
