@@ -94,7 +94,7 @@ const LEGEND: &str = "+ pays: its whole range is above 1; - does not: its whole 
 fn own(map: &FabricMap) -> Vec<String> {
     let FabricMap { platforms: [there, other], own, .. } = map;
     let [from, to] = own.between_bytes_per_s.map(gigabytes);
-    let pool = own.pool_bytes_per_s.map_or_else(String::new, |it| format!(", pool {}", gigabytes(it)));
+    let pool = pool_of(own);
     let [least, most] = own.range.map(three);
     let [before, after] = own.seconds.map(three);
     let [before_layout, after_layout] = own.layouts.each_ref().map(layout_line);
@@ -113,6 +113,11 @@ fn gigabytes(bytes_per_s: f64) -> String {
     format!("{} GB/s", three(bytes_per_s / 1e9))
 }
 
+/// Its memory nodes, in words that follow its bandwidth.
+fn pool_of(cell: &MapCell) -> String {
+    cell.pool_bytes_per_s.map_or_else(String::new, |it| format!(", pool {}", gigabytes(it)))
+}
+
 /// Whether it pays, as tables have it.
 fn sign(cell: &MapCell) -> &'static str {
     match cell.pays() {
@@ -126,15 +131,14 @@ fn sign(cell: &MapCell) -> &'static str {
 fn rows(map: &FabricMap) -> Vec<Vec<String>> {
     let FabricMap { platforms: [there, other], cells, .. } = map;
     let [_, first] = cells.first().map_or([0.0; 2], |cell| cell.between_bytes_per_s);
-    let pool = |cell: &MapCell| {
-        cell.pool_bytes_per_s.map_or_else(String::new, |it| format!(", pool {}", gigabytes(it)))
+    let is_first = |cell: &&MapCell| {
+        cell.between_bytes_per_s[1] == first && cell.pool_bytes_per_s == cells[0].pool_bytes_per_s
     };
-    let is_first = |cell: &&MapCell| cell.between_bytes_per_s[1] == first && pool(cell) == pool(&cells[0]);
     let columns: Vec<_> =
         cells.iter().take_while(is_first).map(|cell| gigabytes(cell.between_bytes_per_s[0])).collect();
     let head = std::iter::once(format!("{other} beside {there}")).chain(columns.iter().cloned()).collect();
     let rows = cells.chunks(columns.len().max(1)).map(|row| {
-        let name = format!("{}{}", gigabytes(row[0].between_bytes_per_s[1]), pool(&row[0]));
+        let name = format!("{}{}", gigabytes(row[0].between_bytes_per_s[1]), pool_of(&row[0]));
         std::iter::once(name)
             .chain(row.iter().map(|cell| format!("{} {}", three(cell.times), sign(cell))))
             .collect()

@@ -163,6 +163,7 @@ impl PaysQuestion<'_> {
         let (mut between, mut pool) = (self.between.to_vec(), self.pool.to_vec());
         for tried in [&mut between, &mut pool] {
             tried.sort_by(|a, b| a.value().total_cmp(&b.value()));
+            tried.dedup();
         }
         let platforms = |asked: &Asked| {
             let tried = between.iter().map(|it| asked.with_between(*it));
@@ -231,11 +232,11 @@ mod tests {
     #[test]
     fn more_bandwidth_never_makes_the_fastest_step_slower() {
         let request = request(128);
-        let (between, pool) = (rates(&[100.0, 25.0, 50.0]), rates(&[50.0, 100.0, 400.0]));
+        let (between, pool) = (rates(&[100.0, 25.0, 50.0, 25.0]), rates(&[50.0, 100.0, 400.0, 50.0]));
         let question =
             PaysQuestion { request: &request, against: "nvl72-cxl", between: &between, pool: &pool };
         let map = question.map(2, &|_, _| ()).unwrap();
-        // At 25 and at 50 GB/s all pools beyond the first are held back by the link, at 100 those beyond the second.
+        // A value that is given twice is tried once. At 25 and at 50 GB/s all pools beyond the first are held back by the link, at 100 those beyond the second.
         let pools = [1, 1, 2];
         assert_eq!(map.cells.len(), 3 * pools.iter().sum::<usize>());
         for cell in &map.cells {
