@@ -112,6 +112,9 @@ def noted(printed: list[Row], on: str) -> list[Row]:
         failed = len(mutants) - len(tried)
         rows.append({"kind": "mutants", "on": on, "suite": suite, **counts, "failed": failed})
         rows[-1]["schedules"] = sum(row["schedules"] for row in tried)
+        rows[-1]["schedules_of_harmless"] = min(
+            (row["schedules"] for row in tried if row["caught_at"] is None), default=0
+        )
     return rows
 
 
@@ -167,7 +170,7 @@ def of_faults(rows: list[Row]) -> list[list[str]]:
 def of_mutants(rows: list[Row]) -> list[list[str]]:
     """A row for each suite that has mutants of its own."""
     found = newest(rows, "mutants")
-    counted = ["mutants", "caught", "harmless", "failed"]
+    counted = ["mutants", "caught", "harmless", "schedules_of_harmless", "failed"]
     return [[f"`{suite}`", *(f"{row[what]:,}" for what in counted)] for (suite, _), row in found.items()]
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from conftest import POLDER_DEV, python_of
@@ -114,11 +115,24 @@ def test_the_tables_and_figures_of_the_pages_are_those_of_the_measured_rows() ->
         assert f"| {row['case']} | Open MPI | {benchmarks.short(row['value'])} us |" in pages["docs/status.md"]
 
 
-def test_the_page_of_evidence_is_that_of_the_ledger() -> None:
+def the_ledger() -> ModuleType:
+    """The script that keeps it."""
     spec = importlib.util.spec_from_file_location("ledger", ROOT / "scripts/ledger.py")
     assert spec is not None and spec.loader is not None
     ledger = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ledger)
+    return ledger
+
+
+def test_a_line_of_the_ledger_says_how_many_schedules_a_harmless_mutant_survived() -> None:
+    printed = [{"suite": "s", "mutant": str(at), "schedules": 300, "caught_at": at} for at in (299, None)]
+    [row] = the_ledger().noted(printed, "software")
+    assert (row["caught"], row["harmless"], row["schedules_of_harmless"]) == (1, 1, 300)
+    assert the_ledger().of_mutants([row]) == [["`s`", "2", "1", "1", "300", "0"]]
+
+
+def test_the_page_of_evidence_is_that_of_the_ledger() -> None:
+    ledger = the_ledger()
     rows = ledger.ledger_rows()
     page = ledger.PAGE.read_text()
     assert ledger.filled(page, rows) == page, "run scripts/ledger.py --tables"

@@ -89,7 +89,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     let mut chosen = choose(all, kind, &arguments.suites)?;
     if let Some(coherence) = arguments.coherence {
-        chosen = chosen.into_iter().map(|suite| suite.on(coherence)).collect();
+        let (on, not): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|suite| suite.can_be_on(coherence));
+        for Suite { name, .. } in not {
+            eprintln!("{name}: not on {coherence}, because its processes share their caches");
+        }
+        chosen = on.into_iter().map(|suite| suite.on(coherence)).collect();
     }
     if arguments.list {
         for Suite { name, about, .. } in &chosen {

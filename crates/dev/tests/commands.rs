@@ -50,6 +50,11 @@ fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() 
         let explored = json(&format!("verify barrier --coherence {kind} -n 50 --json"));
         assert_eq!((&explored["failed"], &explored[kind]), (&0.into(), &50.into()), "{kind}");
     }
+    // Processes that share their caches have no run on software: this schedule failed there.
+    let left_out =
+        command("verify run-directories --coherence software --replay --seed 815").output().unwrap();
+    assert!(left_out.status.success());
+    assert!(String::from_utf8(left_out.stderr).unwrap().contains("run-directories: not on software"));
     // What schedules went through is counted: hosts stop in one suite, and die in the other.
     let counted =
         |suite: &str, what: &str| json(&format!("verify {suite} -n 200 --json"))[what].as_u64().unwrap();

@@ -16,6 +16,7 @@ mod mpi;
 mod offload;
 mod option;
 mod page;
+mod pays;
 mod search;
 mod show;
 mod sync;
@@ -45,6 +46,8 @@ enum Command {
     Train(train::Arguments),
     /// Predict every layout, and print those that no other beats in time, memory and money.
     Search(search::Arguments),
+    /// Predict from which bandwidths on one fabric between racks pays against another.
+    Pays(pays::Arguments),
     /// Predict the time of a memory access, by the size of the working set.
     Memory(memory::Arguments),
     /// Predict hits, snoop-filter misses and back-invalidations of a region that a rack keeps coherent.
@@ -93,6 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         Command::Train(arguments) => train::train(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
+        Command::Pays(arguments) => pays::run(arguments)?,
         Command::Memory(arguments) => memory::run(arguments)?,
         Command::Chakra(arguments) => chakra::run(arguments)?,
         Command::Coherence(arguments) => coherence::run(arguments)?,

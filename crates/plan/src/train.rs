@@ -12,8 +12,8 @@ use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
-    OrderError, Overlap, Pooled, Precision, Progress, Recompute, Request, RequestError, Stage, Step,
-    StepFigure, TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
+    OrderError, Overlap, Pooled, Precision, Progress, Recompute, Request, Stage, Step, StepFigure, TierUse,
+    Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
 use super::fidelity::{Closeness, followed};
@@ -337,9 +337,7 @@ impl Subject {
 }
 
 /// Does what takes a while, with a bar.
-pub(super) fn with_bar<T>(
-    work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>,
-) -> Result<T, RequestError> {
+pub(super) fn with_bar<T, E>(work: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, E> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("searching {bar:40} {percent}%");
     bar.set_style(style.expect("the template is right"));

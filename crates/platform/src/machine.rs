@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::tier::check_rate;
 use crate::{
     Bandwidth, BuiltTier, Disk, Efficiency, Fabric, FlopRate, LocalTier, MemoryTier, OffloadRates, Protocol,
-    Server, Sharing, TierId, TierName, TierShare, Time, file,
+    Server, Sharing, TierId, TierName, TierShare, Time, TransferRate, file,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -214,6 +214,32 @@ impl Platform {
             .iter()
             .filter_map(|(name, tier)| Some((TierId::Named(TierName::new(name)?), tier.share(parts, roof))));
         std::iter::once(own).chain(pool).chain(named).collect()
+    }
+
+    /// The same with a fabric between racks that gives an accelerator this payload in each direction: its lanes are as much faster. `None`
+    /// where no fabric joins racks.
+    #[must_use]
+    pub fn with_between(&self, payload: Bandwidth) -> Option<Self> {
+        let mut platform = self.clone();
+        let fabric = platform.between.as_mut()?;
+        let times = payload.value() / fabric.payload().value();
+        fabric.link.rate = TransferRate::new(fabric.link.rate.value() * times);
+        Some(platform)
+    }
+
+    /// The same with memory nodes that an accelerator of their share reads as fast, and writes as much faster; ports do not limit them, an
+    /// accelerator's own link does. `None` where there are no memory nodes.
+    #[must_use]
+    pub fn with_pool(&self, read: Bandwidth) -> Option<Self> {
+        let mut platform = self.clone();
+        let nodes = platform.pool.as_mut()?;
+        let times = read.value() * f64::from(nodes.accelerators) / nodes.memory.read.value();
+        for rate in [&mut nodes.memory.read, &mut nodes.memory.write] {
+            *rate = Bandwidth::new(rate.value() * times);
+        }
+        let links = platform.between.as_ref().map_or(1, |fabric| fabric.links);
+        nodes.ports = nodes.ports.max(nodes.accelerators.saturating_mul(links));
+        Some(platform)
     }
 
     /// The first name that no table could print, with the key of where it stands.

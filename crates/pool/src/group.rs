@@ -317,7 +317,7 @@ impl<M: Memory> Group<M> {
         let (standing, at) = (self.standings.get(rank)?, self.members[rank].at);
         if self.is_remote(rank) {
             progress::forget(&self.memory, at);
-            // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: it only tells what is known of a peer.
+            // HARMLESS(fence_invalidations -> sfence -> drop), one look ahead: it only tells what is known of a peer.
             self.memory.fence_invalidations();
         }
         standing.refresh(&self.memory, at).ok()?;

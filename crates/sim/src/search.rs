@@ -5,6 +5,7 @@
 
 pub(crate) mod mixed;
 pub(crate) mod nearest;
+pub(crate) mod pays;
 pub(crate) mod request;
 pub(crate) mod rows;
 pub(crate) mod tier;

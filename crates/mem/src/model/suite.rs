@@ -18,6 +18,7 @@ pub struct Suite {
     run: Arc<dyn Fn(u64) -> Outcome + Send + Sync>,
     files: &'static [&'static str],
     harmless: &'static [Harmless],
+    shares_caches: bool,
 }
 
 impl Suite {
@@ -27,7 +28,7 @@ impl Suite {
         about: &'static str,
         run: impl Fn(u64) -> Outcome + Send + Sync + 'static,
     ) -> Self {
-        Self { name, about, run: Arc::new(run), files: &[""], harmless: &[] }
+        Self { name, about, run: Arc::new(run), files: &[""], harmless: &[], shares_caches: false }
     }
 
     /// Runs on this kind of memory alone, whatever kind its schedules draw.
@@ -35,6 +36,18 @@ impl Suite {
     pub fn on(self, coherence: Coherence) -> Self {
         let run = self.run;
         Self { run: Arc::new(move |seed| explore::on(coherence, || run(seed))), ..self }
+    }
+
+    /// Says that its processes are of one host, whose caches the hardware keeps in step: it has no run on software.
+    #[must_use]
+    pub fn sharing_caches(self) -> Self {
+        Self { shares_caches: true, ..self }
+    }
+
+    /// Whether its scenes can be on this kind of memory.
+    #[must_use]
+    pub fn can_be_on(&self, coherence: Coherence) -> bool {
+        !self.shares_caches || coherence != Coherence::Software
     }
 
     /// Takes mutants from files whose paths end so only, for a suite that stands on protocols which other suites judge.

@@ -425,3 +425,30 @@ fn a_search_leaves_out_what_cannot_run_and_fails_when_nothing_is_left() {
         "{refusal}"
     );
 }
+
+#[test]
+fn a_map_of_bandwidths_says_where_one_fabric_pays_against_another() {
+    let scratch = scratch();
+    let [csv, html] = ["map.csv", "map.html"].map(|name| scratch.path().join(name));
+    let asked = "pays --model palm-540b --gpus 2048 --batch 512 --between 12.5GB/s,100GB/s";
+    let files = format!("--csv {} --html {}", csv.display(), html.display());
+    let map = json(&format!("{asked} --pool 50GB/s,800GB/s --json {files}"));
+    let cells = map["cells"].as_array().unwrap();
+    // At 12.5 GB/s the link holds both pools back, which are one then.
+    assert_eq!(cells.len(), 2 + 2 * 2);
+    let number = |it: &Value| it.as_f64().unwrap();
+    let cell = |other: f64, there: f64| {
+        let is = |it: &&Value| it["between_bytes_per_s"] == serde_json::json!([there, other]);
+        number(&cells.iter().rfind(is).unwrap()["times"])
+    };
+    assert!(cell(100e9, 12.5e9) > cell(100e9, 100e9), "a slower fabric that is there gains more: {map}");
+    assert!(cell(100e9, 12.5e9) > cell(12.5e9, 12.5e9), "a faster one gains more: {map}");
+    let text = said(asked);
+    assert!(text.contains("no run over CXL validates the difference between these fabrics"), "{text}");
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 1 + cells.len());
+    assert!(std::fs::read_to_string(&html).unwrap().contains("nvl72-cxl beside nvl72-ndr"));
+    let pool = refused("pays --model llama3-8b --gpus 64 --against dgx-h100 --pool 50GB/s");
+    assert!(pool.contains("dgx-h100: has no memory nodes"), "{pool}");
+    let zero = plan("pays --model llama3-8b --gpus 64 --between 0GB/s");
+    assert!(!zero.status.success() && String::from_utf8_lossy(&zero.stderr).contains("expected a bandwidth"));
+}

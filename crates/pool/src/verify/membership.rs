@@ -59,12 +59,14 @@ pub(super) fn suites() -> Vec<Suite> {
             "the lines of a host say who is there, through crashes and restarts of its processes",
             |seed| Deviation::WithoutObjects.during(|| processes(seed)),
         )
+        .sharing_caches()
         .harmless(HARMLESS_IN_PROCESSES),
         Suite::new(
             "run-directories",
             "a process that does not share its host's words is let in only once nobody else lives as that host",
             |seed| Deviation::WithoutObjects.during(|| run_directories(seed)),
         )
+        .sharing_caches()
         .harmless(HARMLESS_IN_PROCESSES),
     ]
 }

@@ -156,7 +156,7 @@ pub fn alternatives(nearest: &[String], run: &str) -> String {
     }
 }
 
-const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
+pub(super) const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
 
 /// What must be said of a model of which no step is among the published ones.
 #[must_use]
@@ -216,12 +216,23 @@ impl Request {
         }
     }
 
-    fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
+    /// The same question on a platform that `--against` names, with its file: on a kind of rack where one stands behind a colon.
+    pub(super) fn on<'a>(&self, other: &'a str) -> (&'a str, Self) {
+        // A path may hold a colon, a kind of rack neither a point nor a slash.
+        let is_rack = |rack: &str| !rack.is_empty() && !rack.contains(['.', '/', '\\']);
+        let (file, rack) = match other.rsplit_once(':').filter(|(_, rack)| is_rack(rack)) {
+            Some((file, rack)) => (file, Some(rack.to_owned())),
+            None => (other, self.rack.clone()),
+        };
+        (file, Self { platform: file.into(), rack, against: None, ..self.clone() })
+    }
+
+    pub(super) fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
         Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
             .map_err(|refusal| RequestError::refused(name, refusal))
     }
 
-    fn model(&self) -> Result<Model, RequestError> {
+    pub(super) fn model(&self) -> Result<Model, RequestError> {
         Ok(Model::load_with(&self.model, self.sequence)?)
     }
 
@@ -234,7 +245,7 @@ impl Request {
         self.look(&Platform::load(&self.platform)?, &self.model()?, threads, progress)
     }
 
-    fn look(
+    pub(super) fn look(
         &self,
         platform: &Platform,
         model: &Model,
@@ -356,13 +367,7 @@ impl Request {
             self.answer(&self.platform, platform, model, (&layout, &self.failed), outcome.points, followed)?;
         answer.would_fit.clone_from(&outcome.would_fit);
         if let Some(other) = &self.against {
-            // A path may hold a colon, a kind of rack neither a point nor a slash.
-            let is_rack = |rack: &str| !rack.is_empty() && !rack.contains(['.', '/', '\\']);
-            let (file, rack) = match other.rsplit_once(':').filter(|(_, rack)| is_rack(rack)) {
-                Some((file, rack)) => (file, Some(rack.to_owned())),
-                None => (other.as_str(), self.rack.clone()),
-            };
-            let there = Self { rack, against: None, ..self.clone() };
+            let (file, there) = self.on(other);
             match there.answer(other, &Platform::load(file)?, model, (&layout, &[]), 1, followed) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());

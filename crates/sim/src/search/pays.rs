@@ -1,0 +1,267 @@
+//! Where a fabric between racks pays: the fastest layouts over two fabrics, by the bandwidth of each and of the memory nodes behind one.
+
+use polder_platform::{Bandwidth, Platform, TierId};
+use serde::Serialize;
+
+use super::request::{Request, RequestError, UNPROVED_DIFFERENCE};
+use super::{FoundLayout, Outcome, Progress};
+use crate::judge::margin::Margin;
+use crate::judge::range::StepClass;
+use crate::step::layout::Layout;
+
+/// A step over two fabrics, of which some bandwidths are tried.
+#[derive(Clone, Debug)]
+pub struct PaysQuestion<'a> {
+    /// The step, on the platform that is there.
+    pub request: &'a Request,
+    /// The platform that may pay: its name or path, on a kind of rack with `:RACK` behind it.
+    pub against: &'a str,
+    /// What an accelerator gets between racks in one direction, on both platforms.
+    pub between: &'a [Bandwidth],
+    /// What an accelerator reads from the memory nodes of the one that may pay. What is above the bandwidth of its link is not tried.
+    pub pool: &'a [Bandwidth],
+}
+
+/// Steps over both fabrics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FabricMap {
+    /// How the figures were obtained: "simulated".
+    pub kind: &'static str,
+    /// The platforms' names: the one that is there, and the one that may pay.
+    pub platforms: [String; 2],
+    /// Both as they are.
+    pub own: MapCell,
+    /// With each bandwidth of the one that may pay, of its pool, and of the one that is there, in this order.
+    pub cells: Vec<MapCell>,
+    /// What must be said with it.
+    pub note: &'static str,
+}
+
+/// One pair of fabrics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MapCell {
+    /// Bytes a second that an accelerator gets between racks in one direction: on the platform that is there, and on the other.
+    pub between_bytes_per_s: [f64; 2],
+    /// Bytes a second that an accelerator reads from memory nodes; `None` where there are none.
+    pub pool_bytes_per_s: Option<f64>,
+    /// Seconds of the fastest step that fits.
+    pub seconds: [f64; 2],
+    /// How that is laid out.
+    pub layouts: [Layout; 2],
+    /// How many times as fast the step is on the platform that may pay, as predicted.
+    pub times: f64,
+    /// From how many to how many times, as far as can be relied on.
+    pub range: [f64; 2],
+}
+
+impl MapCell {
+    /// Whether the second platform is surely faster, or surely slower; `None` where neither is sure.
+    #[must_use]
+    pub fn pays(&self) -> Option<bool> {
+        match self.range {
+            [least, _] if least > 1.0 => Some(true),
+            [_, most] if most < 1.0 => Some(false),
+            _ => None,
+        }
+    }
+}
+
+/// Why a map cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PaysError {
+    /// A platform, or the model, refuses.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// A platform has no fabric between racks.
+    #[error(
+        "{0}: no fabric joins its racks, so no bandwidth of one can be tried; take a platform with [between]"
+    )]
+    NoFabric(String),
+    /// Bandwidths of a pool are given, and there is none.
+    #[error(
+        "{0}: has no memory nodes, so no bandwidth of them can be tried; leave them out, or take a platform with [pool]"
+    )]
+    NoPool(String),
+    /// No layout fits on a platform.
+    #[error("{platform}: nothing fits")]
+    NothingFits {
+        /// Which.
+        platform: String,
+        /// What comes nearest.
+        outcome: Box<Outcome>,
+    },
+}
+
+/// The fastest step on a platform with some bandwidths.
+struct Side {
+    between: f64,
+    pool: Option<f64>,
+    found: FoundLayout,
+    margin: Margin,
+}
+
+/// One of both platforms, as it is asked about.
+struct Asked {
+    name: String,
+    request: Request,
+    platform: Platform,
+}
+
+impl Asked {
+    fn new(name: &str, file: &str, request: Request) -> Result<Self, PaysError> {
+        let platform = Platform::load(file).map_err(RequestError::from)?;
+        Ok(Self { name: name.into(), request, platform })
+    }
+
+    /// The fastest step on `platform`, which is this one with other bandwidths.
+    fn side(&self, platform: &Platform, threads: usize, progress: Progress<'_>) -> Result<Side, PaysError> {
+        let model = self.request.model()?;
+        let outcome = self.request.look(platform, &model, threads, progress)?;
+        let Some(found) = outcome.best().copied() else {
+            return Err(PaysError::NothingFits { platform: self.name.clone(), outcome: Box::new(outcome) });
+        };
+        let job = self.request.job(&self.name, platform)?;
+        let rack = job.rack();
+        let class = StepClass::of(&model, &found.layout);
+        let margin = Margin::of(&rack.accelerator.name, class).map_err(RequestError::from)?;
+        let fabric = platform.between.as_ref().ok_or_else(|| PaysError::NoFabric(self.name.clone()))?;
+        let nodes = platform.tiers(rack).into_iter().find(|(id, _)| *id == TierId::Pool);
+        let pool = nodes.map(|(_, share)| share.read);
+        Ok(Side { between: fabric.payload().value(), pool, found, margin })
+    }
+
+    fn with_between(&self, bandwidth: Bandwidth) -> Result<Platform, PaysError> {
+        self.platform.with_between(bandwidth).ok_or_else(|| PaysError::NoFabric(self.name.clone()))
+    }
+
+    /// With each of these bandwidths of memory nodes that an accelerator's link does not hold back, or with those that it has.
+    fn with_pools(&self, between: Bandwidth, pools: &[Bandwidth]) -> Result<Vec<Platform>, PaysError> {
+        let platform = self.with_between(between)?;
+        if pools.is_empty() {
+            return Ok(vec![platform]);
+        }
+        // Of those that the link holds back, all are as good as the first.
+        let beyond = pools.iter().position(|pool| pool.value() >= between.value());
+        let tried = pools.iter().take(beyond.map_or(pools.len(), |at| at + 1));
+        let with = |pool: &Bandwidth| platform.with_pool(*pool);
+        tried.map(|pool| with(pool).ok_or_else(|| PaysError::NoPool(self.name.clone()))).collect()
+    }
+}
+
+impl PaysQuestion<'_> {
+    /// Searches for the fastest layout with each bandwidth, on `threads` threads. `progress` is told of every block that is done, of how
+    /// many.
+    ///
+    /// # Errors
+    /// When a file is damaged, a platform lacks what is tried, or no layout runs or fits there.
+    pub fn map(&self, threads: usize, progress: Progress<'_>) -> Result<FabricMap, PaysError> {
+        let Request { platform: name, .. } = self.request;
+        let there = Asked::new(name, name, self.request.clone())?;
+        let (file, request) = self.request.on(self.against);
+        let other = Asked::new(self.against, file, request)?;
+        let (mut between, mut pool) = (self.between.to_vec(), self.pool.to_vec());
+        for tried in [&mut between, &mut pool] {
+            tried.sort_by(|a, b| a.value().total_cmp(&b.value()));
+            tried.dedup();
+        }
+        let platforms = |asked: &Asked| {
+            let tried = between.iter().map(|it| asked.with_between(*it));
+            std::iter::once(Ok(asked.platform.clone())).chain(tried).collect::<Result<Vec<_>, _>>()
+        };
+        let theres = platforms(&there)?;
+        let mut others = vec![other.platform.clone()];
+        for bandwidth in &between {
+            others.extend(other.with_pools(*bandwidth, &pool)?);
+        }
+        let count = theres.len() + others.len();
+        let all = theres.iter().map(|it| (&there, it)).chain(others.iter().map(|it| (&other, it)));
+        let found = all.enumerate().map(|(at, (asked, platform))| {
+            asked.side(platform, threads, &|index, blocks| progress(at * blocks + index, count * blocks))
+        });
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let (theres, others) = found.split_at(theres.len());
+        let ([own_there, theres @ ..], [own_other, others @ ..]) = (theres, others) else {
+            unreachable!("both are tried as they are");
+        };
+        Ok(FabricMap {
+            kind: "simulated",
+            platforms: [there.name, other.name],
+            own: cell(own_there, own_other),
+            cells: others
+                .iter()
+                .flat_map(|other| theres.iter().map(move |there| cell(there, other)))
+                .collect(),
+            note: UNPROVED_DIFFERENCE,
+        })
+    }
+}
+
+fn cell(there: &Side, other: &Side) -> MapCell {
+    let seconds = [there, other].map(|side| side.found.step.total_s);
+    let times = seconds[0] / seconds[1];
+    MapCell {
+        between_bytes_per_s: [there.between, other.between],
+        pool_bytes_per_s: other.pool,
+        seconds,
+        layouts: [there, other].map(|side| side.found.layout),
+        times,
+        range: there.margin.times(&other.margin, times),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::given::{GivenLayout, Tiers};
+
+    fn request(accelerators: u32) -> Request {
+        let asked = serde_json::json!({
+            "model": "llama3-8b", "platform": "nvl72-ndr", "accelerators": accelerators, "rack": null, "fill": null, "order": null,
+            "against": null, "sequence": null,
+        });
+        let request: Request = serde_json::from_value(asked).unwrap();
+        let layout = GivenLayout { batch: Some(512), tiers: Tiers::All, ..GivenLayout::default() };
+        Request { layout, ..request }
+    }
+
+    fn rates(gigabytes: &[f64]) -> Vec<Bandwidth> {
+        gigabytes.iter().map(|it| Bandwidth::new(it * 1e9)).collect()
+    }
+
+    #[test]
+    fn more_bandwidth_never_makes_the_fastest_step_slower() {
+        let request = request(128);
+        let (between, pool) = (rates(&[100.0, 25.0, 50.0, 25.0]), rates(&[50.0, 100.0, 400.0, 50.0]));
+        let question =
+            PaysQuestion { request: &request, against: "nvl72-cxl", between: &between, pool: &pool };
+        let map = question.map(2, &|_, _| ()).unwrap();
+        // A value that is given twice is tried once. At 25 and at 50 GB/s all pools beyond the first are held back by the link, at 100 those beyond the second.
+        let pools = [1, 1, 2];
+        assert_eq!(map.cells.len(), 3 * pools.iter().sum::<usize>());
+        for cell in &map.cells {
+            assert!((cell.times - cell.seconds[0] / cell.seconds[1]).abs() < 1e-12);
+            assert!(cell.range[0] < cell.times && cell.times < cell.range[1]);
+            let [_, other] = cell.between_bytes_per_s;
+            assert!(cell.pool_bytes_per_s.unwrap() <= other * (1.0 + 1e-9));
+            for slower in &map.cells {
+                let is_slower = |at: usize| slower.between_bytes_per_s[at] <= cell.between_bytes_per_s[at];
+                assert!(!is_slower(0) || slower.seconds[0] >= cell.seconds[0]);
+                let is_slow_pool = slower.pool_bytes_per_s <= cell.pool_bytes_per_s;
+                assert!(!(is_slower(1) && is_slow_pool) || slower.seconds[1] >= cell.seconds[1]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_platform_lacks_is_named() {
+        let request = request(64);
+        let (between, pool) = (rates(&[25.0]), rates(&[10.0]));
+        let asked = |against| {
+            let question = PaysQuestion { request: &request, against, between: &between, pool: &pool };
+            question.map(1, &|_, _| ()).unwrap_err().to_string()
+        };
+        assert!(asked("dgx-h100").contains("dgx-h100: has no memory nodes"), "{}", asked("dgx-h100"));
+        assert!(asked("nvl72").contains("nvl72: no fabric joins its racks"), "{}", asked("nvl72"));
+    }
+}
