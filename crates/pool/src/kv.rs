@@ -134,6 +134,8 @@ pub struct Cache<M: Memory> {
     /// Whether this host has said that it pins blocks.
     pins: Mutex<bool>,
     pages: Mutex<Pages>,
+    /// Whether this process stands in for its host, which is gone, while others want its room.
+    stands_in: bool,
 }
 
 /// This host's slabs, as this process has seen them; in the order of their numbers.
@@ -190,9 +192,11 @@ impl<M: Memory> Cache<M> {
         }
         let cache = Self::open_part(pool, name, identity, options, new)?;
         cache.note_identity()?;
-        // The host is there from here on.
         cache.change(|control| {
-            control.gone = false;
+            // The host is there from here on.
+            if std::mem::take(&mut control.gone) {
+                cache.publish_control(control);
+            }
             Ok(())
         })?;
         Ok(cache)
@@ -251,6 +255,7 @@ impl<M: Memory> Cache<M> {
             own_slabs: Mutex::default(),
             pins: Mutex::default(),
             pages: Mutex::default(),
+            stands_in: false,
         };
         if cache.part.bytes() != bytes {
             return Err(PoolError::Corrupt { offset: cache.part.at(), what: "log of a cache" });

@@ -4,7 +4,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polder_attach::settings::Settings;
 use polder_mem::AnyMemory;
@@ -18,8 +18,10 @@ use crate::pool::bytes;
 
 /// Between two looks. A host that comes back finds its id free then.
 const PERIOD: Duration = Duration::from_secs(2);
-/// The same while visits give nothing, as where blocks are pinned.
+/// The same while visits give nothing, as where blocks are pinned; longer where they take long.
 const LONGEST_PERIOD: Duration = Duration::from_secs(64);
+/// So many times the time of a look that gave nothing pass until the next: a visit reads all lines of a host's part.
+const REST: u32 = 32;
 
 /// The thread, while it goes on.
 pub(crate) struct Visits {
@@ -56,20 +58,25 @@ impl Visits {
 }
 
 fn run(memory: &AnyMemory, settings: &Settings, leaves: &Sender<(u16, u64)>, ended: &Receiver<()>) {
-    let mut period = PERIOD;
+    let (mut period, mut warned) = (PERIOD, String::new());
     while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        let begun = Instant::now();
         let visited = wanted_parts(memory).map_err(Failure::from).and_then(|parts| {
             let visits = parts.iter().map(|part| visit(settings, part, leaves));
             visits.collect::<Result<Vec<_>, _>>()
         });
-        let is_vain = match visited {
-            Ok(visits) => !visits.is_empty() && visits.iter().all(|given| given.bytes == 0),
-            Err(error) => {
-                eprintln!("warning: a host that is gone keeps its room: {error}");
-                true
-            }
+        let (is_vain, warning) = match visited {
+            Ok(visits) => (!visits.is_empty() && visits.iter().all(|given| given.bytes == 0), String::new()),
+            Err(error) => (true, error.to_string()),
         };
-        period = if is_vain { (2 * period).min(LONGEST_PERIOD) } else { PERIOD };
+        if !warning.is_empty() && warning != warned {
+            eprintln!("warning: a host that is gone keeps its room: {warning}");
+        }
+        warned = warning;
+        period = match is_vain {
+            true => (2 * period).min(LONGEST_PERIOD).max(REST * begun.elapsed()),
+            false => PERIOD,
+        };
     }
 }
 

@@ -64,7 +64,7 @@ impl ModelMemory {
                 return state;
             }
             Mode::Alone => {
-                state.now += 10;
+                state.count_alone();
                 return state;
             }
             Mode::Running => {}

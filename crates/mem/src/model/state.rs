@@ -153,6 +153,8 @@ pub(super) struct State {
     pub(super) next: Option<usize>,
     pub(super) now: u64,
     pub(super) operations: u64,
+    /// Those of set-ups and checks.
+    alone: u64,
     pub(super) budget: u64,
     leap: u64,
     /// The machine's changes when the scheduler last looked, and those outside the region.
@@ -203,7 +205,7 @@ impl State {
         (self.ready, self.waiting, self.looked) = (0, 0, 0);
         (self.stalled, self.sleeping, self.stopped) = (0, 0, 0);
         (self.current, self.next) = (0, None);
-        (self.now, self.operations, self.budget) = (0, 0, BUDGET);
+        (self.now, self.operations, self.alone, self.budget) = (0, 0, 0, BUDGET);
         (self.leap, self.seen, self.changes) = (LEAP_NS, 0, 0);
         self.local.clear();
         self.local.resize(hosts * shape.local_words as usize, 0);

@@ -283,6 +283,19 @@ fn a_minute_of_waiting_costs_few_operations() {
 }
 
 #[test]
+fn a_check_that_waits_for_ever_is_called_a_livelock() {
+    let mut world = World::new(0, shape());
+    world.budget(500);
+    world.check(0, |memory| {
+        while fresh(&memory, X) == 0 {
+            memory.pause();
+        }
+    });
+    let failure = world.run().unwrap_err();
+    assert!(failure.message.ends_with("no progress after 50000 operations alone: livelock"), "{failure}");
+}
+
+#[test]
 fn an_endless_wait_is_called_a_livelock() {
     let suite = |seed| {
         let mut world = World::new(seed, shape());

@@ -97,7 +97,8 @@ impl World {
         self.core.state.borrow_mut().calm();
     }
 
-    /// Sets how many operations may pass before the schedule is called a livelock; 200,000 by default.
+    /// Sets how many operations may pass before the schedule is called a livelock; 200,000 by default. Set-ups and
+    /// checks may make a hundred times as many.
     pub fn budget(&mut self, operations: u64) {
         self.core.state.borrow_mut().budget = operations;
     }

@@ -82,11 +82,13 @@ fn parts_of<M: Memory>(
         let Some(control) = control_from_outside(memory, root.at.lines(1 + u64::from(host)))? else {
             continue;
         };
-        claimed = claimed.saturating_add(control.map_or(held, |control| control.claimed));
+        // A host that died while it wrote its line, or made or gave up a slab, may claim more than it has: a visit puts that right.
+        let has = control.map_or(held.saturating_add(slab), |control| control.claimed);
+        claimed = claimed.saturating_add(has);
         match control {
             _ if fenced.is_gone(host, control.as_ref()) => {
                 let wants = control.is_none_or(|control| control.wants);
-                gone.push((host, wants, held));
+                gone.push((host, wants, has.max(held)));
             }
             Some(control) => are_short |= control.short && fenced.is_member(host),
             None => {}
@@ -94,7 +96,7 @@ fn parts_of<M: Memory>(
     }
     let has_room = claimed.saturating_add(slab) <= geometry.budget && free >= slab;
     let bytes = if are_short && !has_room { slab.max(geometry.budget / VISITS) } else { 0 };
-    let gone = gone.into_iter().filter(|(_, wants, held)| *wants || (bytes > 0 && *held > 0));
+    let gone = gone.into_iter().filter(|(_, wants, has)| *wants || (bytes > 0 && *has > 0));
     Ok(gone.map(|(host, ..)| GonePart { cache: name.to_owned(), host, bytes }).collect())
 }
 
@@ -117,7 +119,12 @@ impl<M: Memory> Cache<M> {
         Self::give_up_bytes(pool, &part.cache, part.bytes, true)
     }
 
-    fn give_up_bytes(pool: &Arc<Pool<M>>, name: &str, bytes: u64, gone: bool) -> Result<GivenUp, PoolError> {
+    fn give_up_bytes(
+        pool: &Arc<Pool<M>>,
+        name: &str,
+        bytes: u64,
+        stands_in: bool,
+    ) -> Result<GivenUp, PoolError> {
         expect_name(name)?;
         let root = pool.open(&format!("/kv/{name}"))?;
         let found = line::read(pool.memory(), root.at());
@@ -129,11 +136,9 @@ impl<M: Memory> Cache<M> {
             None => return Ok(GivenUp::default()),
         }
         let nobody = Identity { hash: [0; 32], text: String::new(), block: 1 };
-        let cache = Self::open_part(Arc::clone(pool), name, nobody, Options::default(), geometry)?;
-        let given = cache.change(|control| {
-            control.gone |= gone;
-            cache.give_up_slabs(control, bytes)
-        })?;
+        let mut cache = Self::open_part(Arc::clone(pool), name, nobody, Options::default(), geometry)?;
+        cache.stands_in = stands_in;
+        let given = cache.change(|control| cache.give_up_slabs(control, bytes))?;
         drop(cache);
         pool.maintain()?;
         Ok(given)

@@ -10,10 +10,11 @@ use std::time::Duration;
 use polder_mem::{Heap, HeapShape, LINE, Memory, ProcessSlot};
 
 use super::wire::{Control, Entry, LogLine, Record, Root, SEQUENCES, SlabHead, Slot, State};
-use super::{Cache, Identity, Key, Options};
+use super::{Cache, GonePart, Identity, Key, Options};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::local::LocalLayout;
 use crate::script::Script;
+use crate::view::{CHANGES, View};
 use crate::{Member, Pool, line};
 
 const GEOMETRY: Geometry =
@@ -58,6 +59,7 @@ pub fn drive(bytes: &[u8]) {
             }
         }
         let _ = super::inspect(&memory);
+        let _ = super::wanted_parts(&memory);
         let _ = super::check(&memory);
         assert!(is_untouched(), "an object of no cache was written");
     }
@@ -69,6 +71,10 @@ fn heap() -> Heap {
     let local_words = LocalLayout::new(&layout).words();
     let memory = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
     format(&memory, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it is empty");
+    // Whoever was here before them was evicted: so what a control line says of its host's end counts.
+    line::announce(&memory, layout.view_line(1, 0), &View::starting(1));
+    let view = View { epoch: CHANGES + 1, keeper: 1, evicted: 3, ..View::INITIAL };
+    line::announce(&memory, layout.view_line(1, View::line_of(view.epoch)), &view.encode());
     memory
 }
 
@@ -98,6 +104,11 @@ fn act(script: &mut Script<'_>, cache: &Cache<Heap>) {
         }
         2 => _ = cache.stat(),
         3 => drop(cache.pin(&keys)),
+        4 if script.byte().is_multiple_of(2) => {
+            let (host, bytes) = (cache.pool().member().host, script.byte().into());
+            let part = GonePart { cache: NAME.to_owned(), host, bytes };
+            _ = Cache::give_to_living(cache.pool(), &part);
+        }
         4 => _ = Cache::give_up_part(cache.pool(), NAME),
         _ => {
             let blocks: Vec<_> = keys.iter().map(|key| [key[0]; BLOCK as usize]).collect();

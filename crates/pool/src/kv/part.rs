@@ -98,6 +98,8 @@ impl<M: Memory> Cache<M> {
         for class in 0..CLASSES {
             line::store(self.pool.memory(), self.part.at().lines(class), &[0; line::WORDS]);
         }
+        // HARMLESS(write_back -> drop): where a host goes on, which no protocol goes by. Zeros of one that stands in would come late.
+        self.pool.memory().write_back(self.part.at(), CLASSES * LINE);
         // Lines of the dead may be there behind one that is not: whoever took them up finds none of these numbers again.
         let position = position.max(known.position).saturating_add(self.geometry.log_lines);
         let control = Control {
@@ -108,6 +110,8 @@ impl<M: Memory> Cache<M> {
             changes: known.changes.wrapping_add(position as u32),
             claimed,
             position,
+            // With the incarnation, by which nobody could tell any more that the host is gone.
+            gone: known.gone | self.stands_in,
             ..known
         };
         self.publish_control(&control);

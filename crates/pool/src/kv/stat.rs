@@ -187,18 +187,19 @@ impl<M: Memory> Cache<M> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fenced {
     members: u64,
-    /// Of each host that was evicted: up to which incarnation it is off for certain, 0 where that is not known.
+    /// Of each host that was evicted: up to which incarnation it writes no more for certain, 0 where that is not known.
     through: Vec<Option<u64>>,
 }
 
 impl Fenced {
     pub(super) fn read<M: Memory>(memory: &M, layout: &Layout) -> Result<Self, PoolError> {
-        let of_host = |view: &View, host| match (view.is_fenced(host), view.had_evicted(host)) {
-            (true, _) => {
+        // A host that is a member again has taken its id, which one that may still write keeps: a keeper may have died in its visit.
+        let of_host = |view: &View, host| match view.had_evicted(host) {
+            true if view.is_fenced(host) || view.has(host) => {
                 let grant = Grant::read(memory, layout, view.keeper, host, SETTLE)?;
                 Ok(Some(grant.evicted_through))
             }
-            (false, was_evicted) => Ok(was_evicted.then_some(0)),
+            was_evicted => Ok(was_evicted.then_some(0)),
         };
         let all = |view: &View| (0..layout.geometry().hosts).map(|host| of_host(view, host)).collect();
         let (view, through) = Views::new(SETTLE).read(memory, layout, all)?;

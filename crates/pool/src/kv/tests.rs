@@ -5,8 +5,9 @@ use polder_mem::{Heap, HeapShape, ProcessSlot};
 use super::*;
 use crate::Member;
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::keeper::{MembershipChange, change_membership};
+use crate::keeper::{Keeper, KeeperTask, MembershipChange, change_membership};
 use crate::local::LocalLayout;
+use crate::view::IdSource;
 
 const BYTES: u64 = 4 << 20;
 const BLOCK: u32 = 4096;
@@ -455,6 +456,23 @@ fn a_host_that_is_fenced_has_its_room_given_to_others_while_they_want_some() {
     let back = stands_in();
     drop(cache(&back));
     assert!(!inspect(&heap).unwrap()[0].hosts[1].gone);
+}
+
+#[test]
+fn a_host_is_still_gone_once_its_id_was_given_to_a_keeper_that_died_before_its_visit() {
+    let heap = heap();
+    let task = KeeperTask { incarnation: 1, id_source: Some(IdSource::Keeper), evict_after: None };
+    let mut keeper = Keeper::start(heap.clone(), task).unwrap();
+    (0..2).for_each(|host| keeper.admit(host, 5, 7).unwrap());
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let [ours, theirs] = [cache(&pools[0]), cache(&pools[1])];
+    put(&theirs, &[2]);
+    put(&ours, &(100..109).collect::<Vec<u8>>());
+    keeper.evict(1).and_then(|()| keeper.fence(1)).unwrap();
+    drop(theirs);
+    let parts = wanted_parts(&heap).unwrap();
+    keeper.admit(1, 6, 8).unwrap();
+    assert_eq!((parts.len(), wanted_parts(&heap)), (1, Ok(parts)));
 }
 
 #[test]

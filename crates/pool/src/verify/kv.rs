@@ -42,15 +42,19 @@ pub(super) fn suites() -> Vec<Suite> {
     ];
     let pins_about =
         "a block that is pinned stays where it is while its owner evicts, gives up its slab, dies or stops";
+    let gone_about =
+        "the room of a host that is gone goes to one that wants some, whenever the keeper that gives it dies";
     let pins = |seed| Deviation::SilenceIsEnough.during(|| kv_pins(seed, true));
     vec![
         Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS),
         Suite::new("kv-pins", pins_about, pins).mutates(&["kv/pin.rs"]),
+        Suite::new("kv-gone", gone_about, |seed| Deviation::SilenceIsEnough.during(|| kv_gone(seed)))
+            .mutates(&["kv/gone.rs"]),
     ]
 }
 
 /// Changes that a cache bears in the model, each argued at its site.
-const HARMLESS: &[Harmless; 16] = &[
+const HARMLESS: &[Harmless; 17] = &[
     harmless("kv/get.rs", "loads are done in order", Change::Drop),
     harmless("kv/get.rs", "loads are done in order", Change::Weaken),
     harmless("kv/part.rs", "control line of its own", Change::Drop),
@@ -61,6 +65,7 @@ const HARMLESS: &[Harmless; 16] = &[
     harmless("kv/part.rs", "slabs of its own", Change::Weaken),
     harmless("kv/part.rs", "all of its own", Change::Drop),
     harmless("kv/part.rs", "all of its own", Change::Weaken),
+    harmless("kv/part.rs", "where a host goes on", Change::Drop),
     harmless("kv/uses.rs", "a hit that its owner does not see", Change::Drop),
     harmless("kv/uses.rs", "totals that no protocol", Change::Drop),
     harmless("kv/uses.rs", "with older counts", Change::Drop),
@@ -196,6 +201,15 @@ fn kv_pins(seed: u64, boots: bool) -> Outcome {
     }
 }
 
+/// A host that is fenced, and a keeper that gives away its room.
+fn kv_gone(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 29);
+    let dies = [None, Some(Crash::Host), Some(Crash::Process), Some(Crash::Process)][dice.roll(4) as usize];
+    // Whoever stands in for a host knows that it is off, and watches for no heartbeats.
+    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    adoption::given(world(seed, kernels, dice.roll(8) == 0), dies, &mut dice)
+}
+
 /// Who may die, and under which kernels hosts run.
 fn fate(dice: &mut Dice, boots: bool) -> (Option<Crash>, Kernels) {
     let crashes = [None, Some(Crash::Pause), Some(Crash::Host), Some(Crash::Process)];
@@ -226,8 +240,7 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         4 => return last_room(world, kernels, &mut dice),
         5 | 6 | 18 => return publication(world, kernels, &mut dice),
         7 | 8 | 19 => return slab(world, kernels, &mut dice),
-        17 if dice.roll(2) == 0 => return adoption::adoption(world, kernels, crash, &mut dice),
-        17 => return adoption::given(world, crash, &mut dice),
+        17 => return adoption::adoption(world, kernels, crash, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;

@@ -4,6 +4,8 @@ use super::{Mode, State, bits};
 
 /// Nanoseconds that an operation takes.
 const OPERATION_NS: u64 = 10;
+/// Set-ups and checks of a world may make so many times the operations of its schedule.
+const ALONE_BUDGETS: u64 = 100;
 /// The first jump of the clock when nobody can go on.
 pub(super) const LEAP_NS: u64 = 200;
 /// The longest.
@@ -28,6 +30,21 @@ impl State {
             return self.crash();
         }
         true
+    }
+
+    /// Counts an operation of a set-up or a check, in which nobody else goes on.
+    ///
+    /// # Panics
+    /// When there are too many: it waits for something that nobody does.
+    #[inline]
+    pub(in crate::model) fn count_alone(&mut self) {
+        self.alone += 1;
+        self.now += OPERATION_NS;
+        if self.alone > self.budget * ALONE_BUDGETS {
+            // Its destructors wait for nobody.
+            self.mode = Mode::Over;
+            panic!("no progress after {} operations alone: livelock", self.alone - 1);
+        }
     }
 
     /// Whether another thread should go on before an operation that others can notice.

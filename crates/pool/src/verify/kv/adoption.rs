@@ -97,23 +97,35 @@ fn stand_in(memory: ModelMemory, witness: &Witness, boot: u64) {
     assert_eq!(given.kept, 0, "nobody writes there, and nobody pins");
 }
 
+/// Memory operations of a visit, and of a look and a visit.
+const VISIT: u64 = 5000;
+const LOOK: u64 = 8000;
+
 /// Host 1 is off while it puts, and is fenced. A keeper gives its room to host 0 while that wants some, and may die anywhere; the next one
-/// goes on.
-pub(super) fn given(mut world: World, crash: Option<Crash>, dice: &mut Dice) -> Outcome {
+/// goes on. So it does on the machine of one that was killed, where nothing need be fenced again.
+pub(super) fn given(mut world: World, dies: Option<Crash>, dice: &mut Dice) -> Outcome {
     let slabs = 2 + dice.roll(2);
     let witness = Rc::new(Witness {
         put: RefCell::default(),
         evicts: true,
         slabs,
         log_lines: [2, 8][dice.roll(2) as usize],
-        crash,
+        crash: dies,
         kernels: Kernels::Shared,
         boots: Default::default(),
     });
     world.setup(|memory| write_superblock(&memory));
     let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
     world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
-    let stays = world.setup_as(0, 1, |memory| attach(memory, 0, 200, &witness));
+    // It stays until the judge comes: nobody wants room for a host that has left.
+    let stays = Rc::new(world.setup_as(0, 1, |memory| attach(memory, 0, 200, &witness)));
+    if dice.roll(4) > 0 {
+        // It has the rest of the budget, and wants more.
+        let names = [[2, 3], [4, 5], [6, 7]];
+        world.setup_as(0, 1, |_| {
+            names[..slabs as usize].iter().for_each(|names| _ = witness.put(&stays, names))
+        });
+    }
     let (known, calls) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)]);
     let writer = world.spawn(GONE, 0, move |_| {
         calls.iter().for_each(|names| _ = known.put(&goes, names));
@@ -124,38 +136,43 @@ pub(super) fn given(mut world: World, crash: Option<Crash>, dice: &mut Dice) -> 
     });
     world.crash_within(writer, Crash::Host, 300);
     let fenced = world.spawn_after(writer, STANDS_IN, 0, |memory| fence(&memory));
+    let in_visit = dies.filter(|_| dice.roll(4) > 0).map(|dies| (dies, dice.roll(VISIT)));
     let (known, looks) = (Rc::clone(&witness), 1 + dice.roll(2));
-    let first = world.spawn_after(fenced, STANDS_IN, 1, move |memory| give(&memory, &known, 1, looks));
-    if let Some(dies @ (Crash::Host | Crash::Process)) = crash {
-        world.crash_within(first, dies, 3000);
-        // The machine of the one that died is the same boot of the host that it stood in for, and need not be fenced.
+    let first =
+        world.spawn_after(fenced, STANDS_IN, 1, move |memory| give(&memory, &known, 1, looks, in_visit));
+    if let Some(dies) = dies {
+        if in_visit.is_none() {
+            world.crash_within(first, dies, LOOK);
+        }
         let is_new = dies == Crash::Host;
         let (known, fences) = (Rc::clone(&witness), is_new || dice.roll(2) == 0);
-        // In the same slot, as above; so does the judge.
+        // In the same slot, as above; so does the judge, which would wait for the lock of one that died in another.
         world.spawn_after_crash(first, STANDS_IN, 1, move |memory| {
             if fences {
                 fence(&memory);
             }
-            give(&memory, &known, 1 + u64::from(is_new), looks);
+            expect_gone(&memory);
+            give(&memory, &known, 1 + u64::from(is_new), looks, None);
         });
     }
-    let (known, calls) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)]);
+    let (known, calls, living) = (Rc::clone(&witness), [names(dice, 6), names(dice, 6)], Rc::clone(&stays));
     world.spawn(0, 1, move |_| {
         for names in calls {
-            known.get(&stays, &[0, 1, 2, 3]);
-            known.put(&stays, &names);
+            known.get(&living, &[0, 1, 2, 3]);
+            known.put(&living, &names);
         }
-        known.get(&stays, &[0, 1, 2, 3]);
+        known.get(&living, &[0, 1, 2, 3]);
     });
     let [ours, theirs] = [(0, SPARE), (STANDS_IN, 1)].map(|(host, slot)| world.memory(host, slot));
     world.check(0, move |_| {
+        drop(stays);
         let cache = attach(ours, 0, JUDGE, &witness);
         witness.get(&cache, &[0, 1, 2, 3, 4, 5]);
         let wanted: Vec<u8> = (8..8 + (slabs * SLOTS) as u8).collect();
         for _ in 0..slabs {
             witness.put(&cache, &wanted);
             fence(&theirs);
-            give(&theirs, &witness, 9, 1);
+            give(&theirs, &witness, 9, 1, None);
             let stat = cache.stat().expect("the model has no faults");
             assert!(stat.claimed <= stat.budget, "{stat:?}");
         }
@@ -183,11 +200,22 @@ fn fence(memory: &ModelMemory) {
     keeper.end();
 }
 
-/// Gives the room of the host that is gone, `looks` times, as a keeper's machine that is `boot` of it.
-fn give(memory: &ModelMemory, witness: &Witness, boot: u64, looks: u64) {
+/// The part of the host that is gone is known to be, whenever its keeper died.
+fn expect_gone(memory: &ModelMemory) {
+    // What changes meanwhile may look damaged.
+    let caches = inspect(memory).unwrap_or_default();
+    let part = caches.iter().flat_map(|cache| &cache.hosts).find(|part| part.host == GONE);
+    assert!(part.is_none_or(|part| part.gone), "the keeper's death is taken for a return: {part:?}");
+}
+
+/// Gives the room of the host that is gone, `looks` times, as a keeper's machine that is `boot` of it; it may die in its first visit.
+fn give(memory: &ModelMemory, witness: &Witness, boot: u64, looks: u64, mut dies: Option<(Crash, u64)>) {
     witness.boots[usize::from(GONE)].set(boot);
     for _ in 0..looks {
         for part in wanted_parts(memory).expect("the model has no faults") {
+            if let Some((crash, operations)) = dies.take() {
+                memory.crash_after(crash, operations);
+            }
             let pool = pool_as(memory.clone(), GONE, 300, witness);
             let given = Cache::give_to_living(&pool, &part).expect("nobody keeps a lock");
             assert_eq!((part.host, given.kept), (GONE, 0), "nobody writes there, and nobody pins");
