@@ -45,6 +45,8 @@ pub(crate) enum Deviation {
     NewestByList,
     /// A reader takes two versions of one number for one, whichever attempts they are of.
     AnyAttempt,
+    /// A piece of a message is taken out of send buffers without a look whether they are still its sender's.
+    TakesUnchecked,
     /// A reader of a cache does not look at the slot's line again.
     LooksOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.

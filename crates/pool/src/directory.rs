@@ -37,6 +37,8 @@ pub(crate) mod opens;
 mod reclaim;
 mod recover;
 
+use std::ops::Range;
+
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
 use crate::chunks::Chunks;
@@ -550,6 +552,27 @@ impl<'a, M: Memory> Directory<'a, M> {
             Some(Entry::Object(State::Live, record)) => record.generation == generation,
             Some(_) => false,
             None => true,
+        })
+    }
+
+    /// Where the object of this generation lies whose entry is in this slot of `owner`, as one look at it says. Its owner frees it only
+    /// after it is not: what a process read there before the look was the object's. That another host has destroyed it is not seen before
+    /// its owner knows.
+    // SYNC: pairs with the `line::announce` of `Directory::condemn`.
+    pub(crate) fn find_place(
+        &self,
+        owner: u16,
+        slot: u32,
+        generation: u64,
+    ) -> Result<Option<Range<u64>>, PoolError> {
+        Ok(match self.read_entry(owner, slot)? {
+            Some(Entry::Object(State::Live, record))
+                if record.generation == generation && self.extent_of(&record).is_some() =>
+            {
+                let start = record.data().0;
+                Some(start..start + record.bytes)
+            }
+            _ => None,
         })
     }
 

@@ -179,3 +179,36 @@ fn a_port_that_an_endpoint_has_left_is_the_next_ones() {
     assert_eq!((next.address().host, next.address().port), (address.host, address.port));
     assert_ne!(next.address().generation, address.generation);
 }
+
+/// What the first message of a pair takes of its sender and of its receiver, which is not called before all is out.
+fn first_contact(hosts: u16, bytes: usize) -> [HeapCounts; 2] {
+    let rack = Rack::new(hosts, 2, u64::from(hosts) * (12 << 20));
+    let mut ends = rack.ends(hosts.into());
+    let (to, sender) = (ends[0].address(), usize::from(hosts) - 1);
+    let before = [sender, 0].map(|end| rack.counts(end));
+    let peer = ends[sender].connect(to);
+    ends[sender].send(peer, label(1), vec![7; bytes], 0).unwrap();
+    let sent = ends[sender].completion();
+    assert!(matches!(sent, Some(Completion::Sent { .. })), "its sender waits for the receiver: {sent:?}");
+    ends[0].receive(of_all(1), vec![0; bytes], 0);
+    ends[0].search_next();
+    let came = ends[0].step().unwrap();
+    let Some(Completion::Received { buffer, .. }) = came else {
+        panic!("it takes more than one look: {came:?}")
+    };
+    assert_eq!(buffer, vec![7; bytes]);
+    let after = [sender, 0].map(|end| rack.counts(end));
+    [0, 1].map(|end| after[end].since(before[end]))
+}
+
+#[test]
+fn a_first_message_in_send_buffers_arrives_at_one_look_and_is_looked_up_in_no_directory() {
+    for hosts in [2, 4, 16, 64] {
+        let [[_, short], [_, long]] = [8, 2048].map(|bytes| first_contact(hosts, bytes));
+        let more = long.flushes - short.flushes;
+        println!("{hosts} hosts: {} lines for 8 bytes, {more} more for 2 KiB", short.flushes);
+        // Its own lines, what says that this host is a member, and three slots. A look-up would read the lines of each level of each host.
+        let member = u64::from(hosts) + 32;
+        assert!(more <= 2048 / 64 + member + 12, "{hosts} hosts: {more} lines more");
+    }
+}

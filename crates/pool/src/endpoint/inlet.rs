@@ -1,15 +1,15 @@
 //! The rings on which messages come, and how an endpoint learns of them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use polder_mem::{Bell, LINE, Memory, Offset};
 
 use super::place::{
-    HeldEndpoint, Map, block_of, find_ring, generation_bits, hold_block, hold_buffers, hold_endpoint,
-    realm_of, ring_name, small_generation, split_word,
+    HeldEndpoint, Map, block_of, find_ring, generation_bits, hold_block, hold_endpoint, realm_of, ring_name,
+    small_generation, split_word,
 };
 use super::stock::can_open_more;
-use super::wire::Shared;
 use super::{Address, EndpointOptions};
 use crate::object::Object;
 use crate::ring::{Consumer, Envelope, RingLink, RingPlace};
@@ -35,8 +35,8 @@ struct Hearing {
     endpoint: HeldEndpoint,
     /// With the sender's block, unless that lies in its endpoint.
     blocks: Option<SharedObject>,
-    /// The sender's send buffers, once it has offered to use them.
-    buffers: Option<SharedObject>,
+    /// The slot and generation of the sender's send buffers, once it has told them.
+    buffers: Option<(u32, u64)>,
     /// The ring that the pair has for itself.
     ring: Option<Object>,
 }
@@ -210,27 +210,20 @@ impl<M: Memory> Inlets<M> {
         own.filter(|_| *speaks_on_own).map_or(*place, Object::at)
     }
 
-    /// Opens what a sender has, for this endpoint to read there; whether it can. The inner error says what no correct endpoint writes.
-    pub(super) fn open_shared(
+    /// Opens the ring that a sender has for this pair; whether it can. The inner error says what no correct endpoint writes.
+    pub(super) fn open_ring(
         &mut self,
         pool: &Pool<M>,
         inlet: usize,
-        shared: Shared,
     ) -> Result<Result<bool, &'static str>, PoolError> {
         let ring = &self.rings[inlet];
-        let can_open = can_open_more(pool);
-        let opened = match (shared, &ring.hearing, &ring.other) {
-            (Shared::Ring, Some(Hearing { ring: None, .. }), None) if can_open => {
-                self.open_own_ring(pool, inlet)
-            }
-            (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) if can_open => {
-                self.open_buffers(pool, inlet)
-            }
-            (Shared::Ring, Some(Hearing { ring: None, .. }), None)
-            | (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) => return Ok(Ok(false)),
-            _ => return Ok(Err("message of what is to be opened")),
+        let (Some(Hearing { ring: None, .. }), None) = (&ring.hearing, &ring.other) else {
+            return Ok(Err("message of a ring that is to be opened"));
         };
-        match opened {
+        if !can_open_more(pool) {
+            return Ok(Ok(false));
+        }
+        match self.open_own_ring(pool, inlet) {
             Ok(()) => Ok(Ok(true)),
             // Too much is open, or its sender has left: its small ring goes on.
             Err(
@@ -238,29 +231,41 @@ impl<M: Memory> Inlets<M> {
                 | PoolError::Timeout { .. }
                 | PoolError::NotFound { .. }),
             ) => {
-                tracing::debug!(%error, sender = ?self.rings[inlet].sender, ?shared, "not opened");
+                tracing::debug!(%error, sender = ?self.rings[inlet].sender, "no ring of its own");
                 Ok(Ok(false))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn open_buffers(&mut self, pool: &Pool<M>, inlet: usize) -> Result<(), PoolError> {
-        let Inlet { sender, hearing, .. } = &mut self.rings[inlet];
-        let held = hold_buffers(pool, *sender)?;
-        if let Some(unused) = hearing.as_mut().and_then(|hearing| hearing.buffers.replace(held)) {
-            pool.let_go(unused);
+    /// Learns where the send buffers of a sender are; the error says what no correct endpoint writes.
+    pub(super) fn learn_buffers(
+        &mut self,
+        pool: &Pool<M>,
+        inlet: usize,
+        [slot, generation]: [u64; 2],
+    ) -> Result<(), &'static str> {
+        let slot = u32::try_from(slot).ok().filter(|&slot| slot < pool.layout().slots());
+        match (&mut self.rings[inlet].hearing, slot) {
+            (Some(Hearing { buffers: buffers @ None, .. }), Some(slot)) => {
+                *buffers = Some((slot, generation));
+                Ok(())
+            }
+            _ => Err("message of send buffers"),
         }
-        Ok(())
     }
 
-    /// Whether a piece of a message may lie there: in the send buffers of the sender.
-    pub(super) fn is_inside(&self, inlet: usize, at: Offset, bytes: u64) -> bool {
-        let hearing = self.rings[inlet].hearing.as_ref();
-        hearing.and_then(|hearing| hearing.buffers.as_ref()).is_some_and(|buffers| {
-            let (start, end) = (buffers.at(), buffers.at() + buffers.bytes());
-            at >= start && at.0.checked_add(bytes).is_some_and(|last| last <= end.0)
-        })
+    /// Where the sender's send buffers lie; nothing where they are no longer its own. They are not held open: what was copied out before
+    /// counts if they are there yet.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when it has told of none; [`PoolError::Memory`].
+    pub(super) fn find_buffers(&self, pool: &Pool<M>, inlet: usize) -> Result<Option<Range<u64>>, PoolError> {
+        let Inlet { sender, hearing, .. } = &self.rings[inlet];
+        let told = hearing.as_ref().and_then(|hearing| hearing.buffers);
+        let (slot, generation) =
+            told.ok_or(PoolError::Corrupt { offset: self.place(inlet), what: "message piece" })?;
+        pool.find_place(sender.host, slot, generation)
     }
 
     /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
@@ -329,9 +334,9 @@ impl<M: Memory> Inlets<M> {
 
     /// Lets go of a ring.
     pub(super) fn close(&mut self, pool: &Pool<M>, inlet: usize) {
-        if let Some(Hearing { endpoint, blocks, buffers, ring }) = self.rings[inlet].hearing.take() {
+        if let Some(Hearing { endpoint, blocks, ring, .. }) = self.rings[inlet].hearing.take() {
             ring.into_iter().for_each(|ring| pool.close(ring));
-            blocks.into_iter().chain(buffers).for_each(|object| pool.let_go(object));
+            blocks.into_iter().for_each(|object| pool.let_go(object));
             pool.let_go(endpoint.object);
         }
     }
@@ -353,7 +358,7 @@ impl<M: Memory> Inlets<M> {
         for line in &self.lines {
             self.memory.invalidate(line.at, LINE);
         }
-        // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
+        // What a sender said before it left counts: whoever has seen that it is gone looks here for the last time.
         self.memory.fence_invalidations();
         for line in &mut self.lines {
             let seen = std::mem::replace(&mut line.seen, self.memory.load_line(line.at)?);
