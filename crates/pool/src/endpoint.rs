@@ -484,6 +484,12 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         self.inlets.search_next();
     }
 
+    /// Lets the next look read the news of all hosts, which says of a peer that is new: for those that look seldom, because others
+    /// want the processor.
+    pub fn read_news_next(&mut self) {
+        self.inlets.read_news_next();
+    }
+
     /// Whether nothing waits for room in a ring. It needs no [`Endpoint::progress`] then, unless a peer awaits something of it.
     #[must_use]
     pub fn is_quiet(&self) -> bool {

@@ -212,3 +212,34 @@ fn a_first_message_in_send_buffers_arrives_at_one_look_and_is_looked_up_in_no_di
         assert!(more <= 2048 / 64 + member + 12, "{hosts} hosts: {more} lines more");
     }
 }
+
+/// Looks that an endpoint which has waited long takes until it has the first message of a peer; with `reads`, each reads the news.
+fn looks_until_heard(hosts: u16, reads: bool) -> u32 {
+    let rack = Rack::new(hosts, 2, u64::from(hosts) * (12 << 20));
+    let mut ends = rack.ends(hosts.into());
+    for _ in 0..50_000 {
+        assert!(ends[0].step().unwrap().is_none());
+    }
+    let (to, sender) = (ends[0].address(), usize::from(hosts) - 1);
+    let peer = ends[sender].connect(to);
+    ends[sender].send(peer, label(1), vec![7; 8], 0).unwrap();
+    ends[0].receive(of_all(1), vec![0; 8], 0);
+    for looks in 1..1 << 20 {
+        if reads {
+            ends[0].read_news_next();
+        }
+        if let Some(Completion::Received { .. }) = ends[0].step().unwrap() {
+            return looks;
+        }
+    }
+    panic!("nothing comes");
+}
+
+#[test]
+fn whoever_has_waited_long_hears_a_new_peer_by_the_news_of_its_host() {
+    for hosts in [2, 16] {
+        let [seldom, always] = [false, true].map(|reads| looks_until_heard(hosts, reads));
+        println!("{hosts} hosts: heard after {seldom} looks, and {always} that read the news");
+        assert!(always == 1 && seldom <= 64, "{hosts} hosts: {seldom}, {always}");
+    }
+}

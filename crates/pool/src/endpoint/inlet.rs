@@ -21,6 +21,8 @@ use crate::{Peer, Pool, PoolError};
 /// Looks in vain after which an endpoint looks for senders that are new: so many at first, and twice as many after each search
 /// that found nobody, which reads a line of every host.
 const LOOKS_A_SEARCH: u32 = 64;
+/// Looks in vain after which an endpoint reads the news of all hosts, a line or two of each, and not of those alone that it hears.
+const LOOKS_A_READ: u32 = 64;
 /// With more senders an endpoint reads first which of them have news, and else looks at each.
 const LOOKED_AT: usize = 2;
 
@@ -79,6 +81,8 @@ impl<M: Memory> Inlet<M> {
 /// A line of the news, with the bytes of the senders of one host.
 struct NewsLine {
     at: Offset,
+    /// Whether a sender that is or was heard has a byte of it.
+    is_heard: bool,
     /// What its words said when they were last read.
     seen: [u64; WORDS],
     /// The ring of the sender that has the byte now.
@@ -93,7 +97,7 @@ pub(super) struct Inlets<M> {
     rings: Vec<Inlet<M>>,
     /// The ring of each sender that was ever heard.
     heard: BTreeMap<Address, usize>,
-    /// The lines of the news that have the byte of a sender that is heard, by where they lie.
+    /// The lines of the news of all hosts that were met, by where they lie.
     news: BTreeMap<Offset, usize>,
     lines: Vec<NewsLine>,
     /// The generation of the sender that was heard last at each place, as far as its word says that.
@@ -102,6 +106,8 @@ pub(super) struct Inlets<M> {
     listed: VecDeque<usize>,
     left: usize,
     idle: u32,
+    /// Whether the next look reads the news of all hosts.
+    reads_news: bool,
     looks_a_search: u32,
     looks_at_most: u32,
     rings_bells: bool,
@@ -121,6 +127,7 @@ impl<M: Memory> Inlets<M> {
             listed: VecDeque::new(),
             left: 0,
             idle: LOOKS_A_SEARCH,
+            reads_news: false,
             looks_a_search: LOOKS_A_SEARCH,
             looks_at_most: options.calls_a_search,
             rings_bells: options.rings_bells,
@@ -132,9 +139,18 @@ impl<M: Memory> Inlets<M> {
         self.idle = self.looks_a_search;
     }
 
+    /// Lets the next look read the news of all hosts, which says of a sender that is new.
+    pub(super) fn read_news_next(&mut self) {
+        self.reads_news = true;
+    }
+
     /// Begins a round over the rings, and finds new ones now and then.
     pub(super) fn look(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         self.idle += 1;
+        let reads_all = std::mem::take(&mut self.reads_news) || self.idle.is_multiple_of(LOOKS_A_READ);
+        if reads_all || !self.looks_at_all() {
+            self.read_news(reads_all)?;
+        }
         if self.idle >= self.looks_a_search {
             self.idle = 0;
             let known = self.rings.len();
@@ -142,11 +158,12 @@ impl<M: Memory> Inlets<M> {
             let has_new = self.rings.len() > known;
             let looks = if has_new { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
             self.looks_a_search = looks.min(self.looks_at_most);
+            if has_new && !self.looks_at_all() {
+                self.read_news(false)?;
+            }
         }
         if self.looks_at_all() {
             (0..self.rings.len()).for_each(|inlet| self.list(inlet));
-        } else {
-            self.read_news()?;
         }
         self.left = self.listed.len();
         Ok(())
@@ -160,7 +177,9 @@ impl<M: Memory> Inlets<M> {
     /// Whether a round would find nothing; if so, it counts as one. With many senders it says nothing.
     #[inline(always)]
     pub(super) fn is_still(&mut self) -> Result<bool, PoolError> {
-        if self.idle + 1 >= self.looks_a_search || !self.looks_at_all() {
+        let looks = self.idle + 1;
+        let reads_news = self.reads_news || looks.is_multiple_of(LOOKS_A_READ);
+        if reads_news || looks >= self.looks_a_search || !self.looks_at_all() {
             return Ok(false);
         }
         for ring in self.rings.iter_mut().filter(|ring| ring.hearing.is_some()) {
@@ -352,15 +371,16 @@ impl<M: Memory> Inlets<M> {
         (0..self.rings.len()).for_each(|inlet| self.close(pool, inlet));
     }
 
-    /// Reads afresh how much each sender says that it has published, with one fence for all.
+    /// Reads afresh how much each sender says that it has published, with one fence for all: those of the hosts that are heard, or of
+    /// all hosts.
     // SYNC: sees what `Out::publish` of the producers stored in their bytes.
-    fn read_news(&mut self) -> Result<(), PoolError> {
-        for line in &self.lines {
+    fn read_news(&mut self, of_all: bool) -> Result<(), PoolError> {
+        for line in self.lines.iter().filter(|line| of_all || line.is_heard) {
             self.memory.invalidate(line.at, LINE);
         }
         // What a sender said before it left counts: whoever has seen that it is gone looks here for the last time.
         self.memory.fence_invalidations();
-        for line in &mut self.lines {
+        for line in self.lines.iter_mut().filter(|line| of_all || line.is_heard) {
             let seen = std::mem::replace(&mut line.seen, self.memory.load_line(line.at)?);
             for (index, (before, now)) in seen.into_iter().zip(line.seen).enumerate() {
                 if before == now {
@@ -393,6 +413,11 @@ impl<M: Memory> Inlets<M> {
         let geometry = *pool.layout().geometry();
         let present = pool.hosts_present()?;
         let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
+        for host in hosts.clone() {
+            for port in (0..geometry.processes).step_by(SENDERS as usize) {
+                self.line_of(self.own.news_byte(host, port));
+            }
+        }
         let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
         let words: Vec<_> =
             ports.map(|(host, port)| ((host, port), self.own.sender_word(host, port))).collect();
@@ -487,15 +512,27 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
-    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
-        let at = byte.line();
+    /// The number of this line of the news.
+    fn line_of(&mut self, at: Offset) -> usize {
         let next = self.lines.len();
         let line = *self.news.entry(at).or_insert(next);
         if line == next {
-            self.lines.push(NewsLine { at, seen: [0; WORDS], rings: [None; SENDERS as usize] });
+            self.lines.push(NewsLine {
+                at,
+                is_heard: false,
+                seen: [0; WORDS],
+                rings: [None; SENDERS as usize],
+            });
         }
+        line
+    }
+
+    /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
+    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
+        let at = byte.line();
+        let line = self.line_of(at);
         let index = (byte.0 - at.0) as usize;
+        self.lines[line].is_heard = true;
         self.lines[line].seen[index / 8] = 0;
         self.lines[line].rings[index].replace(ring)
     }

@@ -471,6 +471,9 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
             _ => match witness.sleeps.filter(|_| sends.is_empty() && receives.is_empty() && open > 0) {
                 Some(sleep) => over = sleep_until_over(&mut end, sleep),
                 None => {
+                    if dice.roll(4) == 0 {
+                        end.read_news_next();
+                    }
                     end.progress().expect("nobody is evicted");
                     pool.memory().pause();
                 }
