@@ -704,7 +704,6 @@ def coherence(
     snoop_filter: ArrayLike = 256e6,
     writes: ArrayLike = 0.05,
     skew: ArrayLike = 0.8,
-    seed: ArrayLike = 0,
     rack: str | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Predict accesses to many coherent regions of a rack with one call, as ``polder plan coherence`` does.
@@ -720,8 +719,6 @@ def coherence(
         The part of the accesses that write, from 0 to 1, a number or an array.
     skew
         The exponent of Zipf's law from 0 to 4, a number or an array; with 0 all lines are alike.
-    seed
-        What accesses are drawn from, a whole number or an array.
     rack
         Kind of rack, where the platform has several.
 
@@ -749,7 +746,6 @@ def coherence(
         "snoop_filter": ("snoop_filter_bytes", snoop_filter),
         "writes": ("writes", writes),
         "skew": ("skew", skew),
-        "seed": ("seed", seed),
     }
     columns, rows = _rows(given)
     return columns | _figures(_core.plan_coherence(platform, rack, _json(rows)), columns, _OF_REGION)

@@ -236,9 +236,9 @@ def test_inference_is_that_of_the_command() -> None:
 
 
 def test_coherent_regions_are_those_of_the_command() -> None:
-    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3], seed=3)
+    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3])
     for at, writes in enumerate((0.0, 0.3)):
-        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes} --seed 3")["regions"]
+        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes}")["regions"]
         for column, it in zip(table["hits"][:, at], found, strict=True):
             assert column == it["rates"]["hits"]
         assert table["coherent_s"][:, at].tolist() == [it["coherent_s"] for it in found]
@@ -247,7 +247,7 @@ def test_coherent_regions_are_those_of_the_command() -> None:
         ("nvl72-ndr", {"region": 1e6}, "coherent: expected CXL inside the rack"),
         ("nvl72-cxl", {"region": 1}, "region: expected a line or more, found 0.0"),
         ("nvl72-cxl", {"region": 1e6, "writes": 2.0}, "writes: expected a number from 0 to 1, found 2"),
-        ("nvl72-cxl", {"region": 1e6, "seed": -1}, "seed: invalid value: integer `-1`"),
+        ("nvl72-cxl", {"region": 1e6, "skew": 5}, "skew: expected a number from 0 to 4, found 5"),
     ):
         with pytest.raises(polder.ArgumentError, match=why):
             plan.coherence(platform, **given)
