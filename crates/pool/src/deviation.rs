@@ -51,6 +51,12 @@ pub(crate) enum Deviation {
     LooksOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.
     IgnoresPins,
+    /// The header of an object is written back as far as its first line.
+    WritesBackOneLine,
+    /// What chunks a host holds stays in its caches.
+    KeepsClaims,
+    /// A slot of the directory is taken before the intent says so.
+    IntendsLate,
     /// A slot of a cache is written before its line says that it is taken.
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.

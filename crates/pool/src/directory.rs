@@ -763,8 +763,13 @@ impl<'a, M: Memory> Directory<'a, M> {
                 continue;
             }
             // First, so that a slot with this stripe's tag that its intent names was taken for the intent.
-            self.set_intent(stripe.index, intent(slot));
+            if !Deviation::IntendsLate.is_on() {
+                self.set_intent(stripe.index, intent(slot));
+            }
             if self.site.retag(slot, 0, stripe.tag()) {
+                if Deviation::IntendsLate.is_on() {
+                    self.set_intent(stripe.index, intent(slot));
+                }
                 return Ok(slot);
             }
         }

@@ -342,11 +342,13 @@ pub fn format_as<M: Memory>(
     if overwrite != Overwrite::Zeros {
         zero(memory, Offset(LINE), layout.chunk_area.0 - LINE)?;
     }
+    // SYNC: the fence of the second line comes between the zeros and the first line, by which `read_superblock` goes.
     line::announce(memory, Offset(LINE), &superblock.division(&layout));
     line::announce(memory, Offset(0), &superblock.identity());
     Ok(superblock)
 }
 
+/// Zeros bytes. They are in memory behind the caller's next fence.
 fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError> {
     const PIECE: u64 = 1 << 16;
     let zeros = vec![0; PIECE.min(bytes) as usize];
@@ -355,8 +357,6 @@ fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError
         memory.copy_in(from + done, &zeros[..piece as usize])?;
         memory.write_back(from + done, piece);
     }
-    // SYNC: the zeros are in memory before `line::announce` of the superblock; pairs with `read_superblock`.
-    memory.mfence();
     Ok(())
 }
 
