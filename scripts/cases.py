@@ -51,7 +51,6 @@ TABLE = {
     "mpi_many.sh": Start(f"sh {{}} {MPICH}/mpicc {MPICH}/mpiexec", seconds=1800),
     "mpi_suite.sh": Start(f"sh {{}} {HOME}/.venv/bin/python", seconds=3600),
     "mpi_large.c": Start(f"sh -c '{LARGE} ./large $how || exit 1; done'"),
-    "plan_pages.sh": Start("sh {}", seconds=1800),
     "torch_compiled.py": Start(ranks(2)),
     "torch_elastic.py": Start("python {}", seconds=1200),
     "torch_groups.py": Start(ranks(8), seconds=1800),

@@ -6,7 +6,7 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 import dataclasses
 import json
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
@@ -353,6 +353,134 @@ def train(
         "layout": fields,
     }
     return _typed(Plan, json.loads(_core.plan_train(_json(request), layout)))
+
+
+def pays(
+    model: str,
+    platform: str = "nvl72-ndr",
+    against: str = "nvl72-cxl",
+    *,
+    gpus: int,
+    between: ArrayLike | None = None,
+    pool: ArrayLike | None = None,
+    prices: str | None = None,
+    rack: str | None = None,
+    fill: int | None = None,
+    order: str | None = None,
+    sequence: int | None = None,
+    **given: int | bool | str | Overlap | Offload,
+) -> dict[str, NDArray[Any]]:
+    """Compare the fastest steps over two fabrics between racks at many bandwidths, as ``polder plan pays`` does.
+
+    Parameters
+    ----------
+    model, rack, fill, order, sequence
+        As for `train`.
+    platform
+        The machine that there is, as for `train`.
+    against
+        The machine that may pay; on a kind of rack with ``:RACK`` behind it.
+    gpus
+        Accelerators of both.
+    between
+        Bytes a second that an accelerator gets between racks in one direction, a number or numbers; both are tried with
+        each. By default both are taken as they are.
+    pool
+        With `between`: bytes a second that an accelerator reads from the memory nodes of `against`, a number or
+        numbers. Nodes faster than its link are tried once.
+    prices
+        What the machines cost as they are: a name of ``polder plan show``, or the path of a file.
+    **given
+        Fields of `Layout`, as for `train`; the rest is searched for at each point, on both.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Arrays with a row for each bandwidth of `against` and its pool, and a column for each of `platform`, as the
+        command prints them; of shape (1, 1) without `between`. As float64 ``between``, ``against_between`` and
+        ``pool`` (NaN without memory nodes), payloads in bytes a second; ``total_s`` and ``against_total_s``;
+        ``times``, how many times as fast the step is on `against`, with its range ``times_least`` and
+        ``times_most``; ``pays``, 1 if that is surely above 1, 0 if it is surely below, else NaN. With `prices`, for
+        each of ``money_usd``, ``energy_j`` and ``carbon_g`` that both have: the cost of a step, the same with
+        ``against_``, and how many times as cheap it is with ``_times``, ``_times_least``, ``_times_most`` and
+        ``_pays``. As objects ``layout`` and ``against_layout``, each a `Layout`.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, a platform lacks what is tried, or no layout runs or fits there.
+    TypeError
+        When what is given is no field of a layout.
+
+    Examples
+    --------
+    >>> table = pays("palm-540b", gpus=2048, batch=512, between=[25e9, 100e9], prices="watts")
+    >>> table["times"].shape, bool(table["times"][1, 0] > table["times"][0, 1])
+    ((2, 2), True)
+    >>> bool(np.allclose(table["energy_j_times"], table["energy_j"] / table["against_energy_j"]))
+    True
+    """
+    _expect(given, [field.name for field in dataclasses.fields(Layout)], set())
+    tried, pools = _bandwidths("between", between), _bandwidths("pool", pool)
+    if pools and not tried:
+        raise ArgumentError("pool: its bandwidths are tried with those of the fabric; give between too")
+    fields = {name: dataclasses.asdict(it) if dataclasses.is_dataclass(it) else it for name, it in given.items()}
+    request = {
+        "model": model,
+        "platform": platform,
+        "accelerators": gpus,
+        "against": None,
+        "rack": rack,
+        "fill": fill,
+        "order": order,
+        "sequence": sequence,
+        "layout": fields,
+    }
+    found = json.loads(_core.plan_pays(_json(request), against, tried, pools, prices))
+    cells = found["cells"] or [found["own"]]
+    # A column for each bandwidth of the platform that there is, of which each was tried once.
+    shape = (-1, len({cell["between_bytes_per_s"][0] for cell in cells}))
+
+    def column(of: Callable[[Any], Any], dtype: Any = np.float64) -> NDArray[Any]:
+        filled = np.empty(len(cells), dtype=dtype)
+        filled[:] = [of(cell) for cell in cells]
+        return filled.reshape(shape)
+
+    table: dict[str, NDArray[Any]] = {"pool": column(lambda cell: cell["pool_bytes_per_s"])}
+    for place, prefix in enumerate(("", "against_")):
+        table[f"{prefix}between"] = column(lambda cell, at=place: cell["between_bytes_per_s"][at])
+        table[f"{prefix}total_s"] = column(lambda cell, at=place: cell["seconds"][at])
+        table[f"{prefix}layout"] = column(lambda cell, at=place: _typed(Layout, cell["layouts"][at]), object)
+    table |= _compared("", column, lambda cell: cell)
+    for place, cost in enumerate(found["own"]["costs"]):
+        name = cost["name"]
+        table[name] = column(lambda cell, at=place: cell["costs"][at]["step"][0])
+        table[f"against_{name}"] = column(lambda cell, at=place: cell["costs"][at]["step"][1])
+        table |= _compared(f"{name}_", column, lambda cell, at=place: cell["costs"][at])
+    return table
+
+
+def _bandwidths(name: str, rates: ArrayLike | None) -> list[float]:
+    """Bytes a second as numbers, none where nothing is given."""
+    array = np.asarray([] if rates is None else rates, dtype=np.float64).ravel()
+    if not (np.isfinite(array).all() and (array > 0).all()):
+        raise ArgumentError(f"{name} is {array.tolist()}; give bytes a second above 0")
+    return array.tolist()
+
+
+def _compared(
+    prefix: str, column: Callable[[Callable[[Any], Any]], NDArray[Any]], of: Callable[[Any], Any]
+) -> dict[str, NDArray[Any]]:
+    """How many times as good, from how many to how many times, and whether that pays, by the names of columns."""
+    times = column(lambda cell: of(cell)["times"])
+    least, most = (column(lambda cell, at=at: of(cell)["range"][at]) for at in (0, 1))
+    is_sure = np.where(least > 1, 1.0, np.where(most < 1, 0.0, np.nan))
+    return {
+        f"{prefix}times": times,
+        f"{prefix}times_least": least,
+        f"{prefix}times_most": most,
+        f"{prefix}pays": is_sure,
+    }
 
 
 def search(
@@ -704,7 +832,6 @@ def coherence(
     snoop_filter: ArrayLike = 256e6,
     writes: ArrayLike = 0.05,
     skew: ArrayLike = 0.8,
-    seed: ArrayLike = 0,
     rack: str | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Predict accesses to many coherent regions of a rack with one call, as ``polder plan coherence`` does.
@@ -720,8 +847,6 @@ def coherence(
         The part of the accesses that write, from 0 to 1, a number or an array.
     skew
         The exponent of Zipf's law from 0 to 4, a number or an array; with 0 all lines are alike.
-    seed
-        What accesses are drawn from, a whole number or an array.
     rack
         Kind of rack, where the platform has several.
 
@@ -749,7 +874,6 @@ def coherence(
         "snoop_filter": ("snoop_filter_bytes", snoop_filter),
         "writes": ("writes", writes),
         "skew": ("skew", skew),
-        "seed": ("seed", seed),
     }
     columns, rows = _rows(given)
     return columns | _figures(_core.plan_coherence(platform, rack, _json(rows)), columns, _OF_REGION)

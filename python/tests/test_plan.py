@@ -236,9 +236,9 @@ def test_inference_is_that_of_the_command() -> None:
 
 
 def test_coherent_regions_are_those_of_the_command() -> None:
-    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3], seed=3)
+    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3])
     for at, writes in enumerate((0.0, 0.3)):
-        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes} --seed 3")["regions"]
+        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes}")["regions"]
         for column, it in zip(table["hits"][:, at], found, strict=True):
             assert column == it["rates"]["hits"]
         assert table["coherent_s"][:, at].tolist() == [it["coherent_s"] for it in found]
@@ -247,10 +247,45 @@ def test_coherent_regions_are_those_of_the_command() -> None:
         ("nvl72-ndr", {"region": 1e6}, "coherent: expected CXL inside the rack"),
         ("nvl72-cxl", {"region": 1}, "region: expected a line or more, found 0.0"),
         ("nvl72-cxl", {"region": 1e6, "writes": 2.0}, "writes: expected a number from 0 to 1, found 2"),
-        ("nvl72-cxl", {"region": 1e6, "seed": -1}, "seed: invalid value: integer `-1`"),
+        ("nvl72-cxl", {"region": 1e6, "skew": 5}, "skew: expected a number from 0 to 4, found 5"),
     ):
         with pytest.raises(polder.ArgumentError, match=why):
             plan.coherence(platform, **given)
+
+
+def test_a_map_of_two_fabrics_is_that_of_the_command() -> None:
+    given = {"gpus": 128, "batch": 512, "between": [25e9, 100e9], "pool": [12.5e9, 50e9], "prices": "watts"}
+    table = plan.pays("llama3-8b", **given)
+    asked = "pays --model llama3-8b --gpus 128 --batch 512 --prices watts"
+    found = said(f"{asked} --between 25GB/s,100GB/s --pool 12.5GB/s,50GB/s")
+    cells = found["cells"]
+    # A pool of 50 GB/s is held back by a link of 25.
+    assert table["times"].shape == (4, 2) and len(cells) == 8
+    for name, of in (
+        ("against_between", lambda it: it["between_bytes_per_s"][1]),
+        ("pool", lambda it: it["pool_bytes_per_s"]),
+        ("total_s", lambda it: it["seconds"][0]),
+        ("times", lambda it: it["times"]),
+        ("times_most", lambda it: it["range"][1]),
+        ("against_energy_j", lambda it: it["costs"][0]["step"][1]),
+        ("energy_j_times_least", lambda it: it["costs"][0]["range"][0]),
+    ):
+        assert table[name].ravel().tolist() == [of(it) for it in cells], name
+    is_sure = [1.0 if it["range"][0] > 1 else 0.0 if it["range"][1] < 1 else None for it in cells]
+    assert [None if np.isnan(it) else it for it in table["pays"].ravel()] == is_sure
+    assert dataclasses.asdict(table["against_layout"][0, 0]) == cells[0]["layouts"][1]
+    own = plan.pays("llama3-8b", gpus=128, batch=512)
+    assert own["times"].tolist() == [[said("pays --model llama3-8b --gpus 128 --batch 512")["own"]["times"]]]
+    for more, why in (
+        ({"between": 0.0}, "between is \\[0.0\\]; give bytes a second above 0"),
+        ({"pool": 1e9}, "pool: its bandwidths are tried with those of the fabric; give between too"),
+        ({"prices": "nowhere"}, "nowhere"),
+        ({"against": "nvl72", "between": 1e9}, "nvl72: no fabric joins its racks"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.pays("llama3-8b", gpus=64, **more)
+    with pytest.raises(TypeError, match="no field of a layout"):
+        plan.pays("llama3-8b", gpus=64, tiles=3)
 
 
 def test_steps_on_racks_of_two_kinds_are_those_of_the_command() -> None:

@@ -71,6 +71,12 @@ impl Idle {
         yields
     }
 
+    /// Whether somebody else was waiting for the processor lately when it was given up: then a look comes seldom.
+    #[inline(always)]
+    pub(crate) const fn is_crowded(&self) -> bool {
+        self.patience < PATIENCE
+    }
+
     /// Polls do not stay for a while: somebody else ran, or one-sided operations were under way. Two that stay at both ends of one
     /// take longer (put and flush of MPICH without the shim, software-coherent: 7 us, not 4).
     #[inline(always)]

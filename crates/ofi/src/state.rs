@@ -101,6 +101,9 @@ impl Domain {
     ) -> Result<T, Errno> {
         let mut state = self.state();
         let yields = state.idle.yields();
+        if yields || state.idle.is_crowded() {
+            state.ports.iter_mut().for_each(|port| port.link.read_news_next());
+        }
         let mut once = |state: &mut State| {
             state.progress()?;
             look(state)

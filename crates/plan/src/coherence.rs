@@ -31,9 +31,6 @@ pub(crate) struct Arguments {
     /// The exponent of Zipf's law: 0 if all lines are alike.
     #[arg(long, value_name = "EXPONENT", default_value_t = 0.8)]
     skew: f64,
-    /// What accesses are drawn from.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
     #[command(flatten)]
     fidelity: ClosedForm,
     #[command(flatten)]
@@ -70,7 +67,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             snoop_filter_bytes: arguments.snoop_filter.value(),
             writes: arguments.writes,
             skew: arguments.skew,
-            seed: arguments.seed,
         };
         let RegionTimes { load, rates, coherent_s, copies_s } = rack.region(&asked).map_err(of_memory)?;
         let percent = |part: f64| format!("{:.1}%", 100.0 * part);

@@ -1,6 +1,6 @@
 //! `polder plan search`: every layout on several machines, and those that no other beats.
 
-mod costs;
+pub(super) mod costs;
 mod csv;
 mod page;
 mod print;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use clap::Args;
-use polder_platform::{DataError, Platform, Prices, Rates};
+use polder_platform::{DataError, LeftOut, Platform, Prices, Rates};
 use polder_sim::{
     FoundLayout, Job, Layout, Margin, Model, Offload, Order, RANGE, RequestError, Step, StepClass, Tiers,
     accelerators, front, unjudged,
@@ -98,13 +98,13 @@ struct Site<'a> {
 }
 
 /// A platform with a count of accelerators, on which no layout runs.
-struct LeftOut<'a> {
+struct LeftOutSite<'a> {
     platform: &'a str,
     accelerators: u32,
     reason: String,
 }
 
-impl fmt::Display for LeftOut<'_> {
+impl fmt::Display for LeftOutSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = format!("{}: ", self.platform);
         let reason = self.reason.strip_prefix(&named).unwrap_or(&self.reason);
@@ -120,7 +120,7 @@ struct Searched<'a> {
     sites: Vec<Site<'a>>,
     /// The front of each site, by its index.
     fronts: Vec<(usize, FoundLayout)>,
-    left_out: Vec<LeftOut<'a>>,
+    left_out: Vec<LeftOutSite<'a>>,
 }
 
 /// A layout that was found, as every output has it.
@@ -161,7 +161,7 @@ struct Report<'a> {
     /// What no run or publication validates, each platform once.
     unproved: BTreeSet<(&'a str, &'static str)>,
     unjudged: Option<&'static str>,
-    costs_left_out: costs::LeftOut<'a>,
+    costs_left_out: LeftOut<'a>,
 }
 
 /// Looks at every layout on every platform, and prints the front.
@@ -182,7 +182,9 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         .map(|most| arguments.subject.request("", None, Tiers::All).map(|it| it.layout.batch(&model, most)));
     let mut searched = Searched::of(arguments, &machines, &counts, batch.transpose()?, prices.as_ref())?;
     searched.expect_any()?;
-    let costs_left_out = costs::leave_out_incomparable(&mut searched.sites);
+    let mut rates: Vec<_> =
+        searched.sites.iter_mut().filter_map(|site| Some((site.platform, site.rates.as_mut()?))).collect();
+    let costs_left_out = Rates::leave_out_incomparable(&mut rates);
     let Searched { points, fits, sites, fronts, left_out } = &searched;
     let run = arguments.tokens.map(|tokens| Run { tokens, sequence: model.sequence.into() });
     let paid = |(site, found): &(usize, FoundLayout)| {
@@ -253,7 +255,7 @@ impl<'a> Searched<'a> {
         });
         let (rates, outcome) = match looked {
             Err(error @ RequestError::Refused { .. }) => {
-                self.left_out.push(LeftOut { platform, accelerators, reason: error.to_string() });
+                self.left_out.push(LeftOutSite { platform, accelerators, reason: error.to_string() });
                 return Ok(());
             }
             looked => looked?,
@@ -262,7 +264,7 @@ impl<'a> Searched<'a> {
         self.fits += outcome.fits;
         if let Some(FoundLayout { layout, step }) = &outcome.nearest {
             let none = none_fits(outcome.points, layout, step, &outcome.would_fit);
-            self.left_out.push(LeftOut { platform, accelerators, reason: format!("{platform}: {none}") });
+            self.left_out.push(LeftOutSite { platform, accelerators, reason: format!("{platform}: {none}") });
         }
         if let Some(best) = outcome.best().copied() {
             let job = Job::chosen(machine, request.rack.as_deref(), request.fill, request.order)?;
@@ -296,12 +298,13 @@ fn unproved<'a>(sites: &[Site<'a>], front: &[(usize, FoundLayout)]) -> BTreeSet<
     offloads.filter_map(|(site, offload)| Some((site.platform, site.job.unproved(&offload)?))).collect()
 }
 
-fn print_json(report: &Report<'_>, left_out: &[LeftOut<'_>]) -> Result<(), Failure> {
+fn print_json(report: &Report<'_>, left_out: &[LeftOutSite<'_>]) -> Result<(), Failure> {
     let Report { arguments, front, best, costs_left_out, .. } = report;
     for point in *front {
         println!("{}", serde_json::to_string(point)?);
     }
-    if let Some(line) = costs_left_out.electricity_line(arguments) {
+    let prices = arguments.prices.as_deref().unwrap_or_default();
+    if let Some(line) = costs::electricity_line(costs_left_out, prices) {
         eprintln!("polder: {line}");
     }
     // A site of which nothing is on the front.
@@ -309,7 +312,7 @@ fn print_json(report: &Report<'_>, left_out: &[LeftOut<'_>]) -> Result<(), Failu
         let Point { platform, accelerators, .. } = point;
         println!("{}", json!({"platform": platform, "accelerators": accelerators, "beaten": point}));
     }
-    for LeftOut { platform, accelerators, reason } in left_out {
+    for LeftOutSite { platform, accelerators, reason } in left_out {
         println!("{}", json!({"platform": platform, "accelerators": accelerators, "left_out": reason}));
     }
     Ok(())

@@ -39,7 +39,7 @@ pub use foreign::{JsonKind, JsonObject, other_json, read_json};
 pub use graph::Graph;
 pub use machine::{Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack};
 pub use offload::{OffloadRates, ReachedRates};
-pub use prices::{Input, Prices, Rates};
+pub use prices::{Input, LeftOut, Prices, Rates};
 pub use server::{MessagePath, Server};
 pub use sharing::{Exchange, Sharing};
 pub use simgrid::Cluster;

@@ -87,9 +87,44 @@ pub struct Input {
     pub source: String,
 }
 
+/// What of rates is not compared, because some platform has no number for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut<'a> {
+    /// Of [`Rates::NAMES`], by their places, each with the first such platform.
+    pub axes: Vec<(usize, &'a str)>,
+    /// The first platform of which it is electricity.
+    pub electricity: Option<&'a str>,
+}
+
 impl Rates {
     /// What machines cost, with the units.
     pub const NAMES: [&str; 3] = ["money_usd", "energy_j", "carbon_g"];
+
+    /// Leaves out of the rates of platforms what could not be compared: of unlike sums no one is the least.
+    pub fn leave_out_incomparable<'a>(all: &mut [(&'a str, &mut Self)]) -> LeftOut<'a> {
+        let axes = (0..Self::NAMES.len()).filter_map(|axis| Some((axis, Self::leave_axis_out(all, axis)?)));
+        LeftOut { axes: axes.collect(), electricity: Self::leave_electricity_out(all) }
+    }
+
+    /// Leaves out what some platform has no number for: the first, if another has one.
+    fn leave_axis_out<'a>(all: &mut [(&'a str, &mut Self)], axis: usize) -> Option<&'a str> {
+        let without = all.iter().find(|(_, rates)| rates.a_second[axis].is_none())?.0;
+        let is_known_of_any = all.iter().any(|(_, rates)| rates.a_second[axis].is_some());
+        all.iter_mut().for_each(|(_, rates)| rates.a_second[axis] = None);
+        is_known_of_any.then_some(without)
+    }
+
+    /// Leaves electricity out of the money of all where that of some platform is not known: the first such platform.
+    fn leave_electricity_out<'a>(all: &mut [(&'a str, &mut Self)]) -> Option<&'a str> {
+        let paid = |rates: &Self| rates.electricity.filter(|_| rates.a_second[0].is_some());
+        let without = all.iter().find(|(_, rates)| paid(rates).is_none())?.0;
+        all.iter().find_map(|(_, rates)| paid(rates))?;
+        for (_, rates) in all {
+            let electricity = rates.electricity.unwrap_or(0.0);
+            rates.a_second[0] = rates.a_second[0].map(|money| money - electricity);
+        }
+        Some(without)
+    }
 }
 
 impl Prices {

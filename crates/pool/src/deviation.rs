@@ -45,10 +45,18 @@ pub(crate) enum Deviation {
     NewestByList,
     /// A reader takes two versions of one number for one, whichever attempts they are of.
     AnyAttempt,
+    /// A piece of a message is taken out of send buffers without a look whether they are still its sender's.
+    TakesUnchecked,
     /// A reader of a cache does not look at the slot's line again.
     LooksOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.
     IgnoresPins,
+    /// The header of an object is written back as far as its first line.
+    WritesBackOneLine,
+    /// What chunks a host holds stays in its caches.
+    KeepsClaims,
+    /// A slot of the directory is taken before the intent says so.
+    IntendsLate,
     /// A slot of a cache is written before its line says that it is taken.
     TakesInSilence,
     /// A group that is asked says of every rank that it lives.

@@ -37,6 +37,8 @@ pub(crate) mod opens;
 mod reclaim;
 mod recover;
 
+use std::ops::Range;
+
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
 use crate::chunks::Chunks;
@@ -553,6 +555,27 @@ impl<'a, M: Memory> Directory<'a, M> {
         })
     }
 
+    /// Where the object of this generation lies whose entry is in this slot of `owner`, as one look at it says. Its owner frees it only
+    /// after it is not: what a process read there before the look was the object's. That another host has destroyed it is not seen before
+    /// its owner knows.
+    // SYNC: pairs with the `line::announce` of `Directory::condemn`.
+    pub(crate) fn find_place(
+        &self,
+        owner: u16,
+        slot: u32,
+        generation: u64,
+    ) -> Result<Option<Range<u64>>, PoolError> {
+        Ok(match self.read_entry(owner, slot)? {
+            Some(Entry::Object(State::Live, record))
+                if record.generation == generation && self.extent_of(&record).is_some() =>
+            {
+                let start = record.data().0;
+                Some(start..start + record.bytes)
+            }
+            _ => None,
+        })
+    }
+
     fn destroy_if(&self, name: &Name<'_>, wanted: impl Fn(&Sight) -> bool) -> Result<(), PoolError> {
         let key = Key::new(&self.site, name.hash());
         let mut destroyed = self.destroy_once(&key, name, &wanted);
@@ -740,8 +763,13 @@ impl<'a, M: Memory> Directory<'a, M> {
                 continue;
             }
             // First, so that a slot with this stripe's tag that its intent names was taken for the intent.
-            self.set_intent(stripe.index, intent(slot));
+            if !Deviation::IntendsLate.is_on() {
+                self.set_intent(stripe.index, intent(slot));
+            }
             if self.site.retag(slot, 0, stripe.tag()) {
+                if Deviation::IntendsLate.is_on() {
+                    self.set_intent(stripe.index, intent(slot));
+                }
                 return Ok(slot);
             }
         }

@@ -42,6 +42,7 @@ use self::stock::Stock;
 pub use self::watch::Watch;
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, UNASKED, buffer_of, offer_of, words_of};
+use crate::deviation::Deviation;
 use crate::format::Geometry;
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::summary::MOST_SLOTS;
@@ -483,6 +484,12 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         self.inlets.search_next();
     }
 
+    /// Lets the next look read the news of all hosts, which says of a peer that is new: for those that look seldom, because others
+    /// want the processor.
+    pub fn read_news_next(&mut self) {
+        self.inlets.read_news_next();
+    }
+
     /// Whether nothing waits for room in a ring. It needs no [`Endpoint::progress`] then, unless a peer awaits something of it.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
@@ -828,9 +835,10 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 }
                 let taken = match note {
                     Note::Moved => self.inlets.moved(&self.pool, inlet),
-                    Note::Open(shared) => self.inlets.open_shared(&self.pool, inlet, shared)?.map(|could| {
-                        self.peers[from as usize].control.push_back(outlet::Control::Opened(shared, could));
+                    Note::Open => self.inlets.open_ring(&self.pool, inlet)?.map(|could| {
+                        self.peers[from as usize].control.push_back(outlet::Control::Opened(could));
                     }),
+                    Note::Buffers => self.inlets.learn_buffers(&self.pool, inlet, words_of(words)),
                     note => self.take_note(from, note, words_of(words)),
                 };
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
@@ -873,8 +881,8 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     ) -> Result<Taken<B, C>, PoolError> {
         let corrupt = PoolError::Corrupt { offset: self.inlets.place(inlet), what: "message piece" };
         let (number, bytes) = buffer_of(said);
-        let at = Offset(place);
-        if !self.inlets.is_inside(inlet, at, bytes) {
+        let (at, end) = (Offset(place), place.saturating_add(bytes));
+        if end > self.pool.layout().bytes() {
             return Err(corrupt);
         }
         let parts = (&mut self.receiving, &mut self.coming);
@@ -890,6 +898,13 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         }
         // Its sender gives the buffer to others once this host is evicted.
         self.pool.check_membership()?;
+        // It lay there all the while if the buffers are still its sender's.
+        match self.inlets.find_buffers(&self.pool, inlet)? {
+            Some(buffers) if buffers.start <= place && end <= buffers.end => {}
+            None if Deviation::TakesUnchecked.is_on() => {}
+            Some(_) => return Err(corrupt),
+            None => return Err(self.peers[from as usize].left(&self.pool)?),
+        }
         self.peers[from as usize].control.push_back(outlet::Control::Taken(number));
         match goal {
             Goal::Part(key) => Ok(self.come(from, key, bytes)),
@@ -945,17 +960,20 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 self.stock.free_buffer(self.peers[from as usize].taken(buffer.into())?);
                 Ok(())
             }
-            Note::Opened(shared, could) => {
-                self.peers[from as usize].opened(&self.pool, &self.options, &mut self.stock, (shared, could))
+            Note::Opened(could) => {
+                self.peers[from as usize].opened(&self.pool, &self.options, &mut self.stock, could)
             }
             Note::Unasked(label) => {
                 let begun = Coming { label, bytes: first, come: vec![] };
                 let is_alone = first > 0 && self.coming.insert(from, begun).is_none();
                 is_alone.then_some(()).ok_or("message that comes unasked")
             }
-            Note::Eager(_) | Note::Part { .. } | Note::Piece { .. } | Note::Moved | Note::Open(_) => {
-                Err("message part")
-            }
+            Note::Eager(_)
+            | Note::Part { .. }
+            | Note::Piece { .. }
+            | Note::Moved
+            | Note::Open
+            | Note::Buffers => Err("message part"),
         }
     }
 

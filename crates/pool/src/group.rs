@@ -733,7 +733,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Holds the last operation against what the peers called, after this rank has left and said so.
-    fn compare_last(&mut self) -> Result<(), PoolError> {
+    pub(crate) fn compare_last(&mut self) -> Result<(), PoolError> {
         if self.broken.is_some() {
             return Ok(());
         }

@@ -21,6 +21,7 @@ use polder_mem::{LINE, Memory, Offset};
 use twox_hash::XxHash3_64;
 
 use crate::PoolError;
+use crate::deviation::Deviation;
 use crate::line::{self, Words};
 use crate::name::{MAX_NAME_BYTES, MAX_TEXT_BYTES, Name};
 
@@ -203,7 +204,8 @@ impl Header {
     pub(crate) fn write<M: Memory>(&self, memory: &M, at: Offset) -> Result<(), PoolError> {
         let bytes = self.encode();
         memory.copy_in(at, &bytes)?;
-        memory.write_back(at, bytes.len() as u64);
+        let written = if Deviation::WritesBackOneLine.is_on() { LINE } else { bytes.len() as u64 };
+        memory.write_back(at, written);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod owned;
 pub(crate) mod private;
 mod together;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use polder_mem::Memory;
@@ -100,6 +101,20 @@ impl<M: Memory> Pool<M> {
     /// [`PoolError::Memory`].
     pub(crate) fn stands(&self, owner: u16, slot: u32, generation: u64) -> Result<bool, PoolError> {
         self.directory().stands(owner, slot, generation)
+    }
+
+    /// Where the object of this generation lies whose entry is in this slot of `owner`; nothing once that host has condemned it. It is not
+    /// held open.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub(crate) fn find_place(
+        &self,
+        owner: u16,
+        slot: u32,
+        generation: u64,
+    ) -> Result<Option<Range<u64>>, PoolError> {
+        self.directory().find_place(owner, slot, generation)
     }
 
     /// Lets go of an object and destroys it, unless its name is another's by now.

@@ -179,3 +179,67 @@ fn a_port_that_an_endpoint_has_left_is_the_next_ones() {
     assert_eq!((next.address().host, next.address().port), (address.host, address.port));
     assert_ne!(next.address().generation, address.generation);
 }
+
+/// What the first message of a pair takes of its sender and of its receiver, which is not called before all is out.
+fn first_contact(hosts: u16, bytes: usize) -> [HeapCounts; 2] {
+    let rack = Rack::new(hosts, 2, u64::from(hosts) * (12 << 20));
+    let mut ends = rack.ends(hosts.into());
+    let (to, sender) = (ends[0].address(), usize::from(hosts) - 1);
+    let before = [sender, 0].map(|end| rack.counts(end));
+    let peer = ends[sender].connect(to);
+    ends[sender].send(peer, label(1), vec![7; bytes], 0).unwrap();
+    let sent = ends[sender].completion();
+    assert!(matches!(sent, Some(Completion::Sent { .. })), "its sender waits for the receiver: {sent:?}");
+    ends[0].receive(of_all(1), vec![0; bytes], 0);
+    ends[0].search_next();
+    let came = ends[0].step().unwrap();
+    let Some(Completion::Received { buffer, .. }) = came else {
+        panic!("it takes more than one look: {came:?}")
+    };
+    assert_eq!(buffer, vec![7; bytes]);
+    let after = [sender, 0].map(|end| rack.counts(end));
+    [0, 1].map(|end| after[end].since(before[end]))
+}
+
+#[test]
+fn a_first_message_in_send_buffers_arrives_at_one_look_and_is_looked_up_in_no_directory() {
+    for hosts in [2, 4, 16, 64] {
+        let [[_, short], [_, long]] = [8, 2048].map(|bytes| first_contact(hosts, bytes));
+        let more = long.flushes - short.flushes;
+        println!("{hosts} hosts: {} lines for 8 bytes, {more} more for 2 KiB", short.flushes);
+        // Its own lines, what says that this host is a member, and three slots. A look-up would read the lines of each level of each host.
+        let member = u64::from(hosts) + 32;
+        assert!(more <= 2048 / 64 + member + 12, "{hosts} hosts: {more} lines more");
+    }
+}
+
+/// Looks that an endpoint which has waited long takes until it has the first message of a peer; with `reads`, each reads the news.
+fn looks_until_heard(hosts: u16, reads: bool) -> u32 {
+    let rack = Rack::new(hosts, 2, u64::from(hosts) * (12 << 20));
+    let mut ends = rack.ends(hosts.into());
+    for _ in 0..50_000 {
+        assert!(ends[0].step().unwrap().is_none());
+    }
+    let (to, sender) = (ends[0].address(), usize::from(hosts) - 1);
+    let peer = ends[sender].connect(to);
+    ends[sender].send(peer, label(1), vec![7; 8], 0).unwrap();
+    ends[0].receive(of_all(1), vec![0; 8], 0);
+    for looks in 1..1 << 20 {
+        if reads {
+            ends[0].read_news_next();
+        }
+        if let Some(Completion::Received { .. }) = ends[0].step().unwrap() {
+            return looks;
+        }
+    }
+    panic!("nothing comes");
+}
+
+#[test]
+fn whoever_has_waited_long_hears_a_new_peer_by_the_news_of_its_host() {
+    for hosts in [2, 16] {
+        let [seldom, always] = [false, true].map(|reads| looks_until_heard(hosts, reads));
+        println!("{hosts} hosts: heard after {seldom} looks, and {always} that read the news");
+        assert!(always == 1 && seldom <= 64, "{hosts} hosts: {seldom}, {always}");
+    }
+}

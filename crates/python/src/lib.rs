@@ -40,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pool::format, module)?)?;
     module.add_function(wrap_pyfunction!(pool::settings, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_train, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_pays, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_platform, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_points, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_memory, module)?)?;

@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use polder_platform::{Platform, TierId, TierIdError, in_words};
+use polder_platform::{Bandwidth, Platform, Prices, TierId, TierIdError, in_words};
 use polder_sim::contention::{FabricQuestion, answer};
 use polder_sim::memory::{
     CoherentRack, Inference, InferenceQuestion, InferenceRow, Question, RegionQuestion, configurations,
@@ -15,8 +15,8 @@ use polder_sim::program::{
 };
 use polder_sim::sync::{SyncQuestion, SyncSeconds, layers_of};
 use polder_sim::{
-    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, Request, RequestError,
-    SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, choices, points,
+    Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, PaysQuestion, Points, Request,
+    RequestError, SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, Tiers, choices, points,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -59,6 +59,28 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> P
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
         let answer = request.train(threads, &|_, _| ()).map_err(|error| argument(error.to_string()))?;
         serde_json::to_string(&answer).map_err(|error| argument(error.to_string()))
+    })
+}
+
+/// Draws the map of two fabrics in JSON, with bandwidths in bytes a second.
+#[pyfunction]
+pub(crate) fn plan_pays(
+    py: Python<'_>,
+    request: &str,
+    against: &str,
+    between: Vec<f64>,
+    pool: Vec<f64>,
+    prices: Option<&str>,
+) -> PyResult<String> {
+    let mut request: Request = asked(request, &["layout."])?;
+    request.layout.tiers = Tiers::All;
+    let prices = prices.map(Prices::load).transpose().map_err(wrong)?;
+    let [between, pool] = [between, pool].map(|all| all.into_iter().map(Bandwidth::new).collect::<Vec<_>>());
+    let question =
+        PaysQuestion { request: &request, against, between: &between, pool: &pool, prices: prices.as_ref() };
+    py.detach(|| {
+        let threads = std::thread::available_parallelism().map_or(1, Into::into);
+        serde_json::to_string(&question.map(threads, &|_, _| ()).map_err(wrong)?).map_err(wrong)
     })
 }
 

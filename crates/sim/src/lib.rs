@@ -50,7 +50,7 @@ pub use judge::{
     vistara_ratio, vistara_services, vistara_tier,
 };
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
-pub use search::pays::{FabricMap, MapCell, PaysError, PaysQuestion};
+pub use search::pays::{CellCost, FabricMap, MapCell, PaysError, PaysQuestion};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{Cell, NUMBERS, Points, RANGE, SITE_NUMBERS, cells, choices, points};
 pub use search::tier::{GivenIdle, TierError, TierQuestion, TierRow, TierServer};

@@ -7,15 +7,17 @@ mod coherence;
 mod curve;
 mod holders;
 mod inference;
+mod region;
 
 pub use access::{Access, How, LINE};
 pub use answer::{Curves, Pays, Point, curves, landmarks};
-pub use coherence::{CoherentRack, RegionLoad, RegionQuestion, RegionRates, RegionTimes};
+pub use coherence::{CoherentRack, RegionQuestion, RegionTimes};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 pub use inference::{
     Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, InferenceTier,
     kv_bytes,
 };
+pub use region::{RegionLoad, RegionRates};
 
 use self::access::Way;
 use self::holders::Holders;

@@ -13,7 +13,7 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
-    ("memory", &["contention", "fidelity", "given", "random", "step"]),
+    ("memory", &["contention", "fidelity", "given", "step"]),
     ("sync", &["step"]),
     ("pages", &["random"]),
     ("program", &["contention", "fidelity", "given", "message", "step"]),

@@ -1,10 +1,12 @@
-//! What steps cost, and what of it can be compared.
+//! What steps cost, and what that follows from.
 
-use polder_platform::Rates;
-use polder_sim::{FoundLayout, Margin};
+use std::collections::BTreeSet;
+
+use polder_platform::{LeftOut, Rates};
+use polder_sim::{FoundLayout, Margin, accelerators, grouped};
 use serde::{Serialize, Serializer};
 
-use super::{Arguments, Site};
+use super::super::table::say;
 
 /// What a step costs, or a run of many.
 pub(super) struct Costs {
@@ -71,59 +73,37 @@ impl Serialize for Costs {
 }
 
 /// What is paid besides time and memory, each with the unit of its column and how much of [`Rates::NAMES`] that is.
-pub(super) const AXES: [(&str, (&str, f64)); Rates::NAMES.len()] =
+pub(crate) const AXES: [(&str, (&str, f64)); Rates::NAMES.len()] =
     [("money", ("USD", 1.0)), ("energy", ("kWh", 3.6e6)), ("carbon", ("kg CO2", 1e3))];
 
-/// What is not compared, because some platform has no number for it.
-pub(super) struct LeftOut<'a> {
-    /// Axes, each with the first such platform.
-    pub(super) axes: Vec<(&'static str, &'a str)>,
-    /// The first platform of which it is electricity.
-    electricity: Option<&'a str>,
+/// What says that electricity is left out, if it is.
+pub(crate) fn electricity_line(left_out: &LeftOut<'_>, prices: &str) -> Option<String> {
+    left_out.electricity.map(|platform| {
+        format!("electricity is left out of money, but of rents: {prices} has no power or no price of it for {platform}")
+    })
 }
 
-impl LeftOut<'_> {
-    pub(super) fn electricity_line(&self, arguments: &Arguments) -> Option<String> {
-        let prices = arguments.prices.as_deref().unwrap_or_default();
-        self.electricity.map(|platform| {
-            format!("electricity is left out of money, but of rents: {prices} has no power or no price of it for {platform}")
-        })
+/// What costs follow from, each number once with its source, and what is left out.
+pub(crate) fn say_sources(what: &str, prices: &str, sites: &[(&str, u32, &Rates)], left_out: &LeftOut<'_>) {
+    say(&format!("what {what} costs, by {prices}, as if everything took its full power all the time:"));
+    let mut sources = vec![];
+    for (platform, count, rates) in sites {
+        let counted = rates.inputs.iter().map(|input| {
+            sources.push(format!("  {}, {}: {}", input.what, input.value, input.source));
+            match input.count {
+                Some(count) => format!("{} x {}, {}", grouped(count), input.what, input.value),
+                None => format!("{}, {}", input.what, input.value),
+            }
+        });
+        let counted: Vec<_> = counted.collect();
+        say(&format!("  {platform}, {}: {}", accelerators(*count), counted.join("; ")));
     }
-}
-
-/// Leaves out what could not be compared.
-pub(super) fn leave_out_incomparable<'a>(sites: &mut [Site<'a>]) -> LeftOut<'a> {
-    LeftOut { axes: leave_axes_out(sites), electricity: leave_electricity_out(sites) }
-}
-
-/// Leaves out what some platform has no number for: each such axis with the first platform.
-fn leave_axes_out<'a>(sites: &mut [Site<'a>]) -> Vec<(&'static str, &'a str)> {
-    let mut left_out = vec![];
-    for (axis, (name, _)) in AXES.into_iter().enumerate() {
-        let is_unknown = |site: &Site<'_>| site.rates.as_ref().is_some_and(|it| it.a_second[axis].is_none());
-        let is_known_of_any = sites.iter().any(|site| !is_unknown(site));
-        let Some(without) = sites.iter().find(|site| is_unknown(site)).map(|site| site.platform) else {
-            continue;
-        };
-        if is_known_of_any {
-            left_out.push((name, without));
-        }
-        for rates in sites.iter_mut().filter_map(|site| site.rates.as_mut()) {
-            rates.a_second[axis] = None;
-        }
+    say("from");
+    let mut seen = BTreeSet::new();
+    for line in sources.iter().filter(|line| seen.insert(*line)) {
+        say(line);
     }
-    left_out
-}
-
-/// Leaves electricity out of the money of all where that of some platform is not known, because unlike sums alternatives be compared:
-/// the first such platform.
-fn leave_electricity_out<'a>(sites: &mut [Site<'a>]) -> Option<&'a str> {
-    let paid = |site: &Site<'_>| site.rates.as_ref().filter(|it| it.a_second[0].is_some())?.electricity;
-    let without = sites.iter().find(|site| paid(site).is_none())?.platform;
-    sites.iter().find_map(paid)?;
-    for rates in sites.iter_mut().filter_map(|site| site.rates.as_mut()) {
-        let electricity = rates.electricity.unwrap_or(0.0);
-        rates.a_second[0] = rates.a_second[0].map(|money| money - electricity);
+    for (axis, platform) in &left_out.axes {
+        say(&format!("{} is left out: {prices} has none for {platform}", AXES[*axis].0));
     }
-    Some(without)
 }

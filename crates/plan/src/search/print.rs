@@ -1,20 +1,18 @@
 //! What a search has found, as people read it.
 
-use std::collections::BTreeSet;
-
-use polder_sim::{Layout, Offload, Space, accelerators, grouped, listed};
+use polder_sim::{Layout, Offload, Space, grouped, listed};
 
 use super::super::table::{self, say, span, three};
 use super::super::train::{computed_line, lower};
-use super::costs::AXES;
-use super::{Costs, Point, Report, Site};
+use super::costs::{AXES, electricity_line, say_sources};
+use super::{Costs, Point, Report};
 
 /// How much worse a layout may be that is left out of the table: this part of its time and costs, and of the memory that there is.
 const TOLERANCE: f64 = 0.01;
 
 /// Which platform takes the least, the fastest of each, then the front, then what both rest on and how many there were.
 pub(super) fn print(report: &Report<'_>) {
-    let Report { arguments, front, best, unproved, unjudged, costs_left_out, .. } = report;
+    let Report { arguments, front, best, unproved, unjudged, .. } = report;
     say(&title(report));
     if best.len() > 1 {
         choices(report).iter().for_each(|line| say(line));
@@ -34,7 +32,6 @@ pub(super) fn print(report: &Report<'_>) {
     }
     unjudged.iter().for_each(|note| say(note));
     sources(report);
-    costs_left_out.electricity_line(arguments).iter().for_each(|line| say(line));
     summary(report).iter().for_each(|line| say(line));
 }
 
@@ -191,33 +188,14 @@ fn offload(layout: &Layout) -> String {
     }
 }
 
-/// What the costs follow from, each number once with its source.
+/// What the costs follow from.
 fn sources(report: &Report<'_>) {
     let Report { arguments, sites, costs_left_out, .. } = report;
     let Some(prices) = &arguments.prices else { return };
-    let of = if arguments.tokens.is_some() { "the run" } else { "a step" };
-    say(&format!("what {of} costs, by {prices}, as if everything took its full power all the time:"));
-    let mut sources = vec![];
-    for Site { platform, accelerators: count, rates, .. } in *sites {
-        let inputs = rates.iter().flat_map(|rates| &rates.inputs);
-        let counted = inputs.map(|input| {
-            sources.push(format!("  {}, {}: {}", input.what, input.value, input.source));
-            match input.count {
-                Some(count) => format!("{} x {}, {}", grouped(count), input.what, input.value),
-                None => format!("{}, {}", input.what, input.value),
-            }
-        });
-        let counted: Vec<_> = counted.collect();
-        say(&format!("  {platform}, {}: {}", accelerators(*count), counted.join("; ")));
-    }
-    println!("from");
-    let mut seen = BTreeSet::new();
-    for line in sources.iter().filter(|line| seen.insert(*line)) {
-        say(line);
-    }
-    for (axis, platform) in &costs_left_out.axes {
-        say(&format!("{axis} is left out: {prices} has none for {platform}"));
-    }
+    let what = if arguments.tokens.is_some() { "the run" } else { "a step" };
+    let known = sites.iter().filter_map(|it| Some((it.platform, it.accelerators, it.rates.as_ref()?)));
+    say_sources(what, prices, &known.collect::<Vec<_>>(), costs_left_out);
+    electricity_line(costs_left_out, prices).iter().for_each(|line| say(line));
 }
 
 #[cfg(test)]

@@ -4,9 +4,6 @@ use std::process::Command;
 
 use crate::{front, scratch};
 
-/// Commands of a page that take longer than all others together: `make cases` runs them, with POLDER_CASES set.
-const HEAVY: [&str; 1] = ["polder plan coherence"];
-
 /// Every console block of docs/plan*.md whose commands need no other program, to the character; `...` stands for lines that are left out.
 #[test]
 fn pages_show_what_commands_print() {
@@ -60,12 +57,6 @@ fn pages_show_what_commands_print() {
                     }
                     for (command, shown) in &commands[1..] {
                         let command = format!("polder {command}");
-                        if HEAVY.iter().any(|it| command.starts_with(it))
-                            && std::env::var_os("POLDER_CASES").is_none()
-                        {
-                            println!("{name}: {command:?} takes long, and runs in `make cases`");
-                            continue;
-                        }
                         let mut shell = Command::new("sh");
                         shell.args(["-c", &format!("{command} 2>&1")]).current_dir(scratch.path());
                         shell.env("PATH", &search).env("POLDER_CONFIG", "/dev/null").env_remove("COLUMNS");

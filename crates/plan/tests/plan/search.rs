@@ -447,6 +447,30 @@ fn a_map_of_bandwidths_says_where_one_fabric_pays_against_another() {
     assert!(text.contains("no run over CXL validates the difference between these fabrics"), "{text}");
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 1 + cells.len());
     assert!(std::fs::read_to_string(&html).unwrap().contains("nvl72-cxl beside nvl72-ndr"));
+    let prices = scratch.path().join("prices.toml");
+    let machine = |name: &str, usd: &str| {
+        format!("[machine.{name}]\nrent = {{ value = \"{usd} USD/h\", source = \"a test\" }}\n")
+    };
+    let rents = ["extends = \"watts\"\n", &machine("nvl72-ndr", "3"), &machine("nvl72-cxl", "1")].concat();
+    std::fs::write(&prices, rents).unwrap();
+    let priced = format!("{asked} --prices {}", prices.display());
+    let map = json(&format!("{priced} --json --csv {}", csv.display()));
+    for cell in map["cells"].as_array().unwrap().iter().chain([&map["own"]]) {
+        let [money, energy] = &cell["costs"].as_array().unwrap()[..] else { panic!("{cell}") };
+        assert_eq!([&money["name"], &energy["name"]], ["money_usd", "energy_j"]);
+        let dearer = number(&money["times"]) / number(&cell["times"]);
+        assert!((dearer - 3.0).abs() < 1e-9, "a second costs a third: {cell}");
+        let step = [0, 1].map(|at| number(&money["step"][at]));
+        assert!((step[0] / step[1] / number(&money["times"]) - 1.0).abs() < 1e-9, "{cell}");
+    }
+    let head = std::fs::read_to_string(&csv).unwrap().lines().next().unwrap().to_owned();
+    assert!(head.ends_with("energy_times_least,energy_times_most,energy_pays"), "{head}");
+    let text = said(&priced);
+    for part in
+        ["how many times as cheap, by money:", " USD a step, ", "a port costs as much at each bandwidth"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
     let pool = refused("pays --model llama3-8b --gpus 64 --against dgx-h100 --pool 50GB/s");
     assert!(pool.contains("dgx-h100: has no memory nodes"), "{pool}");
     let zero = plan("pays --model llama3-8b --gpus 64 --between 0GB/s");

@@ -11,14 +11,15 @@
 //! A pin is a checked word too: bit 0 is 1, bits 17..49 the slot, bits 49..55 its owner, bit 55 is 0. Slots of two caches may have the same.
 //! A mark is a checked word: the lines of announcements that the process ever used.
 
-use std::collections::BTreeSet;
+mod look;
 
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
-use crate::format::{Geometry, Layout};
 use crate::site::Site;
 use crate::state::LockName;
 use crate::{PoolError, word};
+
+pub(crate) use look::pinned_slots;
 
 const GENERATION_BITS: u32 = 19;
 const SLOT_BITS: u32 = 30;
@@ -79,32 +80,6 @@ impl Announced {
         let same = self.objects[first..].iter().take_while(|(held, _)| *held == object);
         same.fold(self.unclear, |hosts, (_, host)| hosts | host)
     }
-}
-
-/// Owners and slots that processes have pinned, of all caches, as far as one look from outside says.
-pub(crate) fn pinned_slots<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-) -> Result<BTreeSet<(u16, u32)>, PoolError> {
-    let Geometry { hosts, processes, opens, .. } = *layout.geometry();
-    let all = || (0..hosts).flat_map(|host| (0..processes).map(move |slot| (host, ProcessSlot(slot))));
-    all().for_each(|(host, slot)| memory.invalidate(layout.open_mark(host, slot), 8));
-    // SYNC: pairs with the store of the mark in `announce`; a pin that comes later is not of this look.
-    memory.fence_invalidations();
-    let mut pinned = BTreeSet::new();
-    for (host, slot) in all() {
-        let lines = word::open(memory.load(layout.open_mark(host, slot))?).unwrap_or(u64::MAX);
-        let words = lines.saturating_mul(WORDS_PER_LINE.into()).min(opens.into());
-        let first = layout.announcement(host, slot, 0);
-        memory.invalidate(first, words * 8);
-        // SYNC: pairs with `announce`; a pin that comes later is not of this look.
-        memory.fence_invalidations();
-        for index in 0..words {
-            let announced = word::open(memory.load(first.word(index))?).map(Announcement);
-            pinned.extend(announced.and_then(Announcement::pinned));
-        }
-    }
-    Ok(pinned)
 }
 
 /// The announcements of the processes of a pool.
@@ -253,27 +228,6 @@ impl<'a, M: Memory> Opens<'a, M> {
         }
         announced.objects.sort_unstable();
         Ok(announced)
-    }
-
-    /// The processes of all hosts that announce `object`, as far as one look says.
-    pub(crate) fn announcers(&self, object: Announcement) -> Result<Vec<(u16, ProcessSlot)>, PoolError> {
-        let (site, memory, opens) = (self.0, self.0.memory, self.0.layout.geometry().opens);
-        let mut announcers = vec![];
-        for host in 0..site.layout.geometry().hosts {
-            for slot in site.slots() {
-                let first = site.layout.announcement(host, slot, 0);
-                memory.invalidate(first, u64::from(opens) * 8);
-                // SYNC: pairs with `announce`; an announcement that comes later is not of this look.
-                memory.fence_invalidations();
-                for index in 0..u64::from(opens) {
-                    if word::open(memory.load(first.word(index))?) == Some(object.0) {
-                        announcers.push((host, slot));
-                        break;
-                    }
-                }
-            }
-        }
-        Ok(announcers)
     }
 
     fn load(&self, host: u16, slot: ProcessSlot, lines: u32, into: &mut Announced) -> Result<(), PoolError> {

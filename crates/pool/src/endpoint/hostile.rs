@@ -47,6 +47,12 @@ fn options() -> EndpointOptions {
     }
 }
 
+/// A send buffer of the peer: the slot and generation of its object, and where it lies.
+struct SendBuffer {
+    entry: (u32, u64),
+    place: Offset,
+}
+
 /// Runs the script `bytes`.
 ///
 /// # Panics
@@ -71,12 +77,14 @@ pub fn drive(bytes: &[u8]) {
     let producer =
         Producer::new(pools[1].memory().clone(), options().small_ring, place, link(&pools[1], 0, None));
     let news = map.news_byte(1, 0);
-    peer.stock.has_buffers(&pools[1], &options()).expect("there is room");
+    let entry =
+        peer.stock.make_buffers(&pools[1], &options()).expect("there is room").expect("there are some");
     let (_, place) = peer.stock.take_buffer(&options()).expect("one is free");
+    let buffer = SendBuffer { entry, place };
     victim.progress().expect("the peer has said nothing yet");
     pools[1].memory().store(map.sender_word(1, 0), sender_said(peer.address().generation));
     let mut script = Script(bytes);
-    converse(&mut victim, number, &mut producer.with_summary(news, 0), place, &mut script);
+    converse(&mut victim, number, &mut producer.with_summary(news, 0), &buffer, &mut script);
     pools[1].close(ring);
 }
 
@@ -84,7 +92,7 @@ fn converse(
     victim: &mut Victim,
     peer: u32,
     hostile: &mut Producer<Heap, Alive>,
-    buffer: Offset,
+    buffer: &SendBuffer,
     script: &mut Script<'_>,
 ) {
     let (mut lent, mut context) = (0, 0);
@@ -128,15 +136,16 @@ fn converse(
 }
 
 /// Says something that is almost what an endpoint says.
-fn say(hostile: &mut Producer<Heap, Alive>, buffer: Offset, script: &mut Script<'_>) {
-    let what = u64::from(script.byte() % 14);
+fn say(hostile: &mut Producer<Heap, Alive>, buffer: &SendBuffer, script: &mut Script<'_>) {
+    let what = u64::from(script.byte() % 15);
     let label = u64::from(script.byte() & 0x81) << 7 | u64::from(script.byte() % 4) << 16;
     let (number, part) = (script.near(0), u64::from(script.byte() % 4));
     let label = if what < 8 { label } else { 0 };
     let tag = if what == 4 || what == 8 { number << OFFSET_BITS | script.near(part * 64) } else { number };
     let words = match what {
         6 => bytes_of(script.near(ROOM as u64) << (64 - OFFSET_BITS) | number, script.near(BYTES / 2)),
-        8 => bytes_of(script.near(buffer.0), script.near(part) << 32 | script.near(64)),
+        8 => bytes_of(script.near(buffer.place.0), script.near(part) << 32 | script.near(64)),
+        14 => bytes_of(script.near(buffer.entry.0.into()), script.near(buffer.entry.1)),
         _ => bytes_of(script.near(0), script.near(ROOM as u64)),
     };
     let other = [3; 64];

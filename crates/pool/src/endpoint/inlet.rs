@@ -1,15 +1,15 @@
 //! The rings on which messages come, and how an endpoint learns of them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use polder_mem::{Bell, LINE, Memory, Offset};
 
 use super::place::{
-    HeldEndpoint, Map, block_of, find_ring, generation_bits, hold_block, hold_buffers, hold_endpoint,
-    realm_of, ring_name, small_generation, split_word,
+    HeldEndpoint, Map, block_of, find_ring, generation_bits, hold_block, hold_endpoint, realm_of, ring_name,
+    small_generation, split_word,
 };
 use super::stock::can_open_more;
-use super::wire::Shared;
 use super::{Address, EndpointOptions};
 use crate::object::Object;
 use crate::ring::{Consumer, Envelope, RingLink, RingPlace};
@@ -21,6 +21,8 @@ use crate::{Peer, Pool, PoolError};
 /// Looks in vain after which an endpoint looks for senders that are new: so many at first, and twice as many after each search
 /// that found nobody, which reads a line of every host.
 const LOOKS_A_SEARCH: u32 = 64;
+/// Looks in vain after which an endpoint reads the news of all hosts, a line or two of each, and not of those alone that it hears.
+const LOOKS_A_READ: u32 = 64;
 /// With more senders an endpoint reads first which of them have news, and else looks at each.
 const LOOKED_AT: usize = 2;
 
@@ -35,8 +37,8 @@ struct Hearing {
     endpoint: HeldEndpoint,
     /// With the sender's block, unless that lies in its endpoint.
     blocks: Option<SharedObject>,
-    /// The sender's send buffers, once it has offered to use them.
-    buffers: Option<SharedObject>,
+    /// The slot and generation of the sender's send buffers, once it has told them.
+    buffers: Option<(u32, u64)>,
     /// The ring that the pair has for itself.
     ring: Option<Object>,
 }
@@ -79,6 +81,8 @@ impl<M: Memory> Inlet<M> {
 /// A line of the news, with the bytes of the senders of one host.
 struct NewsLine {
     at: Offset,
+    /// Whether a sender that is or was heard has a byte of it.
+    is_heard: bool,
     /// What its words said when they were last read.
     seen: [u64; WORDS],
     /// The ring of the sender that has the byte now.
@@ -93,7 +97,7 @@ pub(super) struct Inlets<M> {
     rings: Vec<Inlet<M>>,
     /// The ring of each sender that was ever heard.
     heard: BTreeMap<Address, usize>,
-    /// The lines of the news that have the byte of a sender that is heard, by where they lie.
+    /// The lines of the news of all hosts that were met, by where they lie.
     news: BTreeMap<Offset, usize>,
     lines: Vec<NewsLine>,
     /// The generation of the sender that was heard last at each place, as far as its word says that.
@@ -102,6 +106,8 @@ pub(super) struct Inlets<M> {
     listed: VecDeque<usize>,
     left: usize,
     idle: u32,
+    /// Whether the next look reads the news of all hosts.
+    reads_news: bool,
     looks_a_search: u32,
     looks_at_most: u32,
     rings_bells: bool,
@@ -121,6 +127,7 @@ impl<M: Memory> Inlets<M> {
             listed: VecDeque::new(),
             left: 0,
             idle: LOOKS_A_SEARCH,
+            reads_news: false,
             looks_a_search: LOOKS_A_SEARCH,
             looks_at_most: options.calls_a_search,
             rings_bells: options.rings_bells,
@@ -132,9 +139,18 @@ impl<M: Memory> Inlets<M> {
         self.idle = self.looks_a_search;
     }
 
+    /// Lets the next look read the news of all hosts, which says of a sender that is new.
+    pub(super) fn read_news_next(&mut self) {
+        self.reads_news = true;
+    }
+
     /// Begins a round over the rings, and finds new ones now and then.
     pub(super) fn look(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         self.idle += 1;
+        let reads_all = std::mem::take(&mut self.reads_news) || self.idle.is_multiple_of(LOOKS_A_READ);
+        if reads_all || !self.looks_at_all() {
+            self.read_news(reads_all)?;
+        }
         if self.idle >= self.looks_a_search {
             self.idle = 0;
             let known = self.rings.len();
@@ -142,11 +158,12 @@ impl<M: Memory> Inlets<M> {
             let has_new = self.rings.len() > known;
             let looks = if has_new { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
             self.looks_a_search = looks.min(self.looks_at_most);
+            if has_new && !self.looks_at_all() {
+                self.read_news(false)?;
+            }
         }
         if self.looks_at_all() {
             (0..self.rings.len()).for_each(|inlet| self.list(inlet));
-        } else {
-            self.read_news()?;
         }
         self.left = self.listed.len();
         Ok(())
@@ -160,7 +177,9 @@ impl<M: Memory> Inlets<M> {
     /// Whether a round would find nothing; if so, it counts as one. With many senders it says nothing.
     #[inline(always)]
     pub(super) fn is_still(&mut self) -> Result<bool, PoolError> {
-        if self.idle + 1 >= self.looks_a_search || !self.looks_at_all() {
+        let looks = self.idle + 1;
+        let reads_news = self.reads_news || looks.is_multiple_of(LOOKS_A_READ);
+        if reads_news || looks >= self.looks_a_search || !self.looks_at_all() {
             return Ok(false);
         }
         for ring in self.rings.iter_mut().filter(|ring| ring.hearing.is_some()) {
@@ -210,27 +229,20 @@ impl<M: Memory> Inlets<M> {
         own.filter(|_| *speaks_on_own).map_or(*place, Object::at)
     }
 
-    /// Opens what a sender has, for this endpoint to read there; whether it can. The inner error says what no correct endpoint writes.
-    pub(super) fn open_shared(
+    /// Opens the ring that a sender has for this pair; whether it can. The inner error says what no correct endpoint writes.
+    pub(super) fn open_ring(
         &mut self,
         pool: &Pool<M>,
         inlet: usize,
-        shared: Shared,
     ) -> Result<Result<bool, &'static str>, PoolError> {
         let ring = &self.rings[inlet];
-        let can_open = can_open_more(pool);
-        let opened = match (shared, &ring.hearing, &ring.other) {
-            (Shared::Ring, Some(Hearing { ring: None, .. }), None) if can_open => {
-                self.open_own_ring(pool, inlet)
-            }
-            (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) if can_open => {
-                self.open_buffers(pool, inlet)
-            }
-            (Shared::Ring, Some(Hearing { ring: None, .. }), None)
-            | (Shared::Buffers, Some(Hearing { buffers: None, .. }), _) => return Ok(Ok(false)),
-            _ => return Ok(Err("message of what is to be opened")),
+        let (Some(Hearing { ring: None, .. }), None) = (&ring.hearing, &ring.other) else {
+            return Ok(Err("message of a ring that is to be opened"));
         };
-        match opened {
+        if !can_open_more(pool) {
+            return Ok(Ok(false));
+        }
+        match self.open_own_ring(pool, inlet) {
             Ok(()) => Ok(Ok(true)),
             // Too much is open, or its sender has left: its small ring goes on.
             Err(
@@ -238,29 +250,41 @@ impl<M: Memory> Inlets<M> {
                 | PoolError::Timeout { .. }
                 | PoolError::NotFound { .. }),
             ) => {
-                tracing::debug!(%error, sender = ?self.rings[inlet].sender, ?shared, "not opened");
+                tracing::debug!(%error, sender = ?self.rings[inlet].sender, "no ring of its own");
                 Ok(Ok(false))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn open_buffers(&mut self, pool: &Pool<M>, inlet: usize) -> Result<(), PoolError> {
-        let Inlet { sender, hearing, .. } = &mut self.rings[inlet];
-        let held = hold_buffers(pool, *sender)?;
-        if let Some(unused) = hearing.as_mut().and_then(|hearing| hearing.buffers.replace(held)) {
-            pool.let_go(unused);
+    /// Learns where the send buffers of a sender are; the error says what no correct endpoint writes.
+    pub(super) fn learn_buffers(
+        &mut self,
+        pool: &Pool<M>,
+        inlet: usize,
+        [slot, generation]: [u64; 2],
+    ) -> Result<(), &'static str> {
+        let slot = u32::try_from(slot).ok().filter(|&slot| slot < pool.layout().slots());
+        match (&mut self.rings[inlet].hearing, slot) {
+            (Some(Hearing { buffers: buffers @ None, .. }), Some(slot)) => {
+                *buffers = Some((slot, generation));
+                Ok(())
+            }
+            _ => Err("message of send buffers"),
         }
-        Ok(())
     }
 
-    /// Whether a piece of a message may lie there: in the send buffers of the sender.
-    pub(super) fn is_inside(&self, inlet: usize, at: Offset, bytes: u64) -> bool {
-        let hearing = self.rings[inlet].hearing.as_ref();
-        hearing.and_then(|hearing| hearing.buffers.as_ref()).is_some_and(|buffers| {
-            let (start, end) = (buffers.at(), buffers.at() + buffers.bytes());
-            at >= start && at.0.checked_add(bytes).is_some_and(|last| last <= end.0)
-        })
+    /// Where the sender's send buffers lie; nothing where they are no longer its own. They are not held open: what was copied out before
+    /// counts if they are there yet.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when it has told of none; [`PoolError::Memory`].
+    pub(super) fn find_buffers(&self, pool: &Pool<M>, inlet: usize) -> Result<Option<Range<u64>>, PoolError> {
+        let Inlet { sender, hearing, .. } = &self.rings[inlet];
+        let told = hearing.as_ref().and_then(|hearing| hearing.buffers);
+        let (slot, generation) =
+            told.ok_or(PoolError::Corrupt { offset: self.place(inlet), what: "message piece" })?;
+        pool.find_place(sender.host, slot, generation)
     }
 
     /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
@@ -329,9 +353,9 @@ impl<M: Memory> Inlets<M> {
 
     /// Lets go of a ring.
     pub(super) fn close(&mut self, pool: &Pool<M>, inlet: usize) {
-        if let Some(Hearing { endpoint, blocks, buffers, ring }) = self.rings[inlet].hearing.take() {
+        if let Some(Hearing { endpoint, blocks, ring, .. }) = self.rings[inlet].hearing.take() {
             ring.into_iter().for_each(|ring| pool.close(ring));
-            blocks.into_iter().chain(buffers).for_each(|object| pool.let_go(object));
+            blocks.into_iter().for_each(|object| pool.let_go(object));
             pool.let_go(endpoint.object);
         }
     }
@@ -347,15 +371,16 @@ impl<M: Memory> Inlets<M> {
         (0..self.rings.len()).for_each(|inlet| self.close(pool, inlet));
     }
 
-    /// Reads afresh how much each sender says that it has published, with one fence for all.
+    /// Reads afresh how much each sender says that it has published, with one fence for all: those of the hosts that are heard, or of
+    /// all hosts.
     // SYNC: sees what `Out::publish` of the producers stored in their bytes.
-    fn read_news(&mut self) -> Result<(), PoolError> {
-        for line in &self.lines {
+    fn read_news(&mut self, of_all: bool) -> Result<(), PoolError> {
+        for line in self.lines.iter().filter(|line| of_all || line.is_heard) {
             self.memory.invalidate(line.at, LINE);
         }
-        // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
+        // What a sender said before it left counts: whoever has seen that it is gone looks here for the last time.
         self.memory.fence_invalidations();
-        for line in &mut self.lines {
+        for line in self.lines.iter_mut().filter(|line| of_all || line.is_heard) {
             let seen = std::mem::replace(&mut line.seen, self.memory.load_line(line.at)?);
             for (index, (before, now)) in seen.into_iter().zip(line.seen).enumerate() {
                 if before == now {
@@ -388,6 +413,11 @@ impl<M: Memory> Inlets<M> {
         let geometry = *pool.layout().geometry();
         let present = pool.hosts_present()?;
         let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
+        for host in hosts.clone() {
+            for port in (0..geometry.processes).step_by(SENDERS as usize) {
+                self.line_of(self.own.news_byte(host, port));
+            }
+        }
         let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
         let words: Vec<_> =
             ports.map(|(host, port)| ((host, port), self.own.sender_word(host, port))).collect();
@@ -482,15 +512,27 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
-    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
-        let at = byte.line();
+    /// The number of this line of the news.
+    fn line_of(&mut self, at: Offset) -> usize {
         let next = self.lines.len();
         let line = *self.news.entry(at).or_insert(next);
         if line == next {
-            self.lines.push(NewsLine { at, seen: [0; WORDS], rings: [None; SENDERS as usize] });
+            self.lines.push(NewsLine {
+                at,
+                is_heard: false,
+                seen: [0; WORDS],
+                rings: [None; SENDERS as usize],
+            });
         }
+        line
+    }
+
+    /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
+    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
+        let at = byte.line();
+        let line = self.line_of(at);
         let index = (byte.0 - at.0) as usize;
+        self.lines[line].is_heard = true;
         self.lines[line].seen[index / 8] = 0;
         self.lines[line].rings[index].replace(ring)
     }

@@ -8,7 +8,7 @@ use slab::Slab;
 use super::inlet::{Alive, link};
 use super::place::{HeldEndpoint, Map, create_ring, hold_endpoint, realm_of, ring_name, sender_said};
 use super::stock::Stock;
-use super::wire::{Note, Shared, UNASKED, bytes_of, offered, piece_of};
+use super::wire::{Note, UNASKED, bytes_of, offered, piece_of};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, LOOK, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
@@ -49,8 +49,8 @@ pub(super) enum Control {
     Credit(u64),
     /// What lay in the send buffer of this number was taken.
     Taken(u32),
-    /// What the peer has is open, or cannot be opened.
-    Opened(Shared, bool),
+    /// The peer's ring for the pair is open, or cannot be opened.
+    Opened(bool),
 }
 
 impl Control {
@@ -115,14 +115,12 @@ enum Stage {
 /// Whether the peer reads parts of messages in this endpoint's send buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Buffers {
-    /// It was not asked: there was no need.
-    Unasked,
-    /// It has not answered.
-    Asked,
+    /// It was not told of them: there was no need.
+    Untold,
     /// It does.
-    Read,
-    /// It cannot, or there are none.
-    Unread,
+    Told,
+    /// There are none.
+    Missing,
 }
 
 impl<M> OwnRing<M> {
@@ -194,7 +192,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     pub(super) fn is_owing(&mut self) -> bool {
         let is_copied = |(_, sending): (usize, &Sending<B, C>)| matches!(sending.load, Load::Copied(_));
         let is_met = |outlet: &mut Outlet<M>| outlet.is_met().unwrap_or(true);
-        // It may not hold the send buffers open yet.
+        // It does not hold the send buffers open.
         let is_lent = !self.lent.is_empty();
         !self.is_quiet()
             || is_lent
@@ -284,7 +282,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(receive, room)),
             Control::Credit(taken) => (Note::Credit, bytes_of(taken, 0)),
             Control::Taken(buffer) => (Note::Taken { buffer }, bytes_of(0, 0)),
-            Control::Opened(shared, could) => (Note::Opened(shared, could), bytes_of(0, 0)),
+            Control::Opened(could) => (Note::Opened(could), bytes_of(0, 0)),
         };
         let (kind, tag) = note.encode();
         let pushed = outlet.producer().try_push(kind, tag, &bytes)?;
@@ -360,7 +358,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         if !outlet.producer().has_slot()? {
             return Ok(false);
         }
-        let may_lie_there = outlet.buffers == Buffers::Read && !is_short && !outlet.has_own();
+        let may_lie_there = outlet.buffers == Buffers::Told && !is_short && !outlet.has_own();
         let buffer = if may_lie_there { stock.take_buffer(options) } else { None };
         let pushed = match buffer {
             Some((buffer, at)) => {
@@ -432,28 +430,22 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         found.map(|index| self.lent.swap_remove(index)).ok_or("message buffer")
     }
 
-    /// The peer has opened what it was asked to, or cannot: then the small ring goes on. The error says what of it no correct
-    /// endpoint writes.
+    /// The peer has opened the ring for the pair, or cannot: then the small ring goes on. The error says what of it no correct endpoint
+    /// writes.
     pub(super) fn opened(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
         stock: &mut Stock,
-        (shared, could): (Shared, bool),
+        could: bool,
     ) -> Result<(), &'static str> {
-        let unasked = "message of what was opened";
-        let Some(outlet) = &mut self.outlet else { return Err(unasked) };
-        match (shared, &mut outlet.own) {
-            (Shared::Ring, Some(own)) if own.stage == Stage::Offered => {
-                own.stage = Stage::Met;
-                if !could {
-                    outlet.give_back(pool, options, stock);
-                }
-            }
-            (Shared::Buffers, _) if outlet.buffers == Buffers::Asked => {
-                outlet.buffers = if could { Buffers::Read } else { Buffers::Unread };
-            }
-            _ => return Err(unasked),
+        let outlet = self.outlet.as_mut();
+        let Some(outlet) = outlet.filter(|outlet| outlet.stage() == Some(Stage::Offered)) else {
+            return Err("message that a ring was opened");
+        };
+        match &mut outlet.own {
+            Some(own) if could => own.stage = Stage::Met,
+            _ => outlet.give_back(pool, options, stock),
         }
         Ok(())
     }
@@ -594,7 +586,7 @@ impl<M: Memory> Outlet<M> {
             small,
             small_shape: options.small_ring,
             own: None,
-            buffers: Buffers::Unasked,
+            buffers: Buffers::Untold,
             passed: 0,
             asks_at: options.short_talk,
             has_asked: false,
@@ -613,6 +605,10 @@ impl<M: Memory> Outlet<M> {
     #[inline]
     fn has_own(&self) -> bool {
         self.own.as_ref().is_some_and(OwnRing::speaks)
+    }
+
+    fn stage(&self) -> Option<Stage> {
+        self.own.as_ref().map(|own| own.stage)
     }
 
     /// Whether the peer is to be told something of the pair's own ring.
@@ -674,13 +670,13 @@ impl<M: Memory> Outlet<M> {
         longest: u64,
     ) -> Result<bool, PoolError> {
         if self.own.is_none() {
-            return self.offer_buffers(pool, options, stock, longest);
+            return self.tell_buffers(pool, options, stock, longest);
         }
         let Some(own) = self.own.as_mut().filter(|own| !matches!(own.stage, Stage::Offered | Stage::Speaks))
         else {
             return Ok(true);
         };
-        let note = if own.stage == Stage::Made { Note::Open(Shared::Ring) } else { Note::Moved };
+        let note = if own.stage == Stage::Made { Note::Open } else { Note::Moved };
         let (kind, tag) = note.encode();
         let producer = if own.stage == Stage::Idle { &mut own.producer } else { &mut self.small };
         if !producer.try_push(kind, tag, &bytes_of(0, 0))? {
@@ -704,25 +700,24 @@ impl<M: Memory> Outlet<M> {
         Ok(true)
     }
 
-    /// Asks the peer to read in the send buffers, if a message is long and the pair has no ring of its own; whether nothing is left
-    /// to tell.
-    fn offer_buffers(
+    /// Tells the peer of the send buffers, if a message is long and the pair has no ring of its own; whether nothing is left to tell.
+    fn tell_buffers(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
         stock: &mut Stock,
         longest: u64,
     ) -> Result<bool, PoolError> {
-        if self.buffers != Buffers::Unasked || longest <= self.small_shape.cell_bytes() {
+        if self.buffers != Buffers::Untold || longest <= self.small_shape.cell_bytes() {
             return Ok(true);
         }
-        if !stock.has_buffers(pool, options)? {
-            self.buffers = Buffers::Unread;
+        let Some((slot, generation)) = stock.make_buffers(pool, options)? else {
+            self.buffers = Buffers::Missing;
             return Ok(true);
-        }
-        let (kind, tag) = Note::Open(Shared::Buffers).encode();
-        let pushed = self.small.try_push(kind, tag, &bytes_of(0, 0))?;
-        self.buffers = if pushed { Buffers::Asked } else { Buffers::Unasked };
+        };
+        let (kind, tag) = Note::Buffers.encode();
+        let pushed = self.small.try_push(kind, tag, &bytes_of(slot.into(), generation))?;
+        self.buffers = if pushed { Buffers::Told } else { Buffers::Untold };
         Ok(pushed)
     }
 

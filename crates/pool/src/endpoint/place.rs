@@ -392,14 +392,6 @@ pub(super) fn create_buffers<M: Memory>(
     owned::create_unfilled(pool, &name, 2 * ALIGNED + bytes, Kind::Blocks, [0; 3])
 }
 
-/// Holds the object of the send buffers of an endpoint open.
-///
-/// # Errors
-/// Those of [`Pool::open`].
-pub(super) fn hold_buffers<M: Memory>(pool: &Pool<M>, address: Address) -> Result<SharedObject, PoolError> {
-    pool.share(&blocks_name(pool.member().job, address, 0), |_| true)
-}
-
 /// Where the first block lies in an object of blocks that starts at `at`.
 pub(super) fn first_block(at: Offset) -> Offset {
     Offset((at + LINE).0.next_multiple_of(ALIGNED))

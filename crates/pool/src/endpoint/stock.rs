@@ -206,12 +206,12 @@ impl Stock {
         memory.sfence();
     }
 
-    /// Whether there are send buffers, which it makes at first.
-    pub(super) fn has_buffers<M: Memory>(
+    /// The slot and generation of the send buffers, which it makes at first; nothing where there are none.
+    pub(super) fn make_buffers<M: Memory>(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,
-    ) -> Result<bool, PoolError> {
+    ) -> Result<Option<(u32, u64)>, PoolError> {
         if self.buffers.is_none() && !self.free.is_empty() && can_open_more(pool) {
             let bytes = u64::from(options.send_buffers) * options.ring.cell_bytes();
             match create_buffers(pool, self.address, bytes) {
@@ -227,7 +227,7 @@ impl Stock {
                 }
             }
         }
-        Ok(self.buffers.is_some())
+        Ok(self.buffers.as_ref().map(|buffers| (buffers.slot, buffers.generation())))
     }
 
     /// A send buffer, if one is free: its number and where it lies.

@@ -13,9 +13,10 @@
 //! | 8 piece | as of a part | where in the sender's send buffers it lies; bits 0..32 its bytes, bits 32..64 number of the send buffer, 8 bytes each |
 //! | 9 taken | number of the send buffer of a piece that was copied out | 16 zeros |
 //! | 10 moved | 0 | 16 zeros; the last on this ring of the pair for now: it goes on in its other one |
-//! | 11 open | 0 a ring for the pair alone, 1 the sender's send buffers | 16 zeros; the receiver is to open that, and to answer |
-//! | 12 opened | bit 0 as of an open; bit 1 whether it could | 16 zeros |
+//! | 11 open | 0 | 16 zeros; the receiver is to open the ring that is for the pair alone, and to answer |
+//! | 12 opened | 1 if it could, else 0 | 16 zeros |
 //! | 13 unasked | the label's | bytes of the message, and 0, 8 bytes each; its parts come as those of receive 2^24 - 1 |
+//! | 14 buffers | 0 | slot of the entry of the sender's send buffers, and their generation, 8 bytes each |
 //!
 //! If it is of an eager or unasked message, a request of either sort or an offer, the kind has more bits: bits 8..16 are the
 //! label's kind, bits 16..48 its data, and bit 7 is 1 if there is data.
@@ -49,21 +50,7 @@ const MOVED: u64 = 10;
 const OPEN: u64 = 11;
 const OPENED: u64 = 12;
 const COMES: u64 = 13;
-
-/// What a receiver opens of a sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shared {
-    /// The ring that the pair has for itself.
-    Ring = 0,
-    /// The send buffers.
-    Buffers = 1,
-}
-
-impl Shared {
-    fn decode(bit: u64) -> Self {
-        if bit & 1 == 0 { Self::Ring } else { Self::Buffers }
-    }
-}
+const BUFFERS: u64 = 14;
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +75,12 @@ pub(super) enum Note {
     Taken { buffer: u32 },
     /// The sender goes on in the other ring of the pair.
     Moved,
-    /// The receiver is to open this.
-    Open(Shared),
+    /// The receiver is to open the ring that the pair has for itself.
+    Open,
     /// It has, or cannot.
-    Opened(Shared, bool),
+    Opened(bool),
+    /// Where the sender's send buffers are.
+    Buffers,
     /// A whole message comes in parts, unasked.
     Unasked(Label),
 }
@@ -111,8 +100,9 @@ impl Note {
             Self::Piece { receive, offset } => (PIECE, receive << OFFSET_BITS | offset),
             Self::Taken { buffer } => (TAKEN, buffer.into()),
             Self::Moved => (MOVED, 0),
-            Self::Open(shared) => (OPEN, shared as u64),
-            Self::Opened(shared, could) => (OPENED, shared as u64 | u64::from(could) << 1),
+            Self::Open => (OPEN, 0),
+            Self::Opened(could) => (OPENED, could.into()),
+            Self::Buffers => (BUFFERS, 0),
             Self::Unasked(label) => (COMES | kind_of(&label), label.tag),
         }
     }
@@ -134,8 +124,9 @@ impl Note {
             }
             TAKEN if kind == TAKEN => Some(Self::Taken { buffer: u32::try_from(tag).ok()? }),
             MOVED if kind == MOVED => Some(Self::Moved),
-            OPEN if kind == OPEN && tag < 2 => Some(Self::Open(Shared::decode(tag))),
-            OPENED if kind == OPENED && tag < 4 => Some(Self::Opened(Shared::decode(tag), tag & 2 != 0)),
+            OPEN if kind == OPEN && tag == 0 => Some(Self::Open),
+            OPENED if kind == OPENED && tag < 2 => Some(Self::Opened(tag == 1)),
+            BUFFERS if kind == BUFFERS && tag == 0 => Some(Self::Buffers),
             COMES => Some(Self::Unasked(label_of(kind, tag)?)),
             _ => None,
         }
@@ -208,10 +199,10 @@ mod tests {
             Note::Piece { receive: RECEIVES as u64 - 1, offset: LONGEST },
             Note::Taken { buffer: u32::MAX },
             Note::Moved,
-            Note::Open(Shared::Ring),
-            Note::Open(Shared::Buffers),
-            Note::Opened(Shared::Ring, true),
-            Note::Opened(Shared::Buffers, false),
+            Note::Open,
+            Note::Opened(true),
+            Note::Opened(false),
+            Note::Buffers,
             Note::Unasked(label(Some(1))),
         ];
         for note in notes {
@@ -225,7 +216,7 @@ mod tests {
         let data_unsaid = EAGER | 1 << DATA_BITS;
         for kind in [
             0,
-            14,
+            15,
             GRANT | HAS_DATA,
             PART | 1 << 8,
             CREDIT | HAS_DATA,
@@ -236,8 +227,9 @@ mod tests {
             assert_eq!(Note::decode(&Envelope { kind, tag: 0, bytes: 0 }), None, "{kind}");
         }
         assert_eq!(words_of(bytes_of(1, u64::MAX)), [1, u64::MAX]);
-        assert_eq!(Note::decode(&Envelope { kind: OPEN, tag: 2, bytes: 0 }), None);
-        assert_eq!(Note::decode(&Envelope { kind: OPENED, tag: 4, bytes: 0 }), None);
+        for (kind, tag) in [(OPEN, 1), (OPENED, 2), (BUFFERS, 1)] {
+            assert_eq!(Note::decode(&Envelope { kind, tag, bytes: 0 }), None, "{kind}");
+        }
         assert_eq!(buffer_of(piece_of(u32::MAX, 7)), (u32::MAX, 7));
 
         assert_eq!(offered(9, LONGEST).map(offer_of), Some((9, LONGEST)));

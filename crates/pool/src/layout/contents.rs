@@ -102,7 +102,7 @@ fn first_byte<M: Memory>(memory: &M, part: Range<u64>) -> Result<Option<Offset>,
 
 fn read<M: Memory>(memory: &M, at: Offset, into: &mut [u8]) -> Result<(), PoolError> {
     memory.invalidate(at, into.len() as u64);
-    // HARMLESS(fence_invalidations -> sfence -> drop): what another host is writing meanwhile is lost whatever is read.
+    // SYNC: pairs with the fence of a host that has wiped the region.
     memory.fence_invalidations();
     Ok(memory.copy_out(at, into)?)
 }

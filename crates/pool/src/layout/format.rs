@@ -1,4 +1,4 @@
-//! The on-media format, version 5.
+//! The on-media format, version 6.
 //!
 //! Everything is little-endian. A region holds, from offset 0:
 //!
@@ -20,7 +20,7 @@
 //! | byte | size | what |
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
-//! | 8 | 4 | version, 5 |
+//! | 8 | 4 | version, 6 |
 //! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software, 3 hdm-db |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
@@ -85,7 +85,7 @@ const VERSION_BITS: u32 = 32;
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
 /// The format that this program reads and writes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The superblock's size in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.
@@ -342,11 +342,13 @@ pub fn format_as<M: Memory>(
     if overwrite != Overwrite::Zeros {
         zero(memory, Offset(LINE), layout.chunk_area.0 - LINE)?;
     }
+    // SYNC: the fence of the second line comes between the zeros and the first line, by which `read_superblock` goes.
     line::announce(memory, Offset(LINE), &superblock.division(&layout));
     line::announce(memory, Offset(0), &superblock.identity());
     Ok(superblock)
 }
 
+/// Zeros bytes. They are in memory behind the caller's next fence.
 fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError> {
     const PIECE: u64 = 1 << 16;
     let zeros = vec![0; PIECE.min(bytes) as usize];
@@ -355,8 +357,6 @@ fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError
         memory.copy_in(from + done, &zeros[..piece as usize])?;
         memory.write_back(from + done, piece);
     }
-    // SYNC: the zeros are in memory before `line::announce` of the superblock; pairs with `read_superblock`.
-    memory.mfence();
     Ok(())
 }
 

@@ -100,6 +100,9 @@ fn in_pool(seed: u64) -> Outcome {
 }
 
 fn mixed(seed: u64) -> Outcome {
+    if Dice::new(seed, 29).roll(8) == 0 {
+        return left(seed);
+    }
     let mut dice = Dice::new(seed, 4);
     let scene = Scene::new(seed, &mut dice, 4, tiny(6144), 0);
     let ranks = scene.size() as u64;
@@ -122,6 +125,31 @@ fn mixed(seed: u64) -> Outcome {
             // Others may have gone on to the mismatch, and have given up there.
             (Err(PoolError::GaveUp { .. }), Some(_)) => Ok(()),
             (done, _) => done,
+        }
+    })
+}
+
+/// Two ranks call different operations that wait for nobody, and leave: one of them at least is told. It may be stopped meanwhile.
+fn left(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 4);
+    // Whoever wakes the other, or looks at another host on software, fences anyhow.
+    let mut scene = match dice.roll(3) {
+        0 => Scene::new(seed, &mut dice, 2, tiny(128), 0),
+        _ => Scene::apart(seed, tiny(128)),
+    };
+    let (ended, told) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let (all, some) = (Rc::clone(&ended), Rc::clone(&told));
+    // A rank that dies tells nobody.
+    scene.world.check(0, move |_| assert!(all.get() < 2 || some.get() > 0, "nobody is told of a mismatch"));
+    scene.run(&mut dice, 60, move |group| {
+        let called = group.broadcast(group.rank(), Dtype::U64, &mut [7; 8]);
+        group.leave();
+        let left = called.and_then(|()| group.compare_last());
+        told.set(told.get() + u32::from(left.is_err()));
+        ended.set(ended.get() + 1);
+        match left {
+            Err(PoolError::Mismatch { .. } | PoolError::GaveUp { .. }) => Ok(()),
+            left => left,
         }
     })
 }

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use polder_mem::ProcessSlot;
 use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Suite, ThreadId};
+use polder_mem::{Coherence, ProcessSlot};
 
 use self::history::{End, History, Id, What};
 use super::group::{Dice, harmless};
@@ -67,6 +67,22 @@ pub(super) fn canaries() -> Vec<Suite> {
             "a look-up waits for a line that a dead writer has left",
             |seed| Deviation::WaitForHalfWritten.during(|| scenes::unattended(seed)),
         ),
+        // The kinds of bugs that CXLMC seeds in RECIPE's indexes and CXL-SHM. Where caches are coherent, only a death shows the first two.
+        Suite::new(
+            "directory-one-line",
+            "on hdm-db, of a header of two lines the first is written back before its entry is live",
+            |seed| Deviation::WritesBackOneLine.during(|| scenes::outlive(seed)),
+        )
+        .on(Coherence::HdmDb),
+        Suite::new(
+            "directory-keeps-claims",
+            "on hdm-db, which chunks a host holds stays in its caches while objects in them are live",
+            |seed| Deviation::KeepsClaims.during(|| scenes::outlive(seed)),
+        )
+        .on(Coherence::HdmDb),
+        Suite::new("directory-intends-late", "a slot is taken, and then logged for repair", |seed| {
+            Deviation::IntendsLate.during(|| crashes(seed))
+        }),
     ]
 }
 

@@ -16,6 +16,7 @@ use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_all_clean, pool_of, shape_of};
+use crate::deviation::Deviation;
 use crate::endpoint::{
     Address, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
 };
@@ -37,12 +38,16 @@ pub(super) fn suites() -> Vec<Suite> {
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "endpoints sleep until they are woken, and no message wakes them";
-    vec![Suite::new("endpoint-without-bells", about, |seed| explore(seed, false, false))]
+    let unchecked = "a piece is taken out of send buffers that may be something else by now";
+    vec![
+        Suite::new("endpoint-without-bells", about, |seed| explore(seed, false, false)),
+        Suite::new("endpoint-unchecked", unchecked, |seed| {
+            Deviation::TakesUnchecked.during(|| explore(seed, true, true))
+        }),
+    ]
 }
 
 const HARMLESS: &[Harmless] = &[
-    harmless("endpoint/inlet.rs", "one look at the news", Change::Drop),
-    harmless("endpoint/inlet.rs", "one look at the news", Change::Weaken),
     harmless("endpoint/place.rs", "the blocks of the dead", Change::Drop),
     harmless("endpoint/place.rs", "the blocks of the dead", Change::Weaken),
     harmless("endpoint/place.rs", "one look at what the dead said", Change::Drop),
@@ -210,10 +215,12 @@ struct Witness {
     room: Room,
     /// Who dies.
     victim: Option<usize>,
+    /// Whether the others come for its messages when it may be dead, or gone.
+    comes_late: bool,
     /// Whether the first endpoint leaves when it is done, and another at its place talks to the second, which stays.
     encore: bool,
     kernels: Kernels,
-    /// Whether the first endpoint leaves when it has offered all, and uses its memory for something else.
+    /// Whether the first endpoint leaves, whatever was taken of its messages, and uses its memory for something else.
     leaves: bool,
     /// How the endpoints sleep when they can only wait, if they do.
     sleeps: Option<Sleep>,
@@ -259,7 +266,9 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
     let messages = 1 + dice.roll(6);
     // All are read in place, and their sender looks at nothing meanwhile.
     let offers = !is_small && dice.roll(4) == 0;
-    let leaves = offers && !crash && dice.roll(3) == 0;
+    // Or all go one way, through send buffers.
+    let go_one_way = offers || is_small && dice.roll(3) == 0;
+    let leaves = go_one_way && !crash && dice.roll(3) == 0;
     let plan = (0..messages).map(|_| {
         let label =
             Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100) as u32) };
@@ -275,7 +284,8 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
                 until: CompleteWhen::Out,
             };
         }
-        let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
+        let pair = (dice.roll(ends) as usize, dice.roll(ends) as usize);
+        let (from, to) = if go_one_way { (0, 1) } else { pair };
         let staged = dice.roll(4) == 0;
         let until = [
             CompleteWhen::Out,
@@ -298,7 +308,7 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
     let shape = shape_of(&POOL.1, kernels, coherence);
     let mut world = World::new(seed, shape);
     let addresses = RefCell::new(vec![None; hosts.len()]);
-    let victim = crash.then(|| if offers { 0 } else { dice.roll(ends) as usize });
+    let victim = crash.then(|| if go_one_way { 0 } else { dice.roll(ends) as usize });
     let encore = !crash && !leaves && dice.roll(3) == 0;
     let slots = if offers { 4 } else { 2 };
     let mut room = Room {
@@ -325,6 +335,7 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
         slots,
         room,
         victim,
+        comes_late: offers || is_small,
         encore,
         kernels,
         leaves,
@@ -344,12 +355,12 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
             world.crash_within(thread, Crash::Process, 1500);
         }
     }
-    let is_used_again = crash && offers;
-    if is_used_again || dice.roll(4) == 0 {
-        let host = if is_used_again { hosts[0] } else { dice.roll(u64::from(HOSTS)) as u16 };
+    let used_again = victim.filter(|_| offers || is_small);
+    if used_again.is_some() || dice.roll(4) == 0 {
+        let host = used_again.map_or_else(|| dice.roll(u64::from(HOSTS)) as u16, |victim| hosts[victim]);
         let pool = world.setup_as(host, SWEEPER, |memory| attach(memory, kernels, host, 40));
         world.spawn(host, SWEEPER, move |_| {
-            for _ in 0..if is_used_again { 12 } else { 3 } {
+            for _ in 0..if used_again.is_some() { 12 } else { 3 } {
                 pool.sweep_job(0).expect("nobody keeps a lock");
                 litter(&pool);
             }
@@ -410,12 +421,16 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     let stage = (lines > 0).then(take);
     let mut free = stage.as_ref().map(PrivateMemory::at);
     let hoard = witness.room.opens.map_or_else(Vec::new, |opens| hoard(&pool, end.address(), opens));
-    if witness.slots > 2 && witness.victim.is_some_and(|victim| victim != number) {
-        // It comes for what it is offered when whoever offered it may be dead.
-        (0..dice.roll(4000)).for_each(|_| pool.memory().pause());
+    let is_late = witness.comes_late
+        && (witness.victim.is_some_and(|victim| victim != number) || witness.leaves && number != 0);
+    if is_late {
+        work(&pool, dice.roll(4000));
     }
     let (mut open, mut received) = (0, BTreeMap::new());
     while open > 0 || !sends.is_empty() || !receives.is_empty() {
+        if is_late && dice.roll(8) == 0 {
+            work(&pool, dice.roll(2000));
+        }
         if witness.asks && dice.roll(8) == 0 {
             ask(&mut end, &peers, dice.roll(peers.len() as u64) as usize, witness);
         }
@@ -433,7 +448,8 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
                         (0..dice.roll(24)).for_each(|_| pool.memory().pause());
                     }
                 }
-                if witness.leaves && number == 0 && sends.is_empty() {
+                let is_time = witness.slots > 2 || dice.roll(4) == 0;
+                if witness.leaves && number == 0 && sends.is_empty() && is_time {
                     return leave(end, stage, &pool, witness);
                 }
             }
@@ -455,6 +471,9 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
             _ => match witness.sleeps.filter(|_| sends.is_empty() && receives.is_empty() && open > 0) {
                 Some(sleep) => over = sleep_until_over(&mut end, sleep),
                 None => {
+                    if dice.roll(4) == 0 {
+                        end.read_news_next();
+                    }
                     end.progress().expect("nobody is evicted");
                     pool.memory().pause();
                 }
@@ -496,6 +515,13 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
         speak_as_the_next(&pool, at, to);
     }
     witness.over.set(witness.over.get() + 1);
+}
+
+/// Does something else meanwhile. Whoever waits so long lets the time pass after which others give up.
+fn work(pool: &Pool<ModelMemory>, steps: u64) {
+    for _ in 0..steps {
+        pool.memory().now();
+    }
 }
 
 /// Asks whether a peer lives, which says no of those only that are dead or have left.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, World};
-use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Bell, Coherence, LINE, Memory, Offset, ProcessSlot};
 
 use crate::PoolError;
 use crate::group::{Group, GroupOptions, RankPlace, extent_bytes};
@@ -96,6 +96,13 @@ impl Scene {
         // Longer than some naps, and shorter than a peer may not have been seen to look.
         let shape = Shape { hosts, oversleep: timeout / 5, stop: timeout, ..Shape::default() };
         Self::on(seed, (0..hosts).collect(), shape, &[Crash::Pause], options, extra)
+    }
+
+    /// A group of two ranks, each with a host and a kernel of its own, on memory that its device keeps coherent: neither a bell nor a look at
+    /// the other fences.
+    pub(super) fn apart(seed: u64, options: GroupOptions) -> Self {
+        let shape = Shape { coherence: Coherence::HdmDb, ..Shape::default() };
+        Self::on(seed, vec![0, 1], shape, &[Crash::Process, Crash::Host, Crash::Pause], options, 0)
     }
 
     /// A group with a rank on each of `hosts`, which may meet `crashes`.

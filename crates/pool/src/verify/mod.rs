@@ -10,6 +10,7 @@ mod deaths;
 mod directory;
 mod endpoint;
 mod group;
+mod inspection;
 mod join;
 mod kv;
 mod local;
@@ -45,6 +46,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(storage::suites());
     suites.extend(attempts::suites());
     suites.extend(kv::suites());
+    suites.extend(inspection::suites());
     suites
 }
 

@@ -1,6 +1,6 @@
 //! Where a fabric between racks pays: the fastest layouts over two fabrics, by the bandwidth of each and of the memory nodes behind one.
 
-use polder_platform::{Bandwidth, Platform, TierId};
+use polder_platform::{Bandwidth, LeftOut, Platform, Prices, Rates, TierId};
 use serde::Serialize;
 
 use super::request::{Request, RequestError, UNPROVED_DIFFERENCE};
@@ -20,6 +20,8 @@ pub struct PaysQuestion<'a> {
     pub between: &'a [Bandwidth],
     /// What an accelerator reads from the memory nodes of the one that may pay. What is above the bandwidth of its link is not tried.
     pub pool: &'a [Bandwidth],
+    /// What both cost as they are: a port costs as much at each bandwidth.
+    pub prices: Option<&'a Prices>,
 }
 
 /// Steps over both fabrics.
@@ -31,10 +33,59 @@ pub struct FabricMap {
     pub platforms: [String; 2],
     /// Both as they are.
     pub own: MapCell,
+    /// Tokens of a step.
+    pub tokens: f64,
     /// With each bandwidth of the one that may pay, of its pool, and of the one that is there, in this order.
     pub cells: Vec<MapCell>,
     /// What must be said with it.
     pub note: &'static str,
+    /// What both cost a second.
+    #[serde(skip)]
+    pub rates: Option<[Rates; 2]>,
+}
+
+impl FabricMap {
+    /// What of their costs is not compared: whether of the one that is there or of the other.
+    #[must_use]
+    pub fn left_out(&self) -> LeftOut<'_> {
+        let Some(mut rates) = self.rates.clone() else { return LeftOut::default() };
+        left_out(&self.platforms, &mut rates)
+    }
+}
+
+/// Leaves out of the rates what could not be compared.
+fn left_out<'a>(platforms: &'a [String; 2], rates: &mut [Rates; 2]) -> LeftOut<'a> {
+    let mut named: Vec<_> = platforms.iter().map(String::as_str).zip(rates.iter_mut()).collect();
+    Rates::leave_out_incomparable(&mut named)
+}
+
+/// What a step costs on both platforms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CellCost {
+    /// Of what: one of [`Rates::NAMES`].
+    pub name: &'static str,
+    /// On the platform that is there, and on the other.
+    pub step: [f64; 2],
+    /// How many times as much a step costs where it is as on the platform that may pay, as predicted.
+    pub times: f64,
+    /// From how many to how many times, as far as can be relied on.
+    pub range: [f64; 2],
+}
+
+impl CellCost {
+    /// Whether a step is surely cheaper on the second platform, or surely dearer; `None` where neither is sure.
+    #[must_use]
+    pub fn pays(&self) -> Option<bool> {
+        is_above_one(self.range)
+    }
+}
+
+fn is_above_one([least, most]: [f64; 2]) -> Option<bool> {
+    match (least > 1.0, most < 1.0) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    }
 }
 
 /// One pair of fabrics.
@@ -52,17 +103,15 @@ pub struct MapCell {
     pub times: f64,
     /// From how many to how many times, as far as can be relied on.
     pub range: [f64; 2],
+    /// What a step costs, of what is known of both.
+    pub costs: Vec<CellCost>,
 }
 
 impl MapCell {
     /// Whether the second platform is surely faster, or surely slower; `None` where neither is sure.
     #[must_use]
     pub fn pays(&self) -> Option<bool> {
-        match self.range {
-            [least, _] if least > 1.0 => Some(true),
-            [_, most] if most < 1.0 => Some(false),
-            _ => None,
-        }
+        is_above_one(self.range)
     }
 }
 
@@ -131,6 +180,13 @@ impl Asked {
         Ok(Side { between: fabric.payload().value(), pool, found, margin })
     }
 
+    /// What it costs a second, as it is.
+    fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
+        let job = self.request.job(&self.name, &self.platform)?;
+        let Request { platform: file, accelerators, .. } = &self.request;
+        Ok(prices.rates(file, &self.platform, job.rack(), *accelerators)?)
+    }
+
     fn with_between(&self, bandwidth: Bandwidth) -> Result<Platform, PaysError> {
         self.platform.with_between(bandwidth).ok_or_else(|| PaysError::NoFabric(self.name.clone()))
     }
@@ -184,29 +240,53 @@ impl PaysQuestion<'_> {
         let ([own_there, theres @ ..], [own_other, others @ ..]) = (theres, others) else {
             unreachable!("both are tried as they are");
         };
+        let rates = |prices| Ok::<_, PaysError>([there.rates(prices)?, other.rates(prices)?]);
+        let rates = self.prices.map(rates).transpose()?;
+        let platforms = [there.name, other.name];
+        let comparable = rates.clone().map(|mut rates| {
+            left_out(&platforms, &mut rates);
+            rates
+        });
+        let cell = |there, other| cell(there, other, comparable.as_ref());
+        let batch = f64::from(own_there.found.layout.batch);
         Ok(FabricMap {
             kind: "simulated",
-            platforms: [there.name, other.name],
             own: cell(own_there, own_other),
+            tokens: batch * f64::from(self.request.model()?.sequence),
             cells: others
                 .iter()
                 .flat_map(|other| theres.iter().map(move |there| cell(there, other)))
                 .collect(),
+            platforms,
             note: UNPROVED_DIFFERENCE,
+            rates,
         })
     }
 }
 
-fn cell(there: &Side, other: &Side) -> MapCell {
+fn cell(there: &Side, other: &Side, rates: Option<&[Rates; 2]>) -> MapCell {
     let seconds = [there, other].map(|side| side.found.step.total_s);
     let times = seconds[0] / seconds[1];
+    let range = there.margin.times(&other.margin, times);
+    let cost = |[there, other]: &[Rates; 2], axis: usize| {
+        let rates = [there.a_second[axis]?, other.a_second[axis]?];
+        let dearer = rates[0] / rates[1];
+        Some(CellCost {
+            name: Rates::NAMES[axis],
+            step: [rates[0] * seconds[0], rates[1] * seconds[1]],
+            times: times * dearer,
+            range: range.map(|times| times * dearer),
+        })
+    };
+    let costs = |rates| (0..Rates::NAMES.len()).filter_map(|axis| cost(rates, axis)).collect();
     MapCell {
         between_bytes_per_s: [there.between, other.between],
         pool_bytes_per_s: other.pool,
         seconds,
         layouts: [there, other].map(|side| side.found.layout),
         times,
-        range: there.margin.times(&other.margin, times),
+        range,
+        costs: rates.map_or_else(Vec::new, costs),
     }
 }
 
@@ -233,8 +313,9 @@ mod tests {
     fn more_bandwidth_never_makes_the_fastest_step_slower() {
         let request = request(128);
         let (between, pool) = (rates(&[100.0, 25.0, 50.0, 25.0]), rates(&[50.0, 100.0, 400.0, 50.0]));
+        let against = "nvl72-cxl";
         let question =
-            PaysQuestion { request: &request, against: "nvl72-cxl", between: &between, pool: &pool };
+            PaysQuestion { request: &request, against, between: &between, pool: &pool, prices: None };
         let map = question.map(2, &|_, _| ()).unwrap();
         // A value that is given twice is tried once. At 25 and at 50 GB/s all pools beyond the first are held back by the link, at 100 those beyond the second.
         let pools = [1, 1, 2];
@@ -258,10 +339,35 @@ mod tests {
         let request = request(64);
         let (between, pool) = (rates(&[25.0]), rates(&[10.0]));
         let asked = |against| {
-            let question = PaysQuestion { request: &request, against, between: &between, pool: &pool };
+            let question =
+                PaysQuestion { request: &request, against, between: &between, pool: &pool, prices: None };
             question.map(1, &|_, _| ()).unwrap_err().to_string()
         };
         assert!(asked("dgx-h100").contains("dgx-h100: has no memory nodes"), "{}", asked("dgx-h100"));
         assert!(asked("nvl72").contains("nvl72: no fabric joins its racks"), "{}", asked("nvl72"));
+    }
+
+    #[test]
+    fn a_step_costs_its_time_by_what_a_second_costs() {
+        let prices = Prices::load("watts").unwrap();
+        let (request, between) = (request(128), rates(&[50.0]));
+        let question = PaysQuestion {
+            request: &request,
+            against: "nvl72-cxl",
+            between: &between,
+            pool: &[],
+            prices: Some(&prices),
+        };
+        let map = question.map(2, &|_, _| ()).unwrap();
+        let there = map.rates.as_ref().unwrap()[0].a_second[1].unwrap();
+        assert!(map.left_out().axes.is_empty() && map.tokens > 0.0);
+        for cell in map.cells.iter().chain([&map.own]) {
+            let [cost] = cell.costs[..] else { panic!("{cell:?}") };
+            assert_eq!(cost.name, "energy_j");
+            assert!((cost.step[0] / (there * cell.seconds[0]) - 1.0).abs() < 1e-9, "{cell:?}");
+            // Both have the same accelerators and hosts, and nothing is known of memory nodes.
+            assert!((cost.times / cell.times - 1.0).abs() < 1e-9, "{cell:?}");
+            assert!(cost.range[0] < cost.times && cost.times < cost.range[1]);
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use polder_mem::model::{Crash, ModelMemory, Outcome};
-use polder_mem::{Memory, ProcessSlot};
+use polder_mem::{Memory, Offset, ProcessSlot};
 
 use super::super::group::Dice;
 use super::super::stage::{LAUNCHED, Process, SPARE, Stage, expect_clean};
@@ -60,6 +60,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         tell,
         tell,
         list_together,
+        |seed, _| outlive(seed),
     ];
     scenes[dice.roll(scenes.len() as u64) as usize](seed, dice)
 }
@@ -576,7 +577,7 @@ fn repair(seed: u64, mut dice: Dice) -> Outcome {
 }
 
 /// A process is stopped, or dies, while it creates or destroys. Once another process of its host has seen what came of it,
-/// every host sees the same.
+/// every host sees the same. The one that creates a large object is told by a fence for stores alone, and so it tells by a store.
 fn tell(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2);
     let (host, other) = toss(&mut dice);
@@ -600,17 +601,105 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.crash_at(victim, Crash::Process, announces_at(host == owner, destroys, &mut dice));
     let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
     let given = cue.clone();
+    let creates = !destroys && dice.roll(3) > 0;
+    // Nobody gives signs of life here.
+    let told = layout.heartbeat_line(host, ProcessSlot(1));
     stage.world.spawn_after_crash(victim, host, 1, move |memory| {
         let process = Process::enter(memory, &layout, host);
-        given.give(if is_there(&process) == Some(!destroys) { 2 } else { 1 });
+        let is_there = if creates { is_in_the_way(&process) } else { is_there(&process) };
+        let found = if is_there == Some(!destroys) { 2 } else { 1 };
+        match creates {
+            true => tell_by_store(&process.memory, told, found),
+            false => given.give(found),
+        }
     });
     play(&mut stage, other, 0, move |process| {
-        cue.await_(&process.memory, 1);
-        if cue.0.get() == 2 {
+        let found = match creates {
+            true => await_store(&process.memory, told),
+            false => {
+                cue.await_(&process.memory, 1);
+                cue.0.get()
+            }
+        };
+        if found == 2 {
             assert_eq!(is_there(&process), Some(!destroys), "hosts see different things");
         }
     });
     stage.world.run()
+}
+
+/// Tells another host by a store, as programs do, which what the call before has fenced comes before.
+fn tell_by_store(memory: &ModelMemory, at: Offset, found: u64) {
+    line::release(memory, at, &[found, 0, 0, 0, 0, 0, 0]);
+}
+
+/// What another host tells by a store.
+fn await_store(memory: &ModelMemory, at: Offset) -> u64 {
+    loop {
+        match line::read(memory, at).expect("the model has no faults") {
+            None | Some([0, ..]) => memory.pause(),
+            Some([found, ..]) => return found,
+        }
+    }
+}
+
+/// A host creates an object whose header takes two lines, says so, and dies alone. The object is there for the other host, and whole, and its
+/// chunk is nobody else's; and so it is when the host boots again.
+pub(super) fn outlive(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 32);
+    let mut stage = Stage::new(seed, 2, 2);
+    let (owner, other) = toss(&mut dice);
+    let name = Name::parse("/an-object-whose-header-takes-two-lines").expect("a good name");
+    let cue = Cue::default();
+    let given = cue.clone();
+    let victim = play(&mut stage, owner, 0, move |process| {
+        let object = process.directory().create(&name, 8, InitialContents::Zeros).expect("room");
+        process.directory().close(&object);
+        given.give(1);
+        loop {
+            process.memory.pause();
+        }
+    });
+    stage.world.crash_at(victim, Crash::Host, announces_at(true, false, &mut dice) + dice.roll(64));
+    let (layout, told) = (Rc::clone(&stage.layout), cue.clone());
+    stage.world.spawn_after_crash(victim, other, 0, move |memory| {
+        let process = Process::enter(memory, &layout, other);
+        let is_due = told.0.get() == 1;
+        match process.directory().open(&name) {
+            Ok(object) => process.directory().close(&object),
+            Err(error) => assert!(!is_due && matches!(error, PoolError::NotFound { .. }), "{error}"),
+        }
+        if is_due {
+            let one_of = |name| {
+                let name = Name::parse(name).expect("a good name");
+                process.directory().create(&name, BYTES, InitialContents::Zeros)
+            };
+            let object = one_of("/one").expect("the other chunk is free");
+            let refused = one_of("/two").expect_err("there are two chunks");
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+            process.directory().close(&object);
+        }
+    });
+    let (memory, layout) = (stage.world.memory(owner, SPARE), Rc::clone(&stage.layout));
+    stage.world.check(owner, move |_| {
+        let process = Process::enter(memory, &layout, owner);
+        process.directory().prepare().expect("nobody else is there");
+        if cue.0.get() == 1 {
+            let object = process.directory().open(&name).expect("it was created");
+            process.directory().close(&object);
+        }
+    });
+    stage.world.run()
+}
+
+/// Whether the object is there, as one who creates it larger than the pool is told; nothing while its line is half written.
+fn is_in_the_way(process: &Process) -> Option<bool> {
+    match process.directory().create(&name(), 1 << 20, InitialContents::Zeros) {
+        Err(PoolError::Exists { .. }) => Some(true),
+        Err(PoolError::Full { .. }) => Some(false),
+        Err(PoolError::Corrupt { .. }) => None,
+        created => panic!("{created:?}"),
+    }
 }
 
 /// Whether the object is there; nothing while its line is half written.

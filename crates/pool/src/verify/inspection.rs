@@ -1,0 +1,226 @@
+//! A region becomes a pool, and what is in it is told from outside: by an inspection, by a check of caches of blocks, and by who asks for the
+//! holders of an object.
+//!
+//! All hosts had the region in their caches before. The oracle is the process that uses the pool: once it says so, its objects, its blocks
+//! and what it holds are told as they are, and nothing is called damaged.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use polder_mem::model::{Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::{Coherence, LINE, Memory, Offset};
+
+use super::group::Dice;
+use super::stage::{pool_of, shape_of, small};
+use crate::format::{Geometry, Layout, Overwrite, Superblock, format_as, read_superblock};
+use crate::kv::wire::Root;
+use crate::kv::{Cache, Identity, Key, Options, check, inspect as inspect_caches};
+use crate::{Member, Pool, inspect};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let about = "a region is formatted, whatever was there; from outside all that a pool holds is told, and none of it is called damaged";
+    let files = &["src/inspect.rs", "opens/look.rs", "kv/stat.rs", "layout/contents.rs", "layout/format.rs"];
+    vec![Suite::new("inspection", about, inspection).mutates(files)]
+}
+
+/// The host that uses the pool, the one that formats it, and the one that looks from outside.
+const USER: u16 = 0;
+const FORMATTER: u16 = 1;
+const INSPECTOR: u16 = 2;
+const HOSTS: u16 = 3;
+const NAME: &str = "/x";
+/// Bytes of a block.
+const BLOCK: u32 = 72;
+/// Slots of the only slab of the cache.
+const SLOTS: u64 = 2;
+/// Longer than anyone stops.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+    let geometry = Geometry { names: 11, chunk_bytes: 2048, opens: 12, ..small(HOSTS, 2) };
+    pool_of(geometry, 6)
+});
+
+/// How far the scene has come, as its players tell each other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Begun,
+    Seen,
+    Wiped,
+    Formatted,
+    Used,
+    Told,
+}
+
+#[derive(Clone)]
+struct Cue(Rc<Cell<Stage>>, Rc<Cell<u16>>);
+
+impl Cue {
+    fn give(&self, stage: Stage) {
+        self.0.set(stage);
+    }
+
+    fn await_(&self, memory: &ModelMemory, stage: Stage) {
+        while self.0.get() < stage {
+            memory.pause();
+        }
+    }
+
+    /// One of the hosts has seen, or told.
+    fn count(&self, all: u16, stage: Stage) {
+        self.1.set(self.1.get() + 1);
+        if self.1.get() == all {
+            self.1.set(0);
+            self.give(stage);
+        }
+    }
+}
+
+/// What was in the region before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Zeros,
+    /// Something that is lost.
+    Garbage,
+    /// Something that another host wipes.
+    Wiped,
+}
+
+fn inspection(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 31);
+    let (superblock, layout) = &*POOL;
+    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let mut world = World::new(seed, shape_of(layout, kernels, coherence));
+    // A look reads a line that stays torn a thousand times before it calls it damaged.
+    world.budget(4_000_000);
+    let before = [Before::Zeros, Before::Garbage, Before::Wiped][dice.roll(3) as usize];
+    if before != Before::Zeros {
+        let bytes = superblock.bytes as usize;
+        world.setup(|memory| memory.copy_in(Offset(0), &vec![0xa5; bytes]).expect("the model has no faults"));
+    }
+    let cue = Cue(Rc::new(Cell::new(Stage::Begun)), Rc::default());
+    let (puts, looks) = (1 + dice.roll(3) as u8, [dice.roll(3), dice.roll(3)]);
+    let given = cue.clone();
+    world.spawn(USER, 0, move |memory| {
+        given.await_(&memory, Stage::Seen);
+        if before == Before::Wiped {
+            wipe(&memory);
+        }
+        given.give(Stage::Wiped);
+        given.await_(&memory, Stage::Formatted);
+        use_pool(memory, &given, puts);
+    });
+    let given = cue.clone();
+    world.spawn(FORMATTER, 0, move |memory| {
+        see_all(&memory);
+        given.count(HOSTS - 1, Stage::Seen);
+        given.await_(&memory, Stage::Wiped);
+        let overwrite = if before == Before::Garbage { Overwrite::Force } else { Overwrite::Refuse };
+        format_as(&memory, &superblock.geometry, superblock.uuid, overwrite, None)
+            .expect("nothing is lost that is to stay");
+        given.give(Stage::Formatted);
+        tell_holders(memory, &given, looks[0]);
+        given.count(HOSTS - 1, Stage::Told);
+    });
+    world.spawn(INSPECTOR, 0, move |memory| {
+        see_all(&memory);
+        cue.count(HOSTS - 1, Stage::Seen);
+        cue.await_(&memory, Stage::Formatted);
+        tell_all(&memory, &cue, looks[1], puts);
+        cue.count(HOSTS - 1, Stage::Told);
+    });
+    world.run()
+}
+
+/// Has the whole region in this host's caches.
+fn see_all(memory: &ModelMemory) {
+    memory.copy_out(Offset(0), &mut vec![0; memory.bytes() as usize]).expect("the model has no faults");
+}
+
+fn wipe(memory: &ModelMemory) {
+    let bytes = memory.bytes();
+    memory.copy_in(Offset(0), &vec![0; bytes as usize]).expect("the model has no faults");
+    memory.write_back(Offset(0), bytes);
+    memory.mfence();
+}
+
+#[expect(
+    clippy::arc_with_non_send_sync,
+    reason = "a cache shares its pool; all threads of a world run on one"
+)]
+fn attach(memory: ModelMemory, host: u16) -> Arc<Pool<ModelMemory>> {
+    let superblock = read_superblock(&memory).expect("it was formatted");
+    let layout = superblock.layout().expect("as it was made");
+    let member = Member { pid: pid(host), timeout: PATIENCE, silence: PATIENCE, ..Member::new(host, 7) };
+    Arc::new(Pool::attach_in(memory, superblock, layout, member).expect("the host is ours"))
+}
+
+const fn pid(host: u16) -> u32 {
+    100 + host as u32
+}
+
+fn key(name: u8) -> Key {
+    [name; 16]
+}
+
+/// Has an object open, puts blocks where there is room for two, and pins the last, until all have been told.
+fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8) {
+    let pool = attach(memory.clone(), USER);
+    let object = pool.create(NAME, 100).expect("there is room");
+    let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
+    let budget = LINE * (1 + SLOTS) + SLOTS * 128;
+    let root = Root { slab_bytes: 512 + LINE + SLOTS * (LINE + 128), log_lines: 4, budget, hosts: HOSTS };
+    let options = Options { budget: Some(budget), verify: true };
+    let cache = Cache::open_with(Arc::clone(&pool), "c", identity, options, root).expect("there is room");
+    for name in 0..puts {
+        let put = cache.put(&[key(name)], &[&[name; BLOCK as usize]]).expect("nobody keeps a lock");
+        assert_eq!(put.stored, 1, "there is no room");
+    }
+    let pin = cache.pin(&[key(puts - 1)]).expect("nobody keeps a lock");
+    // What it has written back is in memory before it says so.
+    memory.mfence();
+    cue.give(Stage::Used);
+    cue.await_(&memory, Stage::Told);
+    drop(pin);
+    pool.close(object);
+}
+
+/// Asks who has the object open, before and once it is.
+fn tell_holders(memory: ModelMemory, cue: &Cue, looks: u64) {
+    let pool = attach(memory.clone(), FORMATTER);
+    (0..looks).for_each(|_| drop(pool.holders(NAME)));
+    cue.await_(&memory, Stage::Used);
+    let holders = pool.holders(NAME).expect("it is there");
+    assert_eq!(holders.iter().map(|peer| peer.pid).collect::<Vec<_>>(), [pid(USER)]);
+}
+
+/// Looks from outside, while the pool is used and once it is.
+fn tell_all(memory: &ModelMemory, cue: &Cue, looks: u64, puts: u8) {
+    for _ in 0..looks {
+        drop(inspect_caches(memory));
+        // A block that is evicted meanwhile is passed over.
+        let found = check(memory).expect("the model has no faults");
+        assert!(found.iter().all(|cache| cache.damaged.is_empty()), "{found:?}");
+    }
+    cue.await_(memory, Stage::Used);
+    let found = inspect(memory).expect("the model has no faults");
+    assert_eq!(found.problems, []);
+    let names: Vec<_> = found.objects.iter().map(|object| object.name.as_str()).collect();
+    assert!(names.contains(&NAME) && names.contains(&"/kv/c"), "{names:?}");
+    let user = found.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
+    assert_eq!((user.processes.as_slice(), user.objects), (&[pid(USER)][..], names.len() as u64));
+    let blocks = u64::from(puts).min(SLOTS);
+    let caches = inspect_caches(memory).expect("the model has no faults");
+    let [cache] = &caches[..] else { panic!("{caches:?}") };
+    // A host stores its control line once more when it is done, and does not write it back. Memory may have a part of that for as long as the
+    // host's caches keep the rest, and the host is left out then.
+    if let Some(part) = cache.hosts.iter().find(|part| part.host == USER) {
+        assert_eq!((part.blocks, part.pinned, part.puts), (blocks, Some(1), puts.into()));
+    }
+    assert_eq!(cache.blocks, blocks);
+    let checked = &check(memory).expect("the model has no faults")[0];
+    assert_eq!((checked.blocks, checked.read, checked.damaged.as_slice()), (blocks, blocks, &[][..]));
+}
