@@ -15,6 +15,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
 use crate::kv::room::Visits;
+use crate::pool::hosts;
 
 /// Runs the keeper of a pool until it is stopped, or superseded by a newer one.
 #[derive(Args)]
@@ -101,9 +102,3 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
 
 /// How long a host that asks waits for an answer at most, beside the keeper's own work.
 const TICK: Duration = Duration::from_millis(50);
-
-/// The host ids in a mask, such as `0 2 3`.
-pub(crate) fn hosts(mask: u64) -> String {
-    let ids: Vec<_> = (0..64).filter(|host| mask >> host & 1 == 1).map(|host| host.to_string()).collect();
-    if ids.is_empty() { "none".to_owned() } else { ids.join(" ") }
-}

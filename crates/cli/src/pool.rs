@@ -21,7 +21,6 @@ use polder_pool::{
 use rustix::fs::SeekFrom;
 
 use crate::Failure;
-use crate::keeper::hosts;
 
 /// What the size of a file is a multiple of.
 const PAGE: u64 = 4096;
@@ -555,6 +554,12 @@ fn unmake<M: Memory>(memory: &M) {
 pub(crate) fn at(path: &Path) -> impl Fn(PoolError) -> Failure {
     let path: PathBuf = path.to_owned();
     move |source| SessionError::Pool { path: path.clone(), source }.into()
+}
+
+/// The host ids in a mask, such as `0 2 3`.
+pub(crate) fn hosts(mask: u64) -> String {
+    let ids: Vec<_> = (0..64).filter(|host| mask >> host & 1 == 1).map(|host| host.to_string()).collect();
+    if ids.is_empty() { "none".to_owned() } else { ids.join(" ") }
 }
 
 /// Bytes for people.

@@ -351,8 +351,6 @@ impl<M: Memory> Cache<M> {
 impl<M: Memory> Drop for Cache<M> {
     fn drop(&mut self) {
         let directory = self.pool.directory();
-        // Before it is let go of: this machine's caches must not write over what another says as this host later.
-        self.pool.memory().write_back(self.control_at(self.pool.member().host), LINE);
         directory.close(&self.root);
         directory.close(&self.part);
         locked(&self.replica).parts().for_each(|part| directory.close(part));

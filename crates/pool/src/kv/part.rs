@@ -74,11 +74,16 @@ impl<M: Memory> Cache<M> {
             _ => self.recover()?,
         };
         control.busy = true;
-        self.store_control(&control);
-        let done = work(&mut control)?;
-        control.busy = false;
-        self.store_control(&control);
-        Ok(done)
+        let at = self.store_control(&control);
+        let done = work(&mut control);
+        if done.is_ok() {
+            control.busy = false;
+            self.store_control(&control);
+        }
+        // No other host can read a line of which memory has a part. And this machine's caches must not write over what another says as
+        // this host later.
+        self.pool.memory().write_back(at, LINE);
+        done
     }
 
     /// Begins anew with what the log and the slabs say, after the host or a process of it died. Slabs that were being made are removed.

@@ -87,7 +87,7 @@ pub(super) fn held(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outco
             _ => [2, 3].iter().for_each(|name| _ = known.put(&owner, &[*name])),
         }
     });
-    let (waits, looks) = (dice.roll(60), 1 + dice.roll(30));
+    let (waits, looks) = (dice.roll(12), 1 + dice.roll(30));
     let known = Rc::clone(&witness);
     world.spawn(hosts[1], 2, move |memory| {
         if !is_there {
