@@ -20,7 +20,8 @@ use crate::pool::bytes;
 const PERIOD: Duration = Duration::from_secs(2);
 /// The same while visits give nothing, as where blocks are pinned; longer where they take long.
 const LONGEST_PERIOD: Duration = Duration::from_secs(64);
-/// So many times the time of a look that gave nothing pass until the next: a visit reads all lines of a host's part.
+/// So many times the time of a look that gave nothing pass until the next: a look reads the entries of all objects, and a visit all
+/// lines of a host's part.
 const REST: u32 = 32;
 
 /// The thread, while it goes on.
@@ -65,17 +66,20 @@ fn run(memory: &AnyMemory, settings: &Settings, leaves: &Sender<(u16, u64)>, end
             let visits = parts.iter().map(|part| visit(settings, part, leaves));
             visits.collect::<Result<Vec<_>, _>>()
         });
-        let (is_vain, warning) = match visited {
-            Ok(visits) => (!visits.is_empty() && visits.iter().all(|given| given.bytes == 0), String::new()),
-            Err(error) => (true, error.to_string()),
+        let (given, warning) = match visited {
+            Ok(visits) => (visits.iter().map(|given| given.bytes).max(), String::new()),
+            Err(error) => (Some(0), error.to_string()),
         };
         if !warning.is_empty() && warning != warned {
             eprintln!("warning: a host that is gone keeps its room: {warning}");
         }
         warned = warning;
-        period = match is_vain {
-            true => (2 * period).min(LONGEST_PERIOD).max(REST * begun.elapsed()),
-            false => PERIOD,
+        let rest = REST * begun.elapsed();
+        period = match given {
+            // A look reads what all objects are, though nobody wants room.
+            None => PERIOD.max(rest),
+            Some(0) => (2 * period).min(LONGEST_PERIOD).max(rest),
+            Some(_) => PERIOD,
         };
     }
 }
