@@ -378,7 +378,7 @@ impl<M: Memory> Inlets<M> {
         for line in self.lines.iter().filter(|line| of_all || line.is_heard) {
             self.memory.invalidate(line.at, LINE);
         }
-        // What a sender said before it left counts: whoever has seen that it is gone looks here for the last time.
+        // What a sender said before it left counts: an endpoint that has seen that it is gone looks here for the last time.
         self.memory.fence_invalidations();
         for line in self.lines.iter_mut().filter(|line| of_all || line.is_heard) {
             let seen = std::mem::replace(&mut line.seen, self.memory.load_line(line.at)?);

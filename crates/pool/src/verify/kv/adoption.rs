@@ -71,16 +71,21 @@ pub(super) fn adoption(mut world: World, kernels: Kernels, crash: Option<Crash>,
         assert_eq!(witness.get(&cache, &[10, 11, 12, 13]), 4);
         let stat = cache.stat().expect("the model has no faults");
         assert!(stat.claimed <= stat.budget, "{stat:?}");
-        let pools = [Arc::clone(cache.pool()), pool_as(theirs, GONE, JUDGE, &witness)];
-        drop(cache);
-        Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
-        assert_eq!(pools[0].list(""), Ok(vec![]));
-        expect_all_clean(&pools);
+        expect_removed_whole(cache, theirs, &witness);
     });
     world.run()
 }
 
-/// Whoever looks from outside reads it.
+/// Removes the cache, after which nothing of it is left to either host.
+fn expect_removed_whole(cache: Cache<ModelMemory>, theirs: ModelMemory, witness: &Witness) {
+    let pools = [Arc::clone(cache.pool()), pool_as(theirs, GONE, JUDGE, witness)];
+    drop(cache);
+    Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
+    assert_eq!(pools[0].list(""), Ok(vec![]));
+    expect_all_clean(&pools);
+}
+
+/// A look from outside reads it.
 fn write_superblock(memory: &ModelMemory) {
     let (superblock, _) = &*POOL;
     let Superblock { uuid, geometry, .. } = superblock;
@@ -180,11 +185,7 @@ pub(super) fn given(mut world: World, dies: Option<Crash>, dice: &mut Dice) -> O
         let found = witness.get(&cache, &wanted);
         assert_eq!(found, slabs * SLOTS, "the room of the host that is gone is lost: {:?}", cache.stat());
         assert_eq!(wanted_parts(&theirs), Ok(vec![]), "it has none left");
-        let pools = [Arc::clone(cache.pool()), pool_as(theirs, GONE, JUDGE, &witness)];
-        drop(cache);
-        Cache::remove(&pools[0], NAME).expect("nobody keeps a lock");
-        assert_eq!(pools[0].list(""), Ok(vec![]));
-        expect_all_clean(&pools);
+        expect_removed_whole(cache, theirs, &witness);
     });
     world.run()
 }
