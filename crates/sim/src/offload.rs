@@ -108,7 +108,7 @@ impl Offloaded {
     #[must_use]
     pub fn problem(&self, tiers: Vec<Tier>) -> Problem {
         let Problem { tiers, mut objects, phases } = self.optimizer.step(self.trained, tiers);
-        let [parameters, activations, gradients] = [0, 1, 2].map(|it| objects.len() + it);
+        let [parameters, activations, gradients] = [0, 1, 2].map(|offset| objects.len() + offset);
         objects.extend([
             object("bf16 parameters", Kind::Parameter, NARROW * self.parameters),
             object("activations", Kind::Activation, self.activations.value()),
@@ -116,15 +116,15 @@ impl Offloaded {
         ]);
         let read = |object| Moved { object, read: 1.0, write: 0.0 };
         let written = |object| Moved { object, read: 0.0, write: 1.0 };
-        let crossed = |it: &Moved| {
-            let bytes = (it.read + it.write) * objects[it.object].bytes.value();
+        let crossed = |moved: &Moved| {
+            let bytes = (moved.read + moved.write) * objects[moved.object].bytes.value();
             bytes / (self.link.value() * f64::from(self.gpus))
         };
         let by_gpus = |name: &str, pass: usize, moved: Vec<Moved>| {
             let computing = Computing { seconds: self.computation[pass].value(), overlap: self.overlap() };
             // ZeRO-3 gathers a bucket on the stream that fetched it, and copies gradients on that which reduced them.
             let stream = |(exchanged, object): (Time, usize)| {
-                let place = moved.iter().position(|it| it.object == object)?;
+                let place = moved.iter().position(|transfer| transfer.object == object)?;
                 let least_s = crossed(&moved[place]);
                 Some(Stream { moved: vec![place], exchanged_s: exchanged.value(), least_s })
             };

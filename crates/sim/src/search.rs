@@ -77,16 +77,19 @@ impl Space {
     /// overlapped, no offload; without what [`Space::left_out`] says.
     #[must_use]
     pub fn usual(model: &Model, accelerators: u32, batch: u32) -> Self {
-        let divisors =
-            |of: u32, most: u32| (1..=of.min(most)).filter(|it| of.is_multiple_of(*it)).collect::<Vec<_>>();
-        let powers = |most: u32| (0..=most.ilog2()).map(|it| 1 << it).collect::<Vec<_>>();
+        let divisors = |of: u32, most: u32| {
+            (1..=of.min(most)).filter(|divisor| of.is_multiple_of(*divisor)).collect::<Vec<_>>()
+        };
+        let powers = |most: u32| (0..=most.ilog2()).map(|exponent| 1 << exponent).collect::<Vec<_>>();
         Self {
             accelerators,
             batch,
             tp: divisors(model.heads, MOST_RANKS.min(accelerators)),
             cp: powers(MOST_OF_SEQUENCE[usize::from(model.sequence > LONG)]),
             ep: model.experts.map_or(vec![1], |experts| divisors(experts.count, MOST_RANKS)),
-            pp: (1..=model.layers.min(accelerators)).filter(|it| accelerators.is_multiple_of(*it)).collect(),
+            pp: (1..=model.layers.min(accelerators))
+                .filter(|stages| accelerators.is_multiple_of(*stages))
+                .collect(),
             dp: None,
             interleave: (1..=model.layers).collect(),
             // Every number would be several times as many layouts.

@@ -191,27 +191,27 @@ fn seconds(rack: &CoherentRack, load: &RegionLoad, rates: &RegionRates) -> f64 {
 
 /// Holds rates against a run over all lines: the error of hits, as a part of them.
 fn hold(rack: &CoherentRack, load: &RegionLoad, turns: usize, broken: &mut Vec<String>) -> f64 {
-    let (exact, found) = (Region::follow(load, Next::Any, turns), load.rates().unwrap());
+    let (exact, predicted) = (Region::follow(load, Next::Any, turns), load.rates().unwrap());
     let count = turns as f64 * load.lines * f64::from(load.accelerators);
-    let off = found.hits / exact.hits - 1.0;
-    let times = [&exact, &found].map(|rates| seconds(rack, load, rates));
+    let off = predicted.hits / exact.hits - 1.0;
+    let times = [&exact, &predicted].map(|rates| seconds(rack, load, rates));
     let RegionLoad { accelerators, lines, cached, filter, writes, skew } = load;
     println!(
         "{accelerators} x {lines} lines, cache {cached}, filter {filter}, writes {writes}, skew {skew}: hits {:.4}, exact {:.4}, off {:+.1}%; time {:+.1}%",
-        found.hits,
+        predicted.hits,
         exact.hits,
         100.0 * off,
         100.0 * (times[1] / times[0] - 1.0)
     );
-    println!("    {found:?}\n    {exact:?}");
-    for (name, exact, found) in [
-        ("hits", exact.hits, found.hits),
-        ("filter misses", exact.filter_misses, found.filter_misses),
-        ("invalidations", exact.invalidations, found.invalidations),
+    println!("    {predicted:?}\n    {exact:?}");
+    for (name, exact, predicted) in [
+        ("hits", exact.hits, predicted.hits),
+        ("filter misses", exact.filter_misses, predicted.filter_misses),
+        ("invalidations", exact.invalidations, predicted.invalidations),
     ] {
         let may = APART * exact + SIGMAS * (exact / count).sqrt();
-        if (found - exact).abs() > may {
-            broken.push(format!("{load:?}: {name} {found}, exact {exact}, may differ by {may}"));
+        if (predicted - exact).abs() > may {
+            broken.push(format!("{load:?}: {name} {predicted}, exact {exact}, may differ by {may}"));
         }
     }
     if (times[1] / times[0] - 1.0).abs() > APART {

@@ -27,15 +27,17 @@ fn rates(capacities: &[f64], flows: &[Flow], under_way: &[usize]) -> Vec<f64> {
     let mut spare = capacities.to_vec();
     let mut open = under_way.to_vec();
     while !open.is_empty() {
-        let crossing = |link: u32| open.iter().filter(|it| flows[**it].links.contains(&link)).count() as f64;
-        let used: Vec<u32> = open.iter().flat_map(|it| flows[*it].links.clone()).collect();
-        let more = used.iter().map(|it| spare[*it as usize] / crossing(*it)).fold(f64::INFINITY, f64::min);
-        for it in &open {
-            rates[*it] += more;
-            flows[*it].links.iter().for_each(|link| spare[*link as usize] -= more);
+        let crossing =
+            |link: u32| open.iter().filter(|flow| flows[**flow].links.contains(&link)).count() as f64;
+        let used: Vec<u32> = open.iter().flat_map(|flow| flows[*flow].links.clone()).collect();
+        let more =
+            used.iter().map(|link| spare[*link as usize] / crossing(*link)).fold(f64::INFINITY, f64::min);
+        for flow in &open {
+            rates[*flow] += more;
+            flows[*flow].links.iter().for_each(|link| spare[*link as usize] -= more);
         }
-        open.retain(|it| {
-            flows[*it].links.iter().all(|link| spare[*link as usize] > 1e-9 * capacities[*link as usize])
+        open.retain(|flow| {
+            flows[*flow].links.iter().all(|link| spare[*link as usize] > 1e-9 * capacities[*link as usize])
         });
     }
     rates
@@ -47,20 +49,21 @@ fn slowly(capacities: &[f64], flows: &[Flow]) -> Vec<f64> {
     let mut ends = vec![f64::NAN; flows.len()];
     let mut now = 0.0;
     loop {
-        let waits = |it: &usize| ends[*it].is_nan() && flows[*it].start_s > now;
-        let start = (0..flows.len()).filter(waits).map(|it| flows[it].start_s).fold(f64::INFINITY, f64::min);
+        let waits = |flow: &usize| ends[*flow].is_nan() && flows[*flow].start_s > now;
+        let start =
+            (0..flows.len()).filter(waits).map(|flow| flows[flow].start_s).fold(f64::INFINITY, f64::min);
         let under_way: Vec<_> =
-            (0..flows.len()).filter(|it| ends[*it].is_nan() && flows[*it].start_s <= now).collect();
+            (0..flows.len()).filter(|flow| ends[*flow].is_nan() && flows[*flow].start_s <= now).collect();
         if under_way.is_empty() && start.is_infinite() {
             return ends;
         }
         let rates = rates(capacities, flows, &under_way);
-        let end = under_way.iter().map(|it| now + left[*it] / rates[*it]).fold(f64::INFINITY, f64::min);
+        let end = under_way.iter().map(|flow| now + left[*flow] / rates[*flow]).fold(f64::INFINITY, f64::min);
         let next = start.min(end);
-        for it in under_way {
-            left[it] -= rates[it] * (next - now);
-            if left[it] <= 1e-9 * flows[it].bytes {
-                ends[it] = next;
+        for flow in under_way {
+            left[flow] -= rates[flow] * (next - now);
+            if left[flow] <= 1e-9 * flows[flow].bytes {
+                ends[flow] = next;
             }
         }
         now = next;
@@ -367,7 +370,7 @@ fn damage_slows_flits() {
 fn patterns_take_what_their_busiest_links_carry() {
     // Inside a rack each has a port of its own on each switch.
     let ring = answer(&question(TrafficPattern::Ring, 72)).unwrap();
-    assert!(ring.messages.iter().all(|it| (it.slowdown - 1.0).abs() < 1e-9), "{:?}", ring.seconds);
+    assert!(ring.messages.iter().all(|message| (message.slowdown - 1.0).abs() < 1e-9), "{:?}", ring.seconds);
     let incast = answer(&question(TrafficPattern::Incast, 9)).unwrap();
     let bare = 8.0 * 1e9 / incast.payload_bytes_per_s;
     assert!(incast.seconds.max_s > bare && incast.seconds.max_s < 1.01 * bare, "{incast:?}");
@@ -380,7 +383,7 @@ fn patterns_take_what_their_busiest_links_carry() {
     assert!(apart.seconds.max_s > 1.9 * ring.seconds.max_s && apart.seconds.max_s > adaptive.seconds.max_s);
     // What each link carried, of what it could: none more than all of it.
     assert!(
-        apart.links.iter().all(|it| it.used.is_some_and(|used| used <= 1.0 + 1e-9))
+        apart.links.iter().all(|link| link.used.is_some_and(|used| used <= 1.0 + 1e-9))
             && apart.links[0].used.is_some_and(|used| used > 0.99),
         "{:?}",
         apart.links[0]

@@ -34,15 +34,15 @@ fn ways() -> Vec<Ways> {
 
 /// The configurations of every platform that has some, in every way.
 fn all() -> Vec<Configuration> {
-    let mut found = vec![];
+    let mut every = vec![];
     for name in names(Folder::Platforms) {
         for ways in ways() {
             let Ok((_, configurations)) = configurations(&question(name, None, ways)) else { continue };
-            found.extend(configurations);
+            every.extend(configurations);
         }
     }
-    assert!(found.len() > 80, "{}", found.len());
-    found
+    assert!(every.len() > 80, "{}", every.len());
+    every
 }
 
 const SIZES: [f64; 5] = [1.0, 64.0, 4096.0, 1e5, 1e7];
@@ -50,21 +50,21 @@ const SIZES: [f64; 5] = [1.0, 64.0, 4096.0, 1e5, 1e7];
 #[test]
 fn a_larger_working_set_or_access_takes_no_less_time_where_memories_are_taken_fastest_first() {
     let mut ordered = 0;
-    for it in all() {
+    for configuration in all() {
         for bytes in SIZES {
-            let times: Vec<_> = it.tiers.iter().map(|tier| tier.access.seconds(bytes)).collect();
-            let sets = landmarks(std::slice::from_ref(&it));
-            let means: Vec<_> = sets.iter().map(|set| it.seconds(bytes, *set).unwrap()).collect();
+            let times: Vec<_> = configuration.tiers.iter().map(|tier| tier.access.seconds(bytes)).collect();
+            let sets = landmarks(std::slice::from_ref(&configuration));
+            let means: Vec<_> = sets.iter().map(|set| configuration.seconds(bytes, *set).unwrap()).collect();
             if times.is_sorted() {
                 ordered += 1;
                 let grows = means.windows(2).all(|pair| pair[1] >= pair[0] * (1.0 - 1e-12));
-                assert!(grows, "{} {} {bytes}: {means:?}", it.platform, it.name);
+                assert!(grows, "{} {} {bytes}: {means:?}", configuration.platform, configuration.name);
             }
             // Whatever the order, no mean is outside of its memories' times.
             let least = times.iter().copied().fold(f64::INFINITY, f64::min) * (1.0 - 1e-12);
             let most = times.iter().copied().fold(0.0, f64::max) * (1.0 + 1e-12);
             assert!(means.iter().all(|mean| (least..=most).contains(mean)), "{means:?}");
-            let larger = sets.iter().map(|set| it.seconds(bytes * 2.0, *set).unwrap());
+            let larger = sets.iter().map(|set| configuration.seconds(bytes * 2.0, *set).unwrap());
             assert!(means.iter().zip(larger).all(|(mean, larger)| *mean <= larger));
         }
     }
@@ -73,13 +73,13 @@ fn a_larger_working_set_or_access_takes_no_less_time_where_memories_are_taken_fa
 
 #[test]
 fn a_configuration_holds_its_capacity_and_no_byte_more() {
-    for it in all() {
-        let whole: f64 = it.tiers.iter().map(|tier| tier.capacity_bytes).sum();
-        assert!(it.seconds(64.0, whole).is_some());
-        assert_eq!(it.seconds(64.0, whole * 1.001), None);
-        let own = &it.tiers[0];
+    for configuration in all() {
+        let whole: f64 = configuration.tiers.iter().map(|tier| tier.capacity_bytes).sum();
+        assert!(configuration.seconds(64.0, whole).is_some());
+        assert_eq!(configuration.seconds(64.0, whole * 1.001), None);
+        let own = &configuration.tiers[0];
         assert_eq!(own.access.how, How::Own);
-        let inside = it.seconds(64.0, own.capacity_bytes / 2.0).unwrap();
+        let inside = configuration.seconds(64.0, own.capacity_bytes / 2.0).unwrap();
         assert!((inside / own.access.seconds(64.0) - 1.0).abs() < 1e-12);
     }
 }
@@ -91,18 +91,19 @@ fn memories_are_as_large_as_so_many_accelerators_make_them() {
             accelerators: Some(accelerators),
             ..question("nvl72-cxl", Some("nvl72-ndr"), Ways::default())
         };
-        let (count, found) = configurations(&question).unwrap();
+        let (count, all) = configurations(&question).unwrap();
         assert_eq!(count, accelerators);
-        found
-            .iter()
-            .map(|it| it.tiers.iter().map(|tier| (tier.name, tier.capacity_bytes / 1e9)).collect())
+        all.iter()
+            .map(|configuration| {
+                configuration.tiers.iter().map(|tier| (tier.name, tier.capacity_bytes / 1e9)).collect()
+            })
             .collect()
     };
-    let found: [Vec<_>; 3] = <Vec<_> as TryInto<_>>::try_into(of(144)).unwrap();
+    let tiers: [Vec<_>; 3] = <Vec<_> as TryInto<_>>::try_into(of(144)).unwrap();
     let alone = [("own", 186.0), ("rack", 71.0 * 186.0), ("racks", 72.0 * 186.0)];
-    assert_eq!(found[0], alone);
-    assert_eq!(found[1], alone);
-    assert_eq!(found[2], [("own", 186.0), ("rack", 71.0 * 186.0), ("pool", 144.0 * 500.0)]);
+    assert_eq!(tiers[0], alone);
+    assert_eq!(tiers[1], alone);
+    assert_eq!(tiers[2], [("own", 186.0), ("rack", 71.0 * 186.0), ("pool", 144.0 * 500.0)]);
     // Part of a rack, and one accelerator.
     let part: Vec<Vec<_>> = of(8);
     assert_eq!(part[0], [("own", 186.0), ("rack", 7.0 * 186.0)]);
@@ -112,8 +113,8 @@ fn memories_are_as_large_as_so_many_accelerators_make_them() {
 #[test]
 fn an_access_is_the_sum_of_what_its_way_has() {
     let far = Ways::default();
-    let (_, found) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), far)).unwrap();
-    let [baseline, clusters, tiered] = &found[..] else { panic!("{found:?}") };
+    let (_, all) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), far)).unwrap();
+    let [baseline, clusters, tiered] = &all[..] else { panic!("{all:?}") };
     let ns = |it: &Configuration, tier: usize| (it.tiers[tier].access.idle() * 1e9).round();
     // Two ways of 5 switches and 6 wires; software where it copies, controllers where hardware loads.
     assert_eq!(ns(baseline, 2), 2000.0 + 2.0 * (5.0 * 130.0 + 6.0 * 25.0) + 400.0);
@@ -128,16 +129,16 @@ fn an_access_is_the_sum_of_what_its_way_has() {
         bulk: false,
         host: false,
     };
-    let (_, found) = configurations(&question("nvl72-cxl", None, near)).unwrap();
+    let (_, all) = configurations(&question("nvl72-cxl", None, near)).unwrap();
     // One switch and two wires; 100 ns that a node adds to a Grace's own 150, and the accelerator's own 400.
-    assert_eq!(ns(&found[1], 2), 2.0 * (150.0 + 2.0 * 25.0) + 100.0 + 400.0);
-    assert_eq!(ns(&found[0], 1), 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
+    assert_eq!(ns(&all[1], 2), 2.0 * (150.0 + 2.0 * 25.0) + 100.0 + 400.0);
+    assert_eq!(ns(&all[0], 1), 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
     // Bulk: asked for over CXL, got over NVLink at its rate.
     let bulk = Ways { bulk: true, ..Ways::default() };
-    let (_, found) = configurations(&question("nvl72-cxl", None, bulk)).unwrap();
-    assert_eq!(ns(&found[1], 1), 120.0 + (150.0 + 2.0 * 10.0) + (100.0 + 2.0 * 10.0) + 400.0);
-    assert_eq!(found[1].tiers[1].access.bytes_per_s, baseline.tiers[1].access.bytes_per_s);
-    assert_eq!(found[0].tiers, clusters.tiers, "what is not coherent is as it was");
+    let (_, all) = configurations(&question("nvl72-cxl", None, bulk)).unwrap();
+    assert_eq!(ns(&all[1], 1), 120.0 + (150.0 + 2.0 * 10.0) + (100.0 + 2.0 * 10.0) + 400.0);
+    assert_eq!(all[1].tiers[1].access.bytes_per_s, baseline.tiers[1].access.bytes_per_s);
+    assert_eq!(all[0].tiers, clusters.tiers, "what is not coherent is as it was");
     // Loads move whole lines, copies bytes.
     let [copied, loaded] = [&baseline.tiers[2].access, &tiered.tiers[2].access];
     assert_eq!(loaded.seconds(1.0), loaded.seconds(LINE));
@@ -165,18 +166,18 @@ fn a_slower_part_of_the_way_makes_that_memory_slower_by_as_much() {
 
 #[test]
 fn a_memory_pays_from_where_an_access_is_faster_by_a_twentieth() {
-    let (_, found) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), Ways::default())).unwrap();
-    let [baseline, _, tiered] = &found[..] else { panic!("{found:?}") };
+    let (_, all) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), Ways::default())).unwrap();
+    let [baseline, _, tiered] = &all[..] else { panic!("{all:?}") };
     let from = pays_from(tiered, 1, baseline, 64.0).unwrap();
     assert!((ratio(tiered, baseline, 64.0, from).unwrap() - 1.05).abs() < 1e-9);
     let own = tiered.tiers[0].capacity_bytes;
     assert!(from > own && from < 1.1 * own, "{from}");
     // In large pieces NVLink is faster, and CXL inside a rack never pays.
     assert_eq!(pays_from(tiered, 1, baseline, 1e6), None);
-    let found =
+    let curves =
         curves(&question("nvl72-cxl", Some("nvl72-ndr"), Ways::default()), &[64.0, 1e6], &[]).unwrap();
-    assert_eq!(found.pays.len(), 2 * 2 * 2);
-    assert!(found.points.len() > 100 && found.points.iter().any(|it| it.seconds.contains(&None)));
+    assert_eq!(curves.pays.len(), 2 * 2 * 2);
+    assert!(curves.points.len() > 100 && curves.points.iter().any(|point| point.seconds.contains(&None)));
 }
 
 #[test]

@@ -122,11 +122,11 @@ fn a_better_machine_never_takes_longer() {
         let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
         let space = random_space(&mut dice, &model);
         let all: Vec<_> = each_alone(&space).collect();
-        let found = (0..20).filter_map(|_| {
+        let predicted = (0..20).filter_map(|_| {
             let layout = all.get(dice.roll(all.len().max(1)))?;
             Some((*layout, Job::new(&platform).predict(&model, layout).ok()?.step))
         });
-        for (layout, usual) in found.collect::<Vec<_>>() {
+        for (layout, usual) in predicted.collect::<Vec<_>>() {
             let sent = usual.communication;
             busy += u32::from(sent.data.exposed_s() > 0.0 && usual.offload.exposed_s > 0.0);
             for (what, change) in better {
@@ -156,9 +156,9 @@ fn the_front_is_what_no_point_beats() {
     let platform = Platform::load("dgx-h100").unwrap();
     let model = Model::load("llama3-8b").unwrap();
     let job = Job::new(&platform);
-    let cost = |found: &FoundLayout| {
-        let [used, far] = found.step.memory.tiers.map(|tier| tier.used_bytes);
-        [found.step.total_s, used, far]
+    let cost = |point: &FoundLayout| {
+        let [used, far] = point.step.memory.tiers.map(|tier| tier.used_bytes);
+        [point.step.total_s, used, far]
     };
     let mut points = 0;
     for _ in 0..20 {
@@ -168,30 +168,30 @@ fn the_front_is_what_no_point_beats() {
         let alone = each_alone(&space).filter_map(|layout| job.predict(&model, &layout).ok());
         let all: Vec<_> = alone
             .map(|plan| FoundLayout { layout: plan.layout, step: plan.step })
-            .filter(|it| it.step.memory.fits())
+            .filter(|point| point.step.memory.fits())
             .collect();
         // What is the same in other words is looked at once.
-        let is_again = |it: &&FoundLayout| {
-            let Layout { flash, recompute, .. } = it.layout;
+        let is_again = |point: &&FoundLayout| {
+            let Layout { flash, recompute, .. } = point.layout;
             flash && recompute == Recompute::Selective && space.recompute.contains(&Recompute::None)
         };
-        for it in all.iter().filter(is_again) {
-            let none = Layout { recompute: Recompute::None, ..it.layout };
-            assert_eq!(job.predict(&model, &none).unwrap().step, it.step);
+        for point in all.iter().filter(is_again) {
+            let none = Layout { recompute: Recompute::None, ..point.layout };
+            assert_eq!(job.predict(&model, &none).unwrap().step, point.step);
         }
-        assert_eq!(all.iter().filter(|it| !is_again(it)).count() as u64, fits);
+        assert_eq!(all.iter().filter(|point| !is_again(point)).count() as u64, fits);
         points += all.len();
-        let beaten = |it: &FoundLayout| {
+        let beaten = |point: &FoundLayout| {
             all.iter().any(|other| {
-                cost(other) != cost(it) && (0..3).all(|axis| cost(other)[axis] <= cost(it)[axis])
+                cost(other) != cost(point) && (0..3).all(|axis| cost(other)[axis] <= cost(point)[axis])
             })
         };
-        let mut best: Vec<_> = all.iter().filter(|it| !beaten(it)).map(cost).collect();
+        let mut best: Vec<_> = all.iter().filter(|point| !beaten(point)).map(cost).collect();
         best.sort_by(|a, b| a.partial_cmp(b).unwrap());
         best.dedup();
-        let mut found: Vec<_> = front.iter().map(cost).collect();
-        found.sort_by(|a, b| a.partial_cmp(b).unwrap());
-        assert_eq!(found, best);
+        let mut costs: Vec<_> = front.iter().map(cost).collect();
+        costs.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(costs, best);
     }
     assert!(points > 1000, "{points}");
 }
@@ -227,30 +227,31 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
 #[test]
 fn a_point_on_another_accelerator_is_beaten_where_the_whole_of_both_ranges_says_so() {
     let margins = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| Margin::of(name, StepClass::Bf16).unwrap());
-    let [older, newer] = [&margins[0], &margins[1]].map(|it| it.range);
+    let [older, newer] = [&margins[0], &margins[1]].map(|margin| margin.range);
     let point = |site: usize, seconds: f64| {
         let step = Step { total_s: seconds, ..Step::default() };
         (site, FoundLayout { layout: layout(8), step })
     };
-    let found = |points: &[(usize, FoundLayout)], dear: f64| {
-        let costs =
-            |(site, it): &(usize, FoundLayout)| [if *site == 0 { 1.0 } else { dear } * it.step.total_s];
-        let found = front(points, |(site, _)| &margins[*site], costs);
-        found.into_iter().map(|(site, it)| (site, it.step.total_s)).collect::<Vec<_>>()
+    let front_of = |points: &[(usize, FoundLayout)], dear: f64| {
+        let costs = |(site, candidate): &(usize, FoundLayout)| {
+            [if *site == 0 { 1.0 } else { dear } * candidate.step.total_s]
+        };
+        let front = front(points, |(site, _)| &margins[*site], costs);
+        front.into_iter().map(|(site, candidate)| (site, candidate.step.total_s)).collect::<Vec<_>>()
     };
     // Of two on one accelerator the lesser beats the other, by however little.
-    assert_eq!(found(&[point(0, 1.001), point(0, 1.0)], 1.0), [(0, 1.0)]);
+    assert_eq!(front_of(&[point(0, 1.001), point(0, 1.0)], 1.0), [(0, 1.0)]);
     let surely = newer[1] / older[0];
-    assert_eq!(found(&[point(0, 1.01 * surely), point(1, 1.0)], 1.0), [(1, 1.0)]);
+    assert_eq!(front_of(&[point(0, 1.01 * surely), point(1, 1.0)], 1.0), [(1, 1.0)]);
     let maybe = [point(0, 0.99 * surely), point(1, 1.0)];
-    assert_eq!(found(&maybe, 1.0).len(), 2);
+    assert_eq!(front_of(&maybe, 1.0).len(), 2);
     // So with what is paid: twice as dear beats nothing that takes less than twice as long.
-    assert_eq!(found(&[point(0, 1.01 * surely), point(1, 1.0)], 2.0).len(), 2);
-    assert_eq!(found(&[point(0, 2.02 * surely), point(1, 1.0)], 2.0), [(1, 1.0)]);
+    assert_eq!(front_of(&[point(0, 1.01 * surely), point(1, 1.0)], 2.0).len(), 2);
+    assert_eq!(front_of(&[point(0, 2.02 * surely), point(1, 1.0)], 2.0), [(1, 1.0)]);
     // The one that has surely ended first stands first.
     let first = newer[1] / older[1];
-    assert_eq!(found(&[point(0, 0.99 * first), point(1, 1.0)], 1.0)[0].0, 0);
-    assert_eq!(found(&[point(0, 1.01 * first), point(1, 1.0)], 1.0)[0].0, 1);
+    assert_eq!(front_of(&[point(0, 0.99 * first), point(1, 1.0)], 1.0)[0].0, 0);
+    assert_eq!(front_of(&[point(0, 1.01 * first), point(1, 1.0)], 1.0)[0].0, 1);
 }
 
 /// Of so many sequences a step.
@@ -360,8 +361,10 @@ fn what_may_lie_elsewhere_does_only_where_nothing_fits_without() {
             continue;
         }
         // What is told to fit is what the answer then looks for.
-        let is_told =
-            without.would_fit.iter().any(|it| it.contains(" offloaded to the ") && !it.contains("with"));
+        let is_told = without
+            .would_fit
+            .iter()
+            .any(|advice| advice.contains(" offloaded to the ") && !advice.contains("with"));
         assert_eq!(answer.fits, is_told, "{:?}", without.would_fit);
         let all = anywhere.search(1, &|_, _| ()).unwrap();
         let best = all.best().or(all.nearest.as_ref()).unwrap();
@@ -371,7 +374,7 @@ fn what_may_lie_elsewhere_does_only_where_nothing_fits_without() {
             "nothing fits in the accelerators' memory on {platform}: the layout has {}",
             answer.layout.offload
         );
-        assert_eq!(answer.note.is_some_and(|it| it.starts_with(&note)), answer.fits);
+        assert_eq!(answer.note.is_some_and(|text| text.starts_with(&note)), answer.fits);
         needed[1 + usize::from(answer.fits)] += 1;
     }
     assert!(needed.iter().all(|cases| *cases > 0), "fits, does not, does elsewhere: {needed:?}");

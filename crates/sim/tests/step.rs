@@ -310,9 +310,9 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
         let share = |reads| f64::min(attach, card.bandwidth(reads) / 2.0);
         let late = card.idle_latency();
         let both = f64::min(attach, card.bandwidth(0.5) / 2.0 / 2.0);
-        let states = step(&platform, "cxl", |it| it.optimizer = true);
-        let weights = step(&platform, "cxl", |it| it.weights = true);
-        let kept = step(&platform, "cxl", |it| it.activations = true);
+        let states = step(&platform, "cxl", |offload| offload.optimizer = true);
+        let weights = step(&platform, "cxl", |offload| offload.weights = true);
+        let kept = step(&platform, "cxl", |offload| offload.activations = true);
         let activations = kept.memory.offloaded().used_bytes * 4.0;
         for (far, bytes, seconds) in [
             (
@@ -344,9 +344,9 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
         }
     }
     // Another host with a port of its own takes half of the card, and where channels are what is slow half of their pace.
-    let alone = step(&platform, "cxl", |it| it.optimizer = true);
+    let alone = step(&platform, "cxl", |offload| offload.optimizer = true);
     platform.rack.get_mut("server").unwrap().host.tiers.get_mut("cxl").unwrap().hosts = 2;
-    let shared = step(&platform, "cxl", |it| it.optimizer = true);
+    let shared = step(&platform, "cxl", |offload| offload.optimizer = true);
     assert_eq!(shared.memory.offloaded().capacity_bytes, alone.memory.offloaded().capacity_bytes / 2.0);
     assert!(shared.offload.exposed_s > alone.offload.exposed_s);
 }
@@ -401,31 +401,34 @@ fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
 
 #[test]
 fn what_cannot_run_is_refused_with_the_reason() {
-    let said = |platform, model, layout| refusal(platform, model, &layout).to_string();
+    let message = |platform, model, layout| refusal(platform, model, &layout).to_string();
     let refused = [
-        (said("dgx-a100", "gpt3-175b", Layout { tp: 7, ..layout() }), "tp of 7 does not divide heads of 96"),
         (
-            said("dgx-a100", "gpt3-175b", Layout { dp: 7, ..layout() }),
+            message("dgx-a100", "gpt3-175b", Layout { tp: 7, ..layout() }),
+            "tp of 7 does not divide heads of 96",
+        ),
+        (
+            message("dgx-a100", "gpt3-175b", Layout { dp: 7, ..layout() }),
             "dp x micro-batch of 7 does not divide the batch of 1536",
         ),
         (
-            said("dgx-a100", "gpt3-175b", Layout { pp: 32, interleave: 4, ..layout() }),
+            message("dgx-a100", "gpt3-175b", Layout { pp: 32, interleave: 4, ..layout() }),
             "pp x interleave of 128 is more than the 96 layers",
         ),
         (
-            said("dgx-a100", "gpt3-175b", Layout { precision: Precision::Fp8, ..layout() }),
+            message("dgx-a100", "gpt3-175b", Layout { precision: Precision::Fp8, ..layout() }),
             "fp8 needs accelerators with 8-bit floats, which this platform does not have; take bf16",
         ),
         (
-            said("nvl72", "gpt3-175b", layout()),
+            message("nvl72", "gpt3-175b", layout()),
             "more than one rack needs a fabric between racks, which this platform does not have; take as many accelerators as a rack has, or fewer",
         ),
         (
-            said("nvl72-hdr", "gpt3-175b", Layout { dp: 192, ..layout() }),
+            message("nvl72-hdr", "gpt3-175b", Layout { dp: 192, ..layout() }),
             "24,576 accelerators need 24,576 ports, there are 16,000; take fewer, more levels, or switches with more ports",
         ),
         (
-            said(
+            message(
                 "nvl72-ndr",
                 "gpt3-175b",
                 Layout {
@@ -436,7 +439,7 @@ fn what_cannot_run_is_refused_with_the_reason() {
             "offload to the pool needs memory nodes, which this platform does not have; offload to the host, or take a platform with a pool",
         ),
         (
-            said(
+            message(
                 "finetuning-a",
                 "gpt3-175b",
                 Layout {
@@ -447,8 +450,8 @@ fn what_cannot_run_is_refused_with_the_reason() {
             "the host has no memory \"cxm\"; it has host, cxl",
         ),
     ];
-    for (said, expected) in refused {
-        assert_eq!(said, expected);
+    for (message, expected) in refused {
+        assert_eq!(message, expected);
     }
 }
 

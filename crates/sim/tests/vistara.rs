@@ -9,13 +9,13 @@ use polder_sim::vistara_tier::traffic;
 fn table_10_follows_from_hot_parts_and_capacities() {
     let figure = KneeFigure::load().unwrap();
     let report = figure.beside().unwrap();
-    let judged: Vec<&KneeBeside> = report.rows.iter().filter(|it| !it.row.fitted).collect();
+    let judged: Vec<&KneeBeside> = report.rows.iter().filter(|knee| !knee.row.fitted).collect();
     assert_eq!((report.rows.len(), judged.len()), (8, 7));
     let worst = |at: usize, of: fn(&KneeBeside) -> KneePoint| {
-        judged.iter().map(|it| errors(&it.row, &of(it))[at].abs()).fold(0.0, f64::max)
+        judged.iter().map(|knee| errors(&knee.row, &of(knee))[at].abs()).fold(0.0, f64::max)
     };
-    let simulated = [0, 2].map(|at| worst(at, |it| it.simulated));
-    let by_capacity = [0, 2].map(|at| worst(at, |it| it.by_capacity));
+    let simulated = [0, 2].map(|at| worst(at, |knee| knee.simulated));
+    let by_capacity = [0, 2].map(|at| worst(at, |knee| knee.by_capacity));
     assert!(simulated[0] <= KNEE_LATENCY && simulated[1] <= KNEE_BANDWIDTH, "{simulated:?}: {judged:#?}");
     assert!(by_capacity[1] > KNEE_BANDWIDTH, "the baseline falls short: {by_capacity:?}");
     // The same again, to the last bit.

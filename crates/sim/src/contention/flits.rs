@@ -402,12 +402,12 @@ impl Flits {
     /// Lets a flit wait for its next link, or so many of a port's.
     fn offer(&mut self, hop: u32, unsent: u64, now: u64) {
         let Hop { queue, link, .. } = self.hops[hop as usize];
-        let it = &mut self.queues[queue as usize];
-        if it.waiting.is_empty() {
-            self.ready[it.output as usize].push_back(queue);
+        let buffer = &mut self.queues[queue as usize];
+        if buffer.waiting.is_empty() {
+            self.ready[buffer.output as usize].push_back(queue);
         }
-        it.waiting.push_back(hop);
-        it.unsent = unsent;
+        buffer.waiting.push_back(hop);
+        buffer.unsent = unsent;
         self.try_send(link, now);
     }
 
@@ -490,7 +490,7 @@ impl Flits {
     /// Channels whose full buffers wait for each other.
     fn circle(&self) -> Vec<(u32, u32)> {
         let mut next = HashMap::new();
-        for queue in self.queues.iter().filter(|it| it.input != NONE && !it.waiting.is_empty()) {
+        for queue in self.queues.iter().filter(|queue| queue.input != NONE && !queue.waiting.is_empty()) {
             next.entry(queue.input).or_insert_with(Vec::new).push(queue.output);
         }
         let mut starts: Vec<_> = next.keys().copied().collect();
@@ -501,10 +501,13 @@ impl Flits {
             let mut walk = vec![start];
             while let Some(on) = next
                 .get(&walk[walk.len() - 1])
-                .and_then(|them| them.iter().find(|it| self.credits[**it as usize] == 0))
+                .and_then(|them| them.iter().find(|channel| self.credits[**channel as usize] == 0))
             {
-                if let Some(first) = walk.iter().position(|it| it == on) {
-                    return walk[first..].iter().map(|it| (it / channels, it % channels)).collect();
+                if let Some(first) = walk.iter().position(|channel| channel == on) {
+                    return walk[first..]
+                        .iter()
+                        .map(|channel| (channel / channels, channel % channels))
+                        .collect();
                 }
                 walk.push(*on);
             }

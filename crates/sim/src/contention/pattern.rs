@@ -375,8 +375,8 @@ impl FabricQuestion {
 
 fn check(question: &FabricQuestion) -> Result<(), FabricError> {
     if question.accelerators < 2 {
-        let found = question.accelerators.to_string();
-        return Err(FabricError::Invalid { what: "accelerators", expected: "2 or more", found });
+        let count = question.accelerators.to_string();
+        return Err(FabricError::Invalid { what: "accelerators", expected: "2 or more", found: count });
     }
     let bytes = question.message_bytes;
     if !(bytes.is_finite() && bytes >= 1.0) {

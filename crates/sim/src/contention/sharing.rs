@@ -271,8 +271,9 @@ impl Sharing {
             meetings.push(Meeting { flow, begin, crossed, bound, is_bounded: bound < least });
         }
         // Flows that are alike and meet on one link alone have equal parts of it until they end, all at once.
-        let evenly =
-            |it: &Meeting| Some(&links[shared[it.begin as usize] as usize]).filter(|link| link.is_even);
+        let evenly = |meeting: &Meeting| {
+            Some(&links[shared[meeting.begin as usize] as usize]).filter(|link| link.is_even)
+        };
         let mut uneven = 0;
         for meeting in &meetings {
             match evenly(meeting) {
@@ -285,7 +286,12 @@ impl Sharing {
             }
         }
         let mut courses = Vec::with_capacity(uneven);
-        courses.extend(meetings.into_iter().filter(|it| evenly(it).is_none()).map(|it| it.course(flows)));
+        courses.extend(
+            meetings
+                .into_iter()
+                .filter(|meeting| evenly(meeting).is_none())
+                .map(|meeting| meeting.course(flows)),
+        );
         let mut members = 0;
         for link in &mut links {
             link.first = members;
@@ -419,8 +425,8 @@ impl Sharing {
             self.open_flow(*flow);
             // It gets at least an equal part of each of its links.
             let course = &self.courses[*flow as usize];
-            let parts = self.shared[course.links()].iter().map(|it| {
-                let link = &self.links[*it as usize];
+            let parts = self.shared[course.links()].iter().map(|index| {
+                let link = &self.links[*index as usize];
                 link.capacity / f64::from(link.count)
             });
             level = parts.fold(level.min(course.bound), f64::min);
@@ -429,7 +435,7 @@ impl Sharing {
         // Both lists grow while they are gone through.
         let (mut link, mut flow) = (0, 0);
         while link < self.touched.len() || flow < self.open.len() {
-            if let Some(at) = self.touched.get(link).map(|it| *it as usize) {
+            if let Some(at) = self.touched.get(link).map(|index| *index as usize) {
                 link += 1;
                 for place in self.links[at].members() {
                     let member = self.members[place];

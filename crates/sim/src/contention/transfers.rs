@@ -143,11 +143,11 @@ impl FlitOptions {
         if let Some(bytes) = window_bytes.filter(|bytes| !(bytes.is_finite() && *bytes >= 1.0)) {
             return invalid("window", "1 B or more", format!("{bytes} B"));
         }
-        if let Some(found) = channels.filter(|it| !(1..=MOST_CHANNELS).contains(it)) {
-            return invalid("virtual channels", "1 to 255", found.to_string());
+        if let Some(channels) = channels.filter(|count| !(1..=MOST_CHANNELS).contains(count)) {
+            return invalid("virtual channels", "1 to 255", channels.to_string());
         }
-        if let Some(found) = buffer.filter(|it| *it == 0) {
-            return invalid("buffer", "1 flit or more", found.to_string());
+        if let Some(flits) = buffer.filter(|flits| *flits == 0) {
+            return invalid("buffer", "1 flit or more", flits.to_string());
         }
         // A link of which half is damaged sends each flit twice.
         if !(0.0..=0.5).contains(&error_rate) {

@@ -243,7 +243,7 @@ impl ProgramFigure {
                 ProgramName::Cg => (&cg, Self::POINTS),
                 ProgramName::MiniAmr => (&mini_amr, Self::PART * claim.published),
             };
-            let percents: Vec<_> = rows.iter().map(|it| it.percent(claim.metric, claim.over)).collect();
+            let percents: Vec<_> = rows.iter().map(|row| row.percent(claim.metric, claim.over)).collect();
             let simulated = percents.iter().sum::<f64>() / percents.len() as f64;
             let range = [
                 percents.iter().copied().fold(f64::INFINITY, f64::min),
@@ -253,8 +253,8 @@ impl ProgramFigure {
             JudgedPercent { claim: *claim, simulated, range, sign: simulated > 0.0, near }
         };
         let claims = self.claim.iter().map(judged).collect();
-        let is_faster = |it: &&OnNodes| it.ethernet.total_s <= it.smartnic.total_s;
-        let ethernet_until = mini_amr.iter().take_while(is_faster).last().map(|it| it.nodes);
+        let is_faster = |row: &&OnNodes| row.ethernet.total_s <= row.smartnic.total_s;
+        let ethernet_until = mini_amr.iter().take_while(is_faster).last().map(|row| row.nodes);
         Ok(ProgramVariant { input: input.name.clone(), sharing, claims, ethernet_until, cg, mini_amr })
     }
 

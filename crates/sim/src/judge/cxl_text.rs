@@ -216,8 +216,8 @@ impl Twelve<'_> {
     }
 
     fn value(&self, key: &str) -> Result<Option<f64>, OffloadError> {
-        let contexts = CONTEXTS.map(|it| (it, BATCH));
-        let batches = BATCHES.map(|it| (CONTEXT, it));
+        let contexts = CONTEXTS.map(|context| (context, BATCH));
+        let batches = BATCHES.map(|batch| (CONTEXT, batch));
         Ok(Some(match key {
             "context-bend" => self.bend(&contexts, |(context, _)| context)? * 100.0,
             "context-slope" => self.slope(2)? / 1e6,
@@ -233,7 +233,7 @@ impl Twelve<'_> {
             "saturated-batch" => {
                 let rates = self.throughputs()?;
                 let most = rates.iter().copied().fold(0.0, f64::max);
-                let at = rates.iter().position(|it| *it >= SATURATED * most).unwrap_or(0);
+                let at = rates.iter().position(|rate| *rate >= SATURATED * most).unwrap_or(0);
                 f64::from(BATCHES[at])
             }
             "step-most" => {

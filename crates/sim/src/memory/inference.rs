@@ -408,7 +408,7 @@ mod tests {
                 fidelity,
                 flits: FlitOptions::default(),
             };
-            let found = Inference::new(&question).unwrap();
+            let inference = Inference::new(&question).unwrap();
             let row = InferenceRow {
                 sequences: 4096,
                 context: 1,
@@ -417,16 +417,16 @@ mod tests {
                 outstanding: Some(64),
                 visits: Some(8),
             };
-            let steps = found.steps(&[found.load(&row).unwrap()]).unwrap();
+            let steps = inference.steps(&[inference.load(&row).unwrap()]).unwrap();
             steps[0][0].as_ref().unwrap().seconds
         };
-        let [alone, flows, flits] = Fidelity::ALL.map(|it| seconds(it, 36));
+        let [alone, flows, flits] = Fidelity::ALL.map(|fidelity| seconds(fidelity, 36));
         assert!(
             (flows / alone - 1.0).abs() < 0.02 && (flits / alone - 1.0).abs() < 0.02,
             "{alone} {flows} {flits}"
         );
         // Where few hold for many, flows and flits agree with each other alone.
-        let [alone, flows, flits] = Fidelity::ALL.map(|it| seconds(it, 60));
+        let [alone, flows, flits] = Fidelity::ALL.map(|fidelity| seconds(fidelity, 60));
         assert!(flows > 1.2 * alone && (flits / flows - 1.0).abs() < 0.05, "{alone} {flows} {flits}");
     }
 }

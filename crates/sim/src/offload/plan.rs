@@ -224,11 +224,11 @@ impl<'a> Planner<'a> {
             context: model.sequence,
             batch,
             tokens,
-            bytes: problem.objects.iter().map(|it| it.bytes.value()).sum(),
+            bytes: problem.objects.iter().map(|object| object.bytes.value()).sum(),
             objects: problem
                 .objects
                 .iter()
-                .map(|it| ObjectBytes { name: it.name.clone(), bytes: it.bytes.value() })
+                .map(|object| ObjectBytes { name: object.name.clone(), bytes: object.bytes.value() })
                 .collect(),
             dram_only_s: dram_only(&problem)?,
             policies: policies.iter().map(placed).collect::<Result<_, OffloadError>>()?,
@@ -386,7 +386,7 @@ fn placed(
         bytes: vec![],
     };
     if !gpu.fits() {
-        let [used, has] = [gpu.used_bytes, gpu.capacity_bytes].map(|it| it / 1e9);
+        let [used, has] = [gpu.used_bytes, gpu.capacity_bytes].map(|bytes| bytes / 1e9);
         let most = gpu.rows.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |(name, _)| name);
         let lacks = format!("a GPU holds {has:.1} GB and would have {used:.1}, most of it {most}");
         return Placed { lacks: Some(lacks), ..nothing };
@@ -398,11 +398,13 @@ fn placed(
     let seconds = problem.seconds(&placement);
     let phases = problem.phases.iter().zip(&seconds);
     let step: f64 = seconds.iter().sum();
-    let row = |(object, row): (&Object, &Vec<f64>)| row.iter().map(|it| it * object.bytes.value()).collect();
+    let row = |(object, row): (&Object, &Vec<f64>)| {
+        row.iter().map(|fraction| fraction * object.bytes.value()).collect()
+    };
     Placed {
         fits: true,
         phases: phases
-            .map(|(it, seconds)| PhaseSeconds { name: it.name.clone(), seconds: *seconds })
+            .map(|(phase, seconds)| PhaseSeconds { name: phase.name.clone(), seconds: *seconds })
             .collect(),
         step_s: Some(step),
         tokens_per_s: Some(tokens / step),
@@ -415,11 +417,11 @@ fn placed(
 fn lacks(error: &PlaceError) -> String {
     match error {
         PlaceError::TooSmall { tier, capacity, bytes } => {
-            let [has, used] = [capacity, bytes].map(|it| it.value() / 1e9);
+            let [has, used] = [capacity, bytes].map(|bytes| bytes.value() / 1e9);
             format!("{tier} holds {has:.1} GB and would have {used:.1}")
         }
         PlaceError::NoRoom { objects, capacity } => {
-            let [has, used] = [capacity, objects].map(|it| it.value() / 1e9);
+            let [has, used] = [capacity, objects].map(|bytes| bytes.value() / 1e9);
             format!("all tiers hold {has:.1} GB and the step takes {used:.1}")
         }
         other => other.to_string(),

@@ -87,11 +87,11 @@ impl FractionFile {
         let group =
             |kind: Kind| GROUPS.iter().find(|(_, kinds)| kinds.contains(&kind)).map(|(name, _)| *name);
         let names = problem.objects.iter().map(|it| it.name.as_str());
-        let groups = problem.objects.iter().filter_map(|it| group(it.kind));
+        let groups = problem.objects.iter().filter_map(|object| group(object.kind));
         let mut known: Vec<&str> = names.chain(groups).collect();
-        if let Some(unknown) = self.objects.keys().find(|it| !known.contains(&it.as_str())) {
+        if let Some(unknown) = self.objects.keys().find(|name| !known.contains(&name.as_str())) {
             let mut seen = std::collections::BTreeSet::new();
-            known.retain(|it| seen.insert(*it));
+            known.retain(|name| seen.insert(*name));
             let (unknown, known) = (quoted(unknown), known.join(", "));
             return Err(wrong(format!("{unknown}: no object of this step; there are {known}")));
         }
@@ -101,7 +101,9 @@ impl FractionFile {
             let first = || (0..problem.tiers.len()).map(|tier| f64::from(tier == 0)).collect();
             given.map_or_else(
                 || Ok(first()),
-                |(name, value)| fractions(value, problem).map_err(|said| wrong(format!("{name}: {said}"))),
+                |(name, value)| {
+                    fractions(value, problem).map_err(|reason| wrong(format!("{name}: {reason}")))
+                },
             )
         };
         Ok(Placement { fractions: problem.objects.iter().map(row).collect::<Result<_, _>>()? })
@@ -110,24 +112,24 @@ impl FractionFile {
 
 /// A list of fractions, or fractions by the names of tiers, those that are left out 0.
 fn fractions(value: &Value, problem: &Problem) -> Result<Vec<f64>, String> {
-    let number = |it: &Value| {
-        it.as_f64().ok_or_else(|| format!("expected a number, found {}", quoted(&it.to_string())))
+    let number = |entry: &Value| {
+        entry.as_f64().ok_or_else(|| format!("expected a number, found {}", quoted(&entry.to_string())))
     };
     match value {
         Value::Array(all) => all.iter().map(number).collect(),
         Value::Object(by_name) => {
             let place = |name: &str| problem.tiers.iter().position(|tier| tier.name == name);
             let mut row = vec![0.0; problem.tiers.len()];
-            for (name, it) in by_name {
+            for (name, share) in by_name {
                 let Some(tier) = place(name) else {
-                    let known: Vec<_> = problem.tiers.iter().map(|it| it.name.as_str()).collect();
+                    let known: Vec<_> = problem.tiers.iter().map(|tier| tier.name.as_str()).collect();
                     return Err(format!(
                         "{}: no tier of this name; there are {}",
                         quoted(name),
                         known.join(", ")
                     ));
                 };
-                row[tier] = number(it)?;
+                row[tier] = number(share)?;
             }
             Ok(row)
         }

@@ -296,9 +296,9 @@ impl StepTrace {
             return Err(DataError::new(name, "schema", problem));
         }
         let schemas = |node: &Node| {
-            node.attrs
-                .iter()
-                .any(|it| it.name == "op_schema" && it.value.as_str().is_some_and(|it| !it.is_empty()))
+            node.attrs.iter().any(|attribute| {
+                attribute.name == "op_schema" && attribute.value.as_str().is_some_and(|text| !text.is_empty())
+            })
         };
         // Only operators have a schema. One that calls others counts by them, unless they are its helpers alone.
         let operators: BTreeMap<u64, &Node> =
@@ -324,9 +324,10 @@ impl StepTrace {
                 operations.push(node.operator());
             }
         }
-        let collectives: Vec<_> = file.nodes.iter().filter(|it| it.name == "record_param_comms").collect();
+        let collectives: Vec<_> =
+            file.nodes.iter().filter(|node| node.name == "record_param_comms").collect();
         let mut calls = BTreeMap::new();
-        for call in collectives.iter().filter_map(|it| it.call()) {
+        for call in collectives.iter().filter_map(|node| node.call()) {
             *calls.entry(call).or_default() += 1;
         }
         Ok(Self { operators: operations, collectives: collectives.len() as u64, calls })
@@ -639,11 +640,11 @@ mod tests {
                 (6, backward.as_str(), 1, five.clone(), three.clone()),
                 (7, "zero_", 6, serde_json::json!([side]), serde_json::json!([side])),
             ];
-            let found = counted("float", &nodes);
+            let operators = counted("float", &nodes);
             let bytes = |tensors: u64| (tensors * 4 * 2 * 4 * 64 * 32) as f64;
             let expected =
                 [(name.to_owned(), (1, forward, bytes(4))), (backward, (1, 2.5 * forward, bytes(8)))];
-            assert_eq!(found, BTreeMap::from(expected));
+            assert_eq!(operators, BTreeMap::from(expected));
         }
         // The layout of the kernel itself: tokens before heads. Values may be narrower than keys.
         let (queries, values) = (serde_json::json!([1, 64, 4, 192]), serde_json::json!([1, 64, 4, 128]));
@@ -698,7 +699,7 @@ mod tests {
     fn an_operator_whose_helpers_move_little_does_its_work_itself_and_what_looks_into_a_sparse_tensor_moves_nothing()
      {
         let large = serde_json::json!([256, 1024]);
-        let found = counted(
+        let operators = counted(
             "float",
             &[
                 (2, "sum", 1, serde_json::json!([large]), serde_json::json!([[]])),
@@ -723,7 +724,7 @@ mod tests {
             ("as_strided_", nothing),
             ("view_as_real", nothing),
         ];
-        assert_eq!(found, expected.map(|(name, counts)| (name.to_owned(), counts)).into());
+        assert_eq!(operators, expected.map(|(name, counts)| (name.to_owned(), counts)).into());
     }
 
     /// A trace with collective calls among so many ranks.

@@ -480,14 +480,18 @@ impl Replay<'_> {
         let waits = self.names.iter().filter_map(|((from, _, tag), at)| {
             self.channels[*at].waiter.map(|(rank, _)| ReplayError::Waits { rank, from: *from, tag: *tag })
         });
-        let first = waits.min_by_key(|it| if let ReplayError::Waits { rank, .. } = it { *rank } else { 0 });
+        let first =
+            waits.min_by_key(|error| if let ReplayError::Waits { rank, .. } = error { *rank } else { 0 });
         if let Some(error) = first {
             return Err(error);
         }
-        let ranks: Vec<_> =
-            self.ranks.iter().map(|it| RankTime { total_s: it.clock, compute_s: it.compute_s }).collect();
-        let total_s = ranks.iter().map(|it| it.total_s).fold(0.0, f64::max);
-        let flit_hops = self.wires.as_ref().map(|it| it.flits.flit_hops());
+        let ranks: Vec<_> = self
+            .ranks
+            .iter()
+            .map(|rank| RankTime { total_s: rank.clock, compute_s: rank.compute_s })
+            .collect();
+        let total_s = ranks.iter().map(|rank| rank.total_s).fold(0.0, f64::max);
+        let flit_hops = self.wires.as_ref().map(|wires| wires.flits.flit_hops());
         Ok(Replayed { ranks, total_s, messages: self.messages, bytes: self.bytes, flit_hops })
     }
 }

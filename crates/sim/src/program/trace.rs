@@ -75,20 +75,23 @@ pub fn read_trace(texts: &[(String, String)]) -> Result<ProgramTrace, DataError>
     if ranks.is_empty() {
         return Err(DataError::new("trace", "", "expected the files of the ranks, found none"));
     }
-    let mut hosts: Vec<&str> = ranks.values().map(|it| it.host.as_str()).collect();
+    let mut hosts: Vec<&str> = ranks.values().map(|trace| trace.host.as_str()).collect();
     hosts.sort_unstable();
     hosts.dedup();
-    let number = |it: &RankTrace| hosts.iter().position(|host| *host == it.host).map_or(0, |at| at as u32);
-    let bytes = |it: &Operation| if let Operation::Send { bytes, .. } = it { u128::from(*bytes) } else { 0 };
-    let all: u128 = ranks.values().flat_map(|it| &it.operations).map(bytes).sum();
+    let number =
+        |trace: &RankTrace| hosts.iter().position(|host| *host == trace.host).map_or(0, |at| at as u32);
+    let bytes = |operation: &Operation| {
+        if let Operation::Send { bytes, .. } = operation { u128::from(*bytes) } else { 0 }
+    };
+    let all: u128 = ranks.values().flat_map(|trace| &trace.operations).map(bytes).sum();
     if all > MOST_BYTES.into() {
         let problem = format!("expected messages of {MOST_BYTES} bytes in all or less, found {all}");
         return Err(DataError::new(&texts[0].0, "send", problem));
     }
     Ok(ProgramTrace {
         hosts: ranks.values().map(number).collect(),
-        measured: ranks.values().map(|it| it.measured).collect(),
-        ranks: ranks.into_values().map(|it| it.operations).collect(),
+        measured: ranks.values().map(|trace| trace.measured).collect(),
+        ranks: ranks.into_values().map(|trace| trace.operations).collect(),
         calls,
     })
 }
@@ -174,7 +177,7 @@ impl RankTrace {
                 let ranks: Result<Vec<u32>, _> = ranks.split(',').map(str::parse).collect();
                 let ranks = ranks
                     .map_err(|_| format!("expected ranks with commas between, found \"{}\"", quoted(line)))?;
-                if let Some(beyond) = ranks.iter().find(|it| **it >= self.of) {
+                if let Some(beyond) = ranks.iter().find(|rank| **rank >= self.of) {
                     return Err(format!("expected ranks below {}, found {beyond}", self.of));
                 }
                 self.comms.insert(whole(number)?, ranks);
@@ -201,7 +204,7 @@ impl RankTrace {
                 self.measured.communication_s += seconds;
                 let of_name = calls.entry(call.to_owned()).or_default();
                 (of_name.count, of_name.seconds) = (of_name.count + 1, of_name.seconds + seconds);
-                let numbers: Vec<i64> = numbers.iter().map(|it| whole(it)).collect::<Result<_, _>>()?;
+                let numbers: Vec<i64> = numbers.iter().map(|text| whole(text)).collect::<Result<_, _>>()?;
                 self.call(call, &numbers).map(|()| false)
             }
             _ => Err(format!("expected BEGIN END CALL, found \"{}\"", quoted(line))),
@@ -315,13 +318,13 @@ mod tests {
     #[test]
     fn a_receive_of_any_source_is_that_of_its_wait() {
         let other = "0 10 ireceive -1 -1 3\n20 2500 wait 3 0 7\n2500 4000 all-reduce 0 8 0\nend 4000\n";
-        let found = read_trace(&texts(&[SENDER, other])).unwrap();
-        assert_eq!(found.ranks[1][0], Operation::Receive { from: 0, tag: 7, request: Some(3) });
-        assert_eq!(found.calls["all-reduce"].count, 2);
-        assert!((found.measured[1].communication_s - 3.99e-6).abs() < 1e-15);
+        let trace = read_trace(&texts(&[SENDER, other])).unwrap();
+        assert_eq!(trace.ranks[1][0], Operation::Receive { from: 0, tag: 7, request: Some(3) });
+        assert_eq!(trace.calls["all-reduce"].count, 2);
+        assert!((trace.measured[1].communication_s - 3.99e-6).abs() < 1e-15);
         let way = Way::new(1e-6, 1e9);
-        let network = Network { hosts: found.hosts.clone(), inside: way, between: way, factors: vec![] };
-        let replayed = replay(&found.ranks, &network).unwrap();
+        let network = Network { hosts: trace.hosts.clone(), inside: way, between: way, factors: vec![] };
+        let replayed = replay(&trace.ranks, &network).unwrap();
         // 1 us of computing, then the message; rank 0 has computed 1 us more when its bytes have left.
         // The two messages of the all-reduce go through the memory of the host in turn.
         let expected = 1e-6 + 1e-3 + 1e-6 + 1.016e-6 + 1e-6;
@@ -330,7 +333,7 @@ mod tests {
 
     #[test]
     fn what_is_no_trace_is_named_with_its_line() {
-        for (body, said) in [
+        for (body, expected) in [
             ("end 1\n", "rank-0: rank: expected the files of all 2 ranks, found 1"),
             ("5 4 send 1 7 1\nend 9\n", "rank-0: line 4: expected an end after 5, found 4"),
             ("5 9 jump 1\nend 9\n", "rank-0: line 4: jump is no call"),
@@ -345,7 +348,7 @@ mod tests {
         ] {
             let one = vec![("rank-0".to_owned(), format!("{VERSION}\nrank 0 2 here\ncomm 0 0,1\n{body}"))];
             let error = read_trace(&one).unwrap_err().to_string();
-            assert!(error.starts_with(said), "{error}");
+            assert!(error.starts_with(expected), "{error}");
         }
         let sends = "5 9 send 1 7 4503599627370496\n".repeat(3) + "end 9\n";
         let error = read_trace(&texts(&[&sends.replace("5 9", "9 9"), "end 9\n"])).unwrap_err().to_string();

@@ -54,14 +54,14 @@ impl HostLinks {
     /// Flit-hops of all messages between hosts.
     #[must_use]
     pub fn flit_hops(&self, programs: &[Vec<Operation>], hosts: &[u32]) -> u64 {
-        let between = |rank: usize, it: &Operation| match *it {
+        let between = |rank: usize, operation: &Operation| match *operation {
             Operation::Send { to, bytes, .. } if hosts.get(to as usize) != Some(&hosts[rank]) => {
                 CROSSED as u64 * self.flits(bytes)
             }
             _ => 0,
         };
         let each = programs.iter().enumerate().map(|(rank, program)| {
-            program.iter().map(|it| between(rank, it)).fold(0_u64, u64::saturating_add)
+            program.iter().map(|operation| between(rank, operation)).fold(0_u64, u64::saturating_add)
         });
         each.fold(0, u64::saturating_add)
     }

@@ -119,20 +119,31 @@ impl Question<'_> {
         let changed = |word: &dyn std::fmt::Debug, of: &str, given: GivenLayout| {
             (format!("{of}{word:?}").to_lowercase(), given, self.accelerators)
         };
-        let precision = [Precision::Bf16, Precision::Fp32].map(|it| {
-            changed(&it, "precision ", GivenLayout { precision: own.precision.and(Some(it)), ..own.clone() })
+        let precision = [Precision::Bf16, Precision::Fp32].map(|precision| {
+            changed(
+                &precision,
+                "precision ",
+                GivenLayout { precision: own.precision.and(Some(precision)), ..own.clone() },
+            )
         });
-        let again = [Recompute::Selective, Recompute::Full].map(|it| {
-            changed(&it, "recompute ", GivenLayout { recompute: own.recompute.and(Some(it)), ..own.clone() })
+        let again = [Recompute::Selective, Recompute::Full].map(|recompute| {
+            changed(
+                &recompute,
+                "recompute ",
+                GivenLayout { recompute: own.recompute.and(Some(recompute)), ..own.clone() },
+            )
         });
-        let zero = [Zero::Optimizer, Zero::Gradients, Zero::Weights]
-            .map(|it| changed(&it, "zero ", GivenLayout { zero: own.zero.and(Some(it)), ..own.clone() }));
+        let zero = [Zero::Optimizer, Zero::Gradients, Zero::Weights].map(|zero| {
+            changed(&zero, "zero ", GivenLayout { zero: own.zero.and(Some(zero)), ..own.clone() })
+        });
         let all = match obstacle {
             Obstacle::Machine => vec![precision.to_vec()],
             Obstacle::Evenness => vec![],
             Obstacle::Memory => vec![again.to_vec(), zero.to_vec()],
         };
-        all.into_iter().map(|it| it.into_iter().filter(|(_, given, _)| given != own).collect()).collect()
+        all.into_iter()
+            .map(|changes| changes.into_iter().filter(|(_, given, _)| given != own).collect())
+            .collect()
     }
 
     /// A count that is given, changed: the nearest first.

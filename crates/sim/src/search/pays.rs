@@ -146,7 +146,7 @@ pub enum PaysError {
 struct Side {
     between: f64,
     pool: Option<f64>,
-    found: FoundLayout,
+    best: FoundLayout,
     margin: Margin,
 }
 
@@ -167,17 +167,17 @@ impl Asked {
     fn side(&self, platform: &Platform, threads: usize, progress: Progress<'_>) -> Result<Side, PaysError> {
         let model = self.request.model()?;
         let outcome = self.request.look(platform, &model, threads, progress)?;
-        let Some(found) = outcome.best().copied() else {
+        let Some(best) = outcome.best().copied() else {
             return Err(PaysError::NothingFits { platform: self.name.clone(), outcome: Box::new(outcome) });
         };
         let job = self.request.job(&self.name, platform)?;
         let rack = job.rack();
-        let class = StepClass::of(&model, &found.layout);
+        let class = StepClass::of(&model, &best.layout);
         let margin = Margin::of(&rack.accelerator.name, class).map_err(RequestError::from)?;
         let fabric = platform.between.as_ref().ok_or_else(|| PaysError::NoFabric(self.name.clone()))?;
         let nodes = platform.tiers(rack).into_iter().find(|(id, _)| *id == TierId::Pool);
         let pool = nodes.map(|(_, share)| share.read);
-        Ok(Side { between: fabric.payload().value(), pool, found, margin })
+        Ok(Side { between: fabric.payload().value(), pool, best, margin })
     }
 
     /// What it costs a second, as it is.
@@ -222,7 +222,7 @@ impl PaysQuestion<'_> {
             tried.dedup();
         }
         let platforms = |asked: &Asked| {
-            let tried = between.iter().map(|it| asked.with_between(*it));
+            let tried = between.iter().map(|bandwidth| asked.with_between(*bandwidth));
             std::iter::once(Ok(asked.platform.clone())).chain(tried).collect::<Result<Vec<_>, _>>()
         };
         let theres = platforms(&there)?;
@@ -231,12 +231,15 @@ impl PaysQuestion<'_> {
             others.extend(other.with_pools(*bandwidth, &pool)?);
         }
         let count = theres.len() + others.len();
-        let all = theres.iter().map(|it| (&there, it)).chain(others.iter().map(|it| (&other, it)));
-        let found = all.enumerate().map(|(at, (asked, platform))| {
+        let all = theres
+            .iter()
+            .map(|platform| (&there, platform))
+            .chain(others.iter().map(|platform| (&other, platform)));
+        let sides = all.enumerate().map(|(at, (asked, platform))| {
             asked.side(platform, threads, &|index, blocks| progress(at * blocks + index, count * blocks))
         });
-        let found = found.collect::<Result<Vec<_>, _>>()?;
-        let (theres, others) = found.split_at(theres.len());
+        let sides = sides.collect::<Result<Vec<_>, _>>()?;
+        let (theres, others) = sides.split_at(theres.len());
         let ([own_there, theres @ ..], [own_other, others @ ..]) = (theres, others) else {
             unreachable!("both are tried as they are");
         };
@@ -248,7 +251,7 @@ impl PaysQuestion<'_> {
             rates
         });
         let cell = |there, other| cell(there, other, comparable.as_ref());
-        let batch = f64::from(own_there.found.layout.batch);
+        let batch = f64::from(own_there.best.layout.batch);
         Ok(FabricMap {
             kind: "simulated",
             own: cell(own_there, own_other),
@@ -265,7 +268,7 @@ impl PaysQuestion<'_> {
 }
 
 fn cell(there: &Side, other: &Side, rates: Option<&[Rates; 2]>) -> MapCell {
-    let seconds = [there, other].map(|side| side.found.step.total_s);
+    let seconds = [there, other].map(|side| side.best.step.total_s);
     let times = seconds[0] / seconds[1];
     let range = there.margin.times(&other.margin, times);
     let cost = |[there, other]: &[Rates; 2], axis: usize| {
@@ -283,7 +286,7 @@ fn cell(there: &Side, other: &Side, rates: Option<&[Rates; 2]>) -> MapCell {
         between_bytes_per_s: [there.between, other.between],
         pool_bytes_per_s: other.pool,
         seconds,
-        layouts: [there, other].map(|side| side.found.layout),
+        layouts: [there, other].map(|side| side.best.layout),
         times,
         range,
         costs: rates.map_or_else(Vec::new, costs),

@@ -331,14 +331,19 @@ mod tests {
 
     #[test]
     fn a_layout_is_the_one_that_its_numbers_name() {
-        let row: Vec<_> =
-            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let row: Vec<_> = (0..8)
+            .map(|number| number + 1)
+            .chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0])
+            .collect();
         let tiers = ["host", "pool", "cxl"].map(|tier| tier.parse().unwrap());
         let layout_of_row = layout(&row, &tiers).unwrap();
         assert_eq!(COLUMNS.map(|column| (column.get)(&layout_of_row)).to_vec(), row);
         assert_eq!(layout(&[0; 25][..24], &tiers), None);
         let wrong = |place: usize| {
-            row.iter().enumerate().map(|(at, it)| if at == place { 3 } else { *it }).collect::<Vec<_>>()
+            row.iter()
+                .enumerate()
+                .map(|(at, number)| if at == place { 3 } else { *number })
+                .collect::<Vec<_>>()
         };
         assert_eq!(layout(&wrong(10), &tiers), None, "there are three kinds of recomputation");
         assert_eq!(layout(&wrong(21), &tiers), None, "there are three places");

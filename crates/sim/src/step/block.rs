@@ -334,9 +334,9 @@ impl Sizes<'_> {
             None => (2.0 * heads + 2.0 * kv) * width + if model.attention_gate { heads * width } else { 0.0 },
         };
         // What goes into it, what is convolved, and what comes out.
-        let recurrence = model
-            .recurs()
-            .map_or(0.0, |it| (f64::from(it.into) + f64::from(it.convolved) + f64::from(it.width)) / tp);
+        let recurrence = model.recurs().map_or(0.0, |recurrent| {
+            (f64::from(recurrent.into) + f64::from(recurrent.convolved) + f64::from(recurrent.width)) / tp
+        });
         let mixer = value * (attention + recurrence) * tokens;
         let keeps_scores = !key.flash && key.recompute == Recompute::None && model.attends();
         let scores = if keeps_scores {
@@ -346,8 +346,9 @@ impl Sizes<'_> {
         };
         let through = match model.experts {
             None => inside,
-            Some(it) => {
-                f64::from(it.active) * inside + f64::from(it.shared) * f64::from(model.shared_feed_forward())
+            Some(experts) => {
+                f64::from(experts.active) * inside
+                    + f64::from(experts.shared) * f64::from(model.shared_feed_forward())
             }
         };
         let feed = value * (model.entries() + 1.0) * through / tp * tokens;

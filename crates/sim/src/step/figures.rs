@@ -354,21 +354,21 @@ mod tests {
     use super::*;
 
     /// The leaves of an object, with the keys that lead to them.
-    fn leaves(at: &str, value: &Value, found: &mut Vec<(String, f64)>) {
+    fn leaves(at: &str, value: &Value, figures: &mut Vec<(String, f64)>) {
         match value {
             Value::Object(keys) => keys.iter().for_each(|(key, value)| {
                 let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-                leaves(&at, value, found);
+                leaves(&at, value, figures);
             }),
             Value::Array(tiers) => {
                 tiers
                     .iter()
                     .enumerate()
-                    .for_each(|(place, tier)| leaves(&format!("{at}.{place}"), tier, found));
+                    .for_each(|(place, tier)| leaves(&format!("{at}.{place}"), tier, figures));
             }
             // The name of a tier.
             Value::String(_) => {}
-            value => found.push((at.to_owned(), value.as_f64().expect("a figure"))),
+            value => figures.push((at.to_owned(), value.as_f64().expect("a figure"))),
         }
     }
 
@@ -407,14 +407,14 @@ mod tests {
                 ],
             },
         };
-        let mut found = vec![];
-        leaves("", &serde_json::to_value(step).unwrap(), &mut found);
-        found.retain(|(path, _)| path != "memory.1.gradients_bytes");
+        let mut figures = vec![];
+        leaves("", &serde_json::to_value(step).unwrap(), &mut figures);
+        figures.retain(|(path, _)| path != "memory.1.gradients_bytes");
         let mut expected: Vec<_> =
             Step::FIGURES.iter().map(|figure| (figure.path.to_owned(), (figure.of)(&step))).collect();
-        found.sort_by(|a, b| a.0.cmp(&b.0));
+        figures.sort_by(|a, b| a.0.cmp(&b.0));
         expected.sort_by(|a, b| a.0.cmp(&b.0));
-        assert_eq!(found, expected);
+        assert_eq!(figures, expected);
         // A key is its path without the group.
         for StepFigure { key, path, unit, .. } in Step::FIGURES {
             let groups = ["compute.", "communication.", "memory.0."];

@@ -500,7 +500,7 @@ mod tests {
         let mut left = vec![1.0; flows.len()];
         let mut now = 0.0;
         loop {
-            let mut open: Vec<_> = (0..flows.len()).filter(|it| left[*it] > 1e-9).collect();
+            let mut open: Vec<_> = (0..flows.len()).filter(|flow| left[*flow] > 1e-9).collect();
             if open.is_empty() {
                 return now;
             }
@@ -508,17 +508,19 @@ mod tests {
             let (mut rates, mut spare) = (vec![0.0; flows.len()], vec![1.0; links]);
             while !open.is_empty() {
                 let mut weights = vec![0.0; links];
-                open.iter().for_each(|it| flows[*it].iter().for_each(|(link, part)| weights[*link] += part));
-                let shares = (0..links).filter(|it| weights[*it] > 0.0).map(|it| spare[it] / weights[it]);
+                open.iter()
+                    .for_each(|flow| flows[*flow].iter().for_each(|(link, part)| weights[*link] += part));
+                let shares =
+                    (0..links).filter(|link| weights[*link] > 0.0).map(|link| spare[link] / weights[link]);
                 let more = shares.fold(f64::INFINITY, f64::min);
-                for it in &open {
-                    rates[*it] += more;
-                    flows[*it].iter().for_each(|(link, part)| spare[*link] -= more * part);
+                for flow in &open {
+                    rates[*flow] += more;
+                    flows[*flow].iter().for_each(|(link, part)| spare[*link] -= more * part);
                 }
-                open.retain(|it| flows[*it].iter().all(|(link, _)| spare[*link] > 1e-9));
+                open.retain(|flow| flows[*flow].iter().all(|(link, _)| spare[*link] > 1e-9));
             }
-            let until = active.iter().map(|it| left[*it] / rates[*it]).fold(f64::INFINITY, f64::min);
-            active.iter().for_each(|it| left[*it] -= rates[*it] * until);
+            let until = active.iter().map(|flow| left[*flow] / rates[*flow]).fold(f64::INFINITY, f64::min);
+            active.iter().for_each(|flow| left[*flow] -= rates[*flow] * until);
             now += until;
         }
     }

@@ -184,14 +184,14 @@ impl Overlap {
 
     /// Each with each other.
     pub fn all() -> impl Iterator<Item = Self> {
-        let bit = |it: u32, at: u32| it & 1 << at != 0;
-        (0..64).map(move |it| Self {
-            tensor: bit(it, 0),
-            context: bit(it, 1),
-            expert: bit(it, 2),
-            pipeline: bit(it, 3),
-            data: bit(it, 4),
-            offload: bit(it, 5),
+        let bit = |bits: u32, at: u32| bits & 1 << at != 0;
+        (0..64).map(move |bits| Self {
+            tensor: bit(bits, 0),
+            context: bit(bits, 1),
+            expert: bit(bits, 2),
+            pipeline: bit(bits, 3),
+            data: bit(bits, 4),
+            offload: bit(bits, 5),
         })
     }
 

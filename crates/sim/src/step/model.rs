@@ -222,17 +222,17 @@ impl Model {
             }
         }
         let parts = [
-            ("window.tokens", self.window.map(|it| it.tokens), 1),
-            ("latent.queries", self.latent.map(|it| it.queries), 0),
-            ("latent.keys", self.latent.map(|it| it.keys), 1),
-            ("latent.rotated", self.latent.map(|it| it.rotated), 0),
-            ("latent.values", self.latent.map(|it| it.values), 1),
-            ("recurrent.into", self.recurrent.map(|it| it.into), 1),
-            ("recurrent.width", self.recurrent.map(|it| it.width), 1),
-            ("recurrent.state", self.recurrent.map(|it| it.state), 0),
-            ("recurrent.convolved", self.recurrent.map(|it| it.convolved), 0),
-            ("recurrent.kernel", self.recurrent.map(|it| it.kernel), 0),
-            ("recurrent.inside", self.recurrent.map(|it| it.inside), 0),
+            ("window.tokens", self.window.map(|window| window.tokens), 1),
+            ("latent.queries", self.latent.map(|latent| latent.queries), 0),
+            ("latent.keys", self.latent.map(|latent| latent.keys), 1),
+            ("latent.rotated", self.latent.map(|latent| latent.rotated), 0),
+            ("latent.values", self.latent.map(|latent| latent.values), 1),
+            ("recurrent.into", self.recurrent.map(|recurrent| recurrent.into), 1),
+            ("recurrent.width", self.recurrent.map(|recurrent| recurrent.width), 1),
+            ("recurrent.state", self.recurrent.map(|recurrent| recurrent.state), 0),
+            ("recurrent.convolved", self.recurrent.map(|recurrent| recurrent.convolved), 0),
+            ("recurrent.kernel", self.recurrent.map(|recurrent| recurrent.kernel), 0),
+            ("recurrent.inside", self.recurrent.map(|recurrent| recurrent.inside), 0),
         ];
         for (key, count, least) in parts {
             if let Some(count) = count.filter(|count| *count < least || *count > MOST) {
@@ -515,16 +515,18 @@ impl Model {
         let block = |kind: &Self| {
             let feed = kind.experts.map_or_else(
                 || kind.through(kind.feed_forward()),
-                |it| {
-                    f64::from(it.active) * kind.through(kind.feed_forward())
-                        + f64::from(it.shared) * kind.through(kind.shared_feed_forward())
+                |experts| {
+                    f64::from(experts.active) * kind.through(kind.feed_forward())
+                        + f64::from(experts.shared) * kind.through(kind.shared_feed_forward())
                 },
             );
             let widths = f64::from(kind.head_width()) + f64::from(kind.value_width());
             let attends = f64::from(u8::from(kind.attends()));
             let scores = attends * f64::from(kind.sequence) * f64::from(kind.heads) * widths * kind.seen();
             // A state decays, takes a token and gives one.
-            let state = kind.recurs().map_or(0.0, |it| 3.0 * f64::from(it.width) * f64::from(it.state));
+            let state = kind
+                .recurs()
+                .map_or(0.0, |recurrent| 3.0 * f64::from(recurrent.width) * f64::from(recurrent.state));
             kind.mixer_parameters() + feed + scores + state
         };
         6.0 * tokens * (f64::from(self.layers) * self.mean(block) + self.embedding_parameters())

@@ -207,7 +207,9 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
     let passes: Vec<_> = stretches.iter().filter(is_pass).collect();
     let (Some(first), Some(last)) = (passes.first(), passes.last()) else { return vec![] };
     let computed: f64 = passes.iter().map(|pass| pass.seconds).sum();
-    let after = |work: Work| stretches.iter().find(|it| it.work == work).map_or(0.0, |it| it.begin_s);
+    let after = |work: Work| {
+        stretches.iter().find(|stretch| stretch.work == work).map_or(0.0, |stretch| stretch.begin_s)
+    };
     let end = |pass: &Stretch| pass.begin_s + pass.seconds;
     let mut sent = vec![];
     let mut push = |what, is_hidden, begin_s, seconds| {
@@ -344,16 +346,17 @@ mod tests {
         for (pp, interleave, batch) in SHAPES {
             let (layout, step, stages) = planned(pp, interleave, batch);
             let all = timeline(&layout, &step, &stages);
-            let passes =
-                all.iter().filter(|it| matches!(it.work, Work::Forward { .. } | Work::Backward { .. }));
+            let passes = all
+                .iter()
+                .filter(|stretch| matches!(stretch.work, Work::Forward { .. } | Work::Backward { .. }));
             assert_eq!(passes.count() as u32, 2 * pp * interleave * layout.micro_batches());
             for stage in 0..pp {
-                let mut its: Vec<_> = all.iter().filter(|it| it.stage == stage).collect();
-                its.sort_by(|a, b| a.begin_s.total_cmp(&b.begin_s));
-                for pair in its.windows(2) {
+                let mut own: Vec<_> = all.iter().filter(|stretch| stretch.stage == stage).collect();
+                own.sort_by(|a, b| a.begin_s.total_cmp(&b.begin_s));
+                for pair in own.windows(2) {
                     assert!(pair[0].begin_s + pair[0].seconds <= pair[1].begin_s + 1e-9, "{pair:?}");
                     assert!(
-                        its.iter().filter(|it| it.work == pair[0].work).count() == 1,
+                        own.iter().filter(|stretch| stretch.work == pair[0].work).count() == 1,
                         "{:?} twice",
                         pair[0]
                     );
@@ -398,19 +401,19 @@ mod tests {
     #[test]
     fn passes_of_uneven_stages_are_as_long_as_their_blocks() {
         let (layout, step, stages) = planned(5, 1, 40);
-        assert_eq!(stages.iter().map(|it| it.blocks).collect::<Vec<_>>(), [19, 20, 19, 19, 19]);
+        assert_eq!(stages.iter().map(|stage| stage.blocks).collect::<Vec<_>>(), [19, 20, 19, 19, 19]);
         let all = timeline(&layout, &step, &stages);
-        let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
+        let first = |stage| all.iter().find(|stretch| stretch.stage == stage).unwrap().seconds;
         let ratio = first(2) / first(1);
         assert!((ratio / (19.0 / 20.0) - 1.0).abs() < 0.01, "{ratio}");
         let (layout, step, stages) = planned(8, 4, 64);
-        assert!(stages.iter().all(|it| it.blocks == 12));
+        assert!(stages.iter().all(|stage| stage.blocks == 12));
         // The head takes longer than a block, the embedding hardly anything.
-        let paces: Vec<_> = stages.iter().map(|it| it.pace).collect();
+        let paces: Vec<_> = stages.iter().map(|stage| stage.pace).collect();
         assert!(paces[7] == 1.0 && (0.9..1.0).contains(&paces[1]), "{paces:?}");
         assert!(paces[1..7].iter().all(|pace| *pace == paces[1]) && paces[0] < 1.01 * paces[1], "{paces:?}");
         let all = timeline(&layout, &step, &stages);
-        let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
+        let first = |stage| all.iter().find(|stretch| stretch.stage == stage).unwrap().seconds;
         assert!((first(1) / first(7) / paces[1] - 1.0).abs() < 0.01, "{} and {}", first(1), first(7));
     }
 
@@ -445,13 +448,14 @@ mod tests {
                     };
                     let stretches = timeline(&layout, &step, &stages);
                     let mut sent = traffic(&layout, &step, &stages, &stretches);
-                    let track = |it: &Sent| (it.stage, it.what, it.is_hidden);
+                    let track = |transfer: &Sent| (transfer.stage, transfer.what, transfer.is_hidden);
                     sent.sort_by(|a, b| track(a).cmp(&track(b)).then(a.begin_s.total_cmp(&b.begin_s)));
                     let late = |pair: &&[Sent]| pair[0].begin_s + pair[0].seconds - pair[1].begin_s;
                     let pairs = sent.windows(2).filter(|pair| track(&pair[0]) == track(&pair[1]));
                     let wrong = pairs.into_iter().find(|pair| late(pair) > 1e-12 * step.total_s);
                     assert!(wrong.is_none(), "{wrong:?} of {layout:?}");
-                    let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
+                    let end =
+                        stretches.iter().map(|stretch| stretch.begin_s + stretch.seconds).fold(0.0, f64::max);
                     let is_usual = layout.micro_batches() >= 2 * layout.pp && model.layers >= 4 * layout.pp;
                     let bounds = if is_usual { 0.92..=1.0 + 1e-9 } else { 0.8..=1.0 + 1e-9 };
                     assert!(
@@ -491,10 +495,13 @@ mod tests {
             let job = Job::new(&platform);
             let (PlannedStep { step, .. }, stages) = job.predict_stages(&model, &layout).unwrap();
             let stretches = timeline(&layout, &step, &stages);
-            let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
+            let end = stretches.iter().map(|stretch| stretch.begin_s + stretch.seconds).fold(0.0, f64::max);
             let sent = traffic(&layout, &step, &stages, &stretches);
-            for it in &sent {
-                assert!(it.begin_s >= -1e-9 && it.begin_s + it.seconds <= end * (1.0 + 1e-9), "{it:?}");
+            for transfer in &sent {
+                assert!(
+                    transfer.begin_s >= -1e-9 && transfer.begin_s + transfer.seconds <= end * (1.0 + 1e-9),
+                    "{transfer:?}"
+                );
             }
             for (what, when, Exposure { exposed_s, hidden_s }) in sending(&step, 1.0) {
                 for (is_hidden, all) in [(false, exposed_s), (true, hidden_s)] {
@@ -502,8 +509,10 @@ mod tests {
                         let pace = stages[stage as usize].pace;
                         let is_paced = is_hidden || when == When::Passes;
                         let expected = if is_paced { pace * all } else { all };
-                        let own = |it: &&Sent| (it.stage, it.what, it.is_hidden) == (stage, what, is_hidden);
-                        let sum: f64 = sent.iter().filter(own).map(|it| it.seconds).sum();
+                        let own = |transfer: &&Sent| {
+                            (transfer.stage, transfer.what, transfer.is_hidden) == (stage, what, is_hidden)
+                        };
+                        let sum: f64 = sent.iter().filter(own).map(|transfer| transfer.seconds).sum();
                         assert!(
                             (sum - expected).abs() <= 1e-9 * step.total_s,
                             "{what}: {sum} for {expected}"
