@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         launch_s: arguments.launch.value(),
     };
     rates.check().map_err(|error| wrong(&error))?;
-    if arguments.measured.is_some_and(|it| it.value() <= 0.0) {
+    if arguments.measured.is_some_and(|measured| measured.value() <= 0.0) {
         return Err(Failure("--measured: expected a time above 0".into()));
     }
     let on = arguments.fabric()?;
@@ -80,17 +80,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let slowest = answers.iter().max_by(|one, other| one.total_s().total_cmp(&other.total_s()));
     let Some(rank) = slowest else { return Ok(()) };
     let measured_s = arguments.measured.map(Time::value);
-    let off = measured_s.map(|it| rank.total_s() / it - 1.0);
+    let off = measured_s.map(|measured_s| rank.total_s() / measured_s - 1.0);
     if arguments.json.json {
-        let ranks = answers.iter().map(|it| {
-            json!({"file": it.name, "step": it.step, "communication": it.communication, "predicted_s": it.total_s()})
+        let ranks = answers.iter().map(|answer| {
+            json!({"file": answer.name, "step": answer.step, "communication": answer.communication, "predicted_s": answer.total_s()})
         });
         let fidelity = on.as_ref().map(|on| on.fidelity);
         println!(
             "{}",
             json!({
                 "rates": rates, "ranks": ranks.collect::<Vec<_>>(), "predicted_s": rank.total_s(), "measured_s": measured_s,
-                "off": off, "collectives": answers.iter().map(|it| it.collectives).sum::<u64>(),
+                "off": off, "collectives": answers.iter().map(|answer| answer.collectives).sum::<u64>(),
                 "platform": arguments.platform, "fidelity": fidelity,
             })
         );
@@ -118,8 +118,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 on.fidelity.name(),
                 rank.collectives
             );
-            if let Some(it) = flits {
-                println!("calls of all ranks, those that are alike once: {}", followed(*it));
+            if let Some(flits) = flits {
+                println!("calls of all ranks, those that are alike once: {}", followed(*flits));
             }
         }
         None if rank.collectives > 0 => println!(
@@ -161,14 +161,14 @@ impl Rank {
 /// Operators, then collective calls.
 fn rows(rank: &Rank) -> Vec<Vec<String>> {
     let mut rows = operators(&rank.step, rank.total_s());
-    for it in rank.communication.iter().flat_map(|it| &it.calls) {
+    for call in rank.communication.iter().flat_map(|communication| &communication.calls) {
         rows.push(vec![
-            format!("{} of {}", it.name, counted(it.ranks.into(), "rank")),
-            grouped(it.count),
+            format!("{} of {}", call.name, counted(call.ranks.into(), "rank")),
+            grouped(call.count),
             String::new(),
-            size(it.count as f64 * it.bytes as f64),
-            time(it.seconds),
-            format!("{:.0}%", 100.0 * it.seconds / rank.total_s()),
+            size(call.count as f64 * call.bytes as f64),
+            time(call.seconds),
+            format!("{:.0}%", 100.0 * call.seconds / rank.total_s()),
         ]);
     }
     rows

@@ -90,12 +90,12 @@ impl Arguments {
 
 /// Prints when messages end.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let found = answer(&arguments.question()?)?;
-    arguments.outputs.json.print(&found, || print(&found))?;
-    arguments.outputs.table(|| csv(&found))?;
-    arguments.outputs.page(|| page(&found))?;
+    let answer = answer(&arguments.question()?)?;
+    arguments.outputs.json.print(&answer, || print(&answer))?;
+    arguments.outputs.table(|| csv(&answer))?;
+    arguments.outputs.page(|| page(&answer))?;
     if let Some(path) = &arguments.trace {
-        write(path, &trace(&found))?;
+        write(path, &trace(&answer))?;
     }
     Ok(())
 }
@@ -180,21 +180,21 @@ fn assumed(answer: &FabricAnswer) -> String {
         count => format!(", {}", counted(count as u64, "failed link")),
     };
     let shared = match (answer.question.fidelity, &answer.flits) {
-        (_, Some(it)) => {
-            let window = match it.window_bytes < answer.step_bytes {
+        (_, Some(flits)) => {
+            let window = match flits.window_bytes < answer.step_bytes {
                 true => format!(
                     " of the first {} of each message{}, the rest at the rate of their second half",
-                    size(it.window_bytes),
-                    unsteady(it.window_bytes, it.steady_window_bytes)
+                    size(flits.window_bytes),
+                    unsteady(flits.window_bytes, flits.steady_window_bytes)
                 ),
                 false => String::new(),
             };
             format!(
                 "{} steps of flits{window}, {} sent again; {} of {} (--virtual-channels, --buffer)",
-                grouped(it.flit_hops),
-                grouped(it.replays),
-                counted(it.channels.into(), "virtual channel"),
-                counted(it.buffer.into(), "flit")
+                grouped(flits.flit_hops),
+                grouped(flits.replays),
+                counted(flits.channels.into(), "virtual channel"),
+                counted(flits.buffer.into(), "flit")
             )
         }
         (Fidelity::L0, _) => "nothing shares a link".into(),
@@ -212,31 +212,31 @@ fn csv(found: &FabricAnswer) -> Result<String, Failure> {
 }
 
 /// One page that needs nothing else.
-fn page(found: &FabricAnswer) -> Result<String, Failure> {
+fn page(answer: &FabricAnswer) -> Result<String, Failure> {
     // In closed form no use of a link is known, and none is drawn.
-    let links: Vec<Value> = found
+    let links: Vec<Value> = answer
         .links
         .iter()
-        .filter_map(|it| it.used.map(|used| json!([it.from, it.to, it.flows, used])))
+        .filter_map(|link| link.used.map(|used| json!([link.from, link.to, link.flows, used])))
         .collect();
     let data = json!({
-        "about": format!("{}. Simulated {}: {}.", title(found), looked(found), assumed(found)),
-        "ends": found.messages.iter().map(|it| it.end_s).collect::<Vec<_>>(),
+        "about": format!("{}. Simulated {}: {}.", title(answer), looked(answer), assumed(answer)),
+        "ends": answer.messages.iter().map(|message| message.end_s).collect::<Vec<_>>(),
         "links": links,
     });
-    filled(include_str!("fabric.html"), &title(found), &data)
+    filled(include_str!("fabric.html"), &title(answer), &data)
 }
 
 /// A Chrome trace: a track for each sender, a slice for each message.
-fn trace(found: &FabricAnswer) -> String {
-    let events = found.messages.iter().map(|it| {
+fn trace(answer: &FabricAnswer) -> String {
+    let events = answer.messages.iter().map(|message| {
         json!({
-            "name": format!("to {}", it.to), "cat": "message", "ph": "X", "pid": 0, "tid": it.from, "ts": 0.0,
-            "dur": it.end_s * 1e6, "args": {"slowdown": it.slowdown},
+            "name": format!("to {}", message.to), "cat": "message", "ph": "X", "pid": 0, "tid": message.from, "ts": 0.0,
+            "dur": message.end_s * 1e6, "args": {"slowdown": message.slowdown},
         })
         .to_string()
     });
     let events = events.collect::<Vec<_>>().join(",");
-    let title = json!(title(found));
+    let title = json!(title(answer));
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"title\":{title}}},\"traceEvents\":[{events}]}}")
 }

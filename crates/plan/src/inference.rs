@@ -217,24 +217,24 @@ fn print_rates(fidelity: Fidelity, configurations: &[Configuration], rows: &[Row
     let mut flits = vec![];
     for (at, on) in configurations.iter().enumerate() {
         for (place, tier) in on.tiers.iter().enumerate() {
-            let read = |row: &&Row| row.steps[at].as_ref().is_some_and(|it| it.tiers[place].bytes > 0.0);
+            let read = |row: &&Row| row.steps[at].as_ref().is_some_and(|step| step.tiers[place].bytes > 0.0);
             let Some(row) = rows.iter().rev().find(read).filter(|_| tier.is_over_fabric()) else { continue };
-            let part = row.steps[at].as_ref().map(|it| it.tiers[place]).expect("a step that fits");
+            let part = row.steps[at].as_ref().map(|step| step.tiers[place]).expect("a step that fits");
             table.push(vec![
                 format!("{}, {}", on.name, tier.name),
                 digits(tier.access.bytes_per_s / 1e9),
                 digits(part.bytes_per_s / 1e9),
                 polder_sim::grouped(row.sequences.into()),
             ]);
-            flits.extend(part.flits.map(|it| (format!("{}, {}", on.name, tier.name), it)));
+            flits.extend(part.flits.map(|flits| (format!("{}, {}", on.name, tier.name), flits)));
         }
     }
     match table.len() {
         1 => println!("  no step reads over a fabric"),
         _ => table::print(&table),
     }
-    for (name, it) in flits {
-        println!("{name}: {}", followed(it.into()));
+    for (name, counts) in flits {
+        println!("{name}: {}", followed(counts.into()));
     }
 }
 

@@ -136,23 +136,25 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let question = arguments.machines.question(&arguments.ways)?;
     let access = sizes("--access", &arguments.access)?;
     let sets = sizes("--working-set", &arguments.working_set)?;
-    let found = curves(&question, &access, &sets)?;
-    expect_held(&found)?;
-    let title = |it: &Configuration| Ok(format!("{}: {}", titled(it), Platform::load(&it.platform)?.title));
-    let titles = found.configurations.iter().map(title).collect::<Result<Vec<_>, Failure>>()?;
-    arguments.outputs.json.print(&found, || print(&found, &titles, &access, &sets))?;
-    arguments.outputs.table(|| csv(&found))?;
-    arguments.outputs.page(|| page(&found))
+    let curves = curves(&question, &access, &sets)?;
+    expect_held(&curves)?;
+    let title = |configuration: &Configuration| {
+        Ok(format!("{}: {}", titled(configuration), Platform::load(&configuration.platform)?.title))
+    };
+    let titles = curves.configurations.iter().map(title).collect::<Result<Vec<_>, Failure>>()?;
+    arguments.outputs.json.print(&curves, || print(&curves, &titles, &access, &sets))?;
+    arguments.outputs.table(|| csv(&curves))?;
+    arguments.outputs.page(|| page(&curves))
 }
 
 /// Whether some configuration holds each working set.
-fn expect_held(found: &Curves) -> Result<(), Failure> {
+fn expect_held(curves: &Curves) -> Result<(), Failure> {
     let none = |point: &&Point| point.seconds.iter().all(Option::is_none);
-    let most = found.configurations.iter().map(Configuration::capacity).fold(0.0, f64::max);
-    match found.points.iter().find(none) {
+    let most = curves.configurations.iter().map(Configuration::capacity).fold(0.0, f64::max);
+    match curves.points.iter().find(none) {
         Some(Point { working_set_bytes, .. }) => {
             let [set, most] = [*working_set_bytes, most].map(size);
-            let count = accelerators(found.accelerators);
+            let count = accelerators(curves.accelerators);
             let problem = format!("{count} and their memory nodes hold {most} at most, found {set}");
             Err(Failure(format!("--working-set: {problem}; give a smaller one, or more --gpus")))
         }
@@ -258,14 +260,20 @@ fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
 fn times(configurations: &[Configuration], bytes: f64, sets: &[f64]) -> Vec<Vec<String>> {
     let Some((last, others)) = configurations.split_last() else { return vec![] };
     let mut head = vec!["working set".to_owned()];
-    head.extend(configurations.iter().map(|it| it.name.to_owned()));
-    head.extend(others.iter().map(|it| format!("over {}", it.name)));
+    head.extend(configurations.iter().map(|configuration| configuration.name.to_owned()));
+    head.extend(others.iter().map(|configuration| format!("over {}", configuration.name)));
     let mut rows = vec![head];
     for set in sets {
         let mut row = vec![size(*set)];
-        row.extend(configurations.iter().map(|it| it.seconds(bytes, *set).map_or_else(String::new, time)));
+        row.extend(
+            configurations
+                .iter()
+                .map(|configuration| configuration.seconds(bytes, *set).map_or_else(String::new, time)),
+        );
         let ratio = |other| polder_sim::memory::ratio(last, other, bytes, *set);
-        row.extend(others.iter().map(|it| ratio(it).map_or_else(String::new, |times| format!("{times:.2}"))));
+        row.extend(others.iter().map(|configuration| {
+            ratio(configuration).map_or_else(String::new, |times| format!("{times:.2}"))
+        }));
         rows.push(row);
     }
     rows
@@ -288,13 +296,13 @@ fn pays_line(pays: &Pays, configurations: &[Configuration]) -> String {
 
 /// Memories that are taken after slower ones.
 fn out_of_order(configurations: &[Configuration], bytes: f64) -> Vec<String> {
-    let faster = |it: &Configuration| {
-        let pairs = it.tiers.windows(2).map(|pair| [&pair[0], &pair[1]]);
+    let faster = |configuration: &Configuration| {
+        let pairs = configuration.tiers.windows(2).map(|pair| [&pair[0], &pair[1]]);
         let out = pairs.filter(|[before, after]| after.access.seconds(bytes) < before.access.seconds(bytes));
         out.map(|[before, after]| {
             format!(
                 "{}: {} is faster than {}, which a working set takes first: what lies there would be read sooner here",
-                it.name, after.name, before.name
+                configuration.name, after.name, before.name
             )
         })
         .collect::<Vec<_>>()
@@ -303,12 +311,12 @@ fn out_of_order(configurations: &[Configuration], bytes: f64) -> Vec<String> {
 }
 
 /// A line for each access and working set: seconds of each configuration, empty where it holds less.
-fn csv(found: &Curves) -> Result<String, Failure> {
+fn csv(curves: &Curves) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
-    let names = found.configurations.iter().map(|it| format!("{}_s", it.name));
+    let names = curves.configurations.iter().map(|configuration| format!("{}_s", configuration.name));
     writer.write_record(["access_bytes", "working_set_bytes"].map(String::from).into_iter().chain(names))?;
-    for Point { access_bytes, working_set_bytes, seconds } in &found.points {
-        let seconds = seconds.iter().map(|it| it.map_or_else(String::new, |it| it.to_string()));
+    for Point { access_bytes, working_set_bytes, seconds } in &curves.points {
+        let seconds = seconds.iter().map(|cell| cell.map_or_else(String::new, |seconds| seconds.to_string()));
         writer
             .write_record([access_bytes, working_set_bytes].map(f64::to_string).into_iter().chain(seconds))?;
     }
@@ -316,15 +324,15 @@ fn csv(found: &Curves) -> Result<String, Failure> {
 }
 
 /// One page that needs nothing else.
-fn page(found: &Curves) -> Result<String, Failure> {
-    let others: String = found.against.iter().map(|it| format!(" and {it}")).collect();
-    let count = accelerators(found.accelerators);
-    let title = format!("Access time by working set on {}{others}, {count}", found.platform);
+fn page(curves: &Curves) -> Result<String, Failure> {
+    let others: String = curves.against.iter().map(|platform| format!(" and {platform}")).collect();
+    let count = accelerators(curves.accelerators);
+    let title = format!("Access time by working set on {}{others}, {count}", curves.platform);
     let data = json!({
-        "curves": found,
-        "titles": found.configurations.iter().map(titled).collect::<Vec<_>>(),
-        "ways": ways_line(found.ways),
-        "pays": found.pays.iter().map(|it| json!([it.access_bytes, pays_line(it, &found.configurations)])).collect::<Vec<_>>(),
+        "curves": curves,
+        "titles": curves.configurations.iter().map(titled).collect::<Vec<_>>(),
+        "ways": ways_line(curves.ways),
+        "pays": curves.pays.iter().map(|pays| json!([pays.access_bytes, pays_line(pays, &curves.configurations)])).collect::<Vec<_>>(),
     });
     filled(include_str!("memory.html"), &title, &data)
 }

@@ -97,12 +97,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// How closely messages were looked at.
-fn looked_line(fidelity: Fidelity, found: &Replayed) -> String {
+fn looked_line(fidelity: Fidelity, replayed: &Replayed) -> String {
     let how = match fidelity {
         Fidelity::L0 => "each as if it were alone".into(),
         Fidelity::L1 => "in turn at the ports of hosts".into(),
         Fidelity::L2 => {
-            format!("between hosts flit by flit, {} flit-hops", grouped(found.flit_hops.unwrap_or(0)))
+            format!("between hosts flit by flit, {} flit-hops", grouped(replayed.flit_hops.unwrap_or(0)))
         }
     };
     format!("messages {how} (--fidelity {})", fidelity.name())
@@ -120,7 +120,7 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, replaye
         replayed.bytes as f64 / 1e6
     );
     let (measured_s, in_calls_s) = trace.measured_s();
-    let waits_s = replayed.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>() / ranks as f64;
+    let waits_s = replayed.ranks.iter().map(|rank| rank.total_s - rank.compute_s).sum::<f64>() / ranks as f64;
     let row = |name: &str, measured: f64, predicted: f64| {
         let off = match measured > 0.0 {
             true => format!("{:+.1}%", 100.0 * (predicted / measured - 1.0)),
@@ -135,8 +135,8 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, replaye
     ]);
     println!();
     let mut rows = vec![["calls", "count", "measured, all ranks"].map(String::from).to_vec()];
-    for (name, it) in &trace.calls {
-        rows.push(vec![name.clone(), grouped(it.count), time(it.seconds)]);
+    for (name, call) in &trace.calls {
+        rows.push(vec![name.clone(), grouped(call.count), time(call.seconds)]);
     }
     table::print(&rows);
     let times = match arguments.computing {

@@ -196,7 +196,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings()?;
     let planner = Planner::new(&platform, &arguments.machine.platform, settings.clone())?;
     let policies =
-        arguments.policy.iter().map(|it| PlacingPolicy::parse(it)).collect::<Result<Vec<_>, _>>()?;
+        arguments.policy.iter().map(|name| PlacingPolicy::parse(name)).collect::<Result<Vec<_>, _>>()?;
     let batches =
         arguments.batch.iter().map(|text| count("--batch", text)).collect::<Result<Vec<_>, Failure>>()?;
     let models = arguments.models()?;
@@ -206,13 +206,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             points.push(planner.point(model, *batch, &policies)?);
         }
     }
-    let tiers = planner.tiers().iter().map(|it| {
-        let device = it.device.unwrap_or(it.cpu);
+    let tiers = planner.tiers().iter().map(|tier| {
+        let device = tier.device.unwrap_or(tier.cpu);
         TierRow {
-            name: it.name.clone(),
-            capacity_bytes: it.capacity.value(),
-            step_read: it.cpu.read.value(),
-            step_write: it.cpu.write.value(),
+            name: tier.name.clone(),
+            capacity_bytes: tier.capacity.value(),
+            step_read: tier.cpu.read.value(),
+            step_write: tier.cpu.write.value(),
             copied_out: device.read.value(),
             copied_in: device.write.value(),
         }
@@ -304,39 +304,41 @@ fn tier_rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 fn print_point(point: &Point, tiers: &[TierRow]) {
-    let [context, batch] = [point.context, point.batch].map(|it| grouped(it.into()));
+    let [context, batch] = [point.context, point.batch].map(|number| grouped(number.into()));
     println!("\ncontext {context}, batch {batch}: {} tokens a step", grouped(point.tokens as u64));
     let mut rows = vec![vec![String::new()]];
-    rows[0].extend(point.policies.iter().map(|it| it.policy.clone()));
+    rows[0].extend(point.policies.iter().map(|placed| placed.policy.clone()));
     let mut row = |name: String, cell: &dyn Fn(&Placed) -> Option<String>| {
-        let cells = point.policies.iter().map(|it| cell(it).unwrap_or_default());
+        let cells = point.policies.iter().map(|placed| cell(placed).unwrap_or_default());
         rows.push(std::iter::once(name).chain(cells).collect());
     };
     for (index, name) in ["FWD", "BWD", "STEP"].into_iter().enumerate() {
-        row(format!("{name}, s"), &|it| match it.phases.get(index) {
+        row(format!("{name}, s"), &|placed| match placed.phases.get(index) {
             Some(phase) => Some(format!("{:.2}", phase.seconds)),
             None => (index == 0).then(|| "does not fit".into()),
         });
     }
-    row("all, s".into(), &|it| it.step_s.map(|seconds| format!("{seconds:.2}")));
-    row("tokens a second".into(), &|it| it.tokens_per_s.map(|rate| grouped(rate as u64)));
+    row("all, s".into(), &|placed| placed.step_s.map(|seconds| format!("{seconds:.2}")));
+    row("tokens a second".into(), &|placed| placed.tokens_per_s.map(|rate| grouped(rate as u64)));
     let dram = point.dram_only_s;
-    row("of DRAM alone".into(), &|it| it.step_s.map(|seconds| format!("{:.1}%", dram / seconds * 100.0)));
-    let names: Vec<_> = tiers.iter().map(|it| it.name.as_str()).collect();
+    row("of DRAM alone".into(), &|placed| {
+        placed.step_s.map(|seconds| format!("{:.1}%", dram / seconds * 100.0))
+    });
+    let names: Vec<_> = tiers.iter().map(|tier| tier.name.as_str()).collect();
     row(format!("GB in {}", names.join(" + ")), &|_| None);
     for (index, object) in point.objects.iter().enumerate() {
-        row(format!("  {}, {}", object.name, gigabytes(object.bytes)), &|it| {
-            let bytes = it.bytes.get(index)?;
-            Some(bytes.iter().map(|it| gigabytes(*it)).collect::<Vec<_>>().join(" + "))
+        row(format!("  {}, {}", object.name, gigabytes(object.bytes)), &|placed| {
+            let bytes = placed.bytes.get(index)?;
+            Some(bytes.iter().map(|part| gigabytes(*part)).collect::<Vec<_>>().join(" + "))
         });
     }
-    row(format!("  all, {}", gigabytes(point.bytes)), &|it| {
-        let all = (0..tiers.len()).map(|tier| it.bytes.iter().map(|row| row[tier]).sum::<f64>());
-        it.fits.then(|| all.map(gigabytes).collect::<Vec<_>>().join(" + "))
+    row(format!("  all, {}", gigabytes(point.bytes)), &|placed| {
+        let all = (0..tiers.len()).map(|tier| placed.bytes.iter().map(|row| row[tier]).sum::<f64>());
+        placed.fits.then(|| all.map(gigabytes).collect::<Vec<_>>().join(" + "))
     });
     table::print(&rows);
     println!("{}", gpu_line(&point.gpu));
-    for placed in point.policies.iter().filter(|it| !it.fits) {
+    for placed in point.policies.iter().filter(|placed| !placed.fits) {
         println!("{} does not fit: {}", placed.policy, why(placed));
     }
 }

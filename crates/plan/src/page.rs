@@ -30,7 +30,7 @@ pub(super) fn filled(body: &str, title: &str, data: &Value) -> Result<String, Fa
 /// The command as it was given, such that a shell takes it again.
 fn command() -> String {
     let quoted = |word: String| {
-        let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./,:=+%".contains(it);
+        let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./,:=+%".contains(character);
         match !word.is_empty() && word.chars().all(is_plain) {
             true => word,
             false => format!("'{}'", word.replace('\'', "'\\''")),
@@ -39,7 +39,7 @@ fn command() -> String {
     let words =
         std::env::args_os().skip(1).map(|word| quoted(printable(&word.to_string_lossy()).into_owned()));
     let name = std::env::args_os().next().map(std::path::PathBuf::from);
-    let is_alone = name.is_some_and(|it| it.file_name().is_some_and(|it| it == "polder-plan"));
+    let is_alone = name.is_some_and(|path| path.file_name().is_some_and(|file| file == "polder-plan"));
     let name = if is_alone { "polder-plan" } else { "polder" };
     std::iter::once(name.into()).chain(words).collect::<Vec<_>>().join(" ")
 }

@@ -173,13 +173,14 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), Platform::load(name)?)));
     let machines = machines.collect::<Result<Vec<_>, DataError>>()?;
     if let Some(prices) = &prices {
-        prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
+        prices.unknown(&machines)?.iter().for_each(|warning| eprintln!("polder: {warning}"));
     }
     let model = arguments.subject.loaded()?;
     // Steps of several counts are compared: they have one batch.
     let most = counts.iter().copied().flatten().max();
-    let batch = most
-        .map(|most| arguments.subject.request("", None, Tiers::All).map(|it| it.layout.batch(&model, most)));
+    let batch = most.map(|most| {
+        arguments.subject.request("", None, Tiers::All).map(|request| request.layout.batch(&model, most))
+    });
     let mut searched = Searched::of(arguments, &machines, &counts, batch.transpose()?, prices.as_ref())?;
     searched.expect_any()?;
     let mut rates: Vec<_> =
@@ -187,15 +188,15 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let costs_left_out = Rates::leave_out_incomparable(&mut rates);
     let Searched { points, fits, sites, fronts, left_out } = &searched;
     let run = arguments.tokens.map(|tokens| Run { tokens, sequence: model.sequence.into() });
-    let paid = |(site, found): &(usize, FoundLayout)| {
+    let paid = |(site, candidate): &(usize, FoundLayout)| {
         let Site { rates, margin, .. } = &sites[*site];
-        let costs = rates.as_ref().map(|rates| Costs::new(rates, margin, found, run));
+        let costs = rates.as_ref().map(|rates| Costs::new(rates, margin, candidate, run));
         costs.map_or([0.0; Rates::NAMES.len()], |costs| costs.paid().map(|cost| cost.unwrap_or(0.0)))
     };
     let front: Vec<_> = front(fronts, |(site, _)| &sites[*site].margin, paid);
     let unproved = unproved(sites, &front);
     let front: Vec<_> =
-        front.iter().map(|(site, found)| Point::new(&sites[*site], found, &model, run)).collect();
+        front.iter().map(|(site, candidate)| Point::new(&sites[*site], candidate, &model, run)).collect();
     let mut best: Vec<_> = sites.iter().map(|site| Point::new(site, &site.best, &model, run)).collect();
     best.sort_by(|a, b| a.range_s[1].total_cmp(&b.range_s[1]));
     arguments.outputs.table(|| csv::csv(&front))?;
@@ -319,9 +320,9 @@ fn print_json(report: &Report<'_>, left_out: &[LeftOutSite<'_>]) -> Result<(), F
 }
 
 impl<'a> Point<'a> {
-    fn new(site: &'a Site<'_>, found: &FoundLayout, model: &Model, run: Option<Run>) -> Self {
+    fn new(site: &'a Site<'_>, candidate: &FoundLayout, model: &Model, run: Option<Run>) -> Self {
         let Site { platform, job, accelerators, rates, margin, .. } = site;
-        let FoundLayout { layout, step } = *found;
+        let FoundLayout { layout, step } = *candidate;
         let notes = [job.unproved(&layout.offload), unjudged(model)].into_iter().flatten();
         Self {
             platform,
@@ -334,8 +335,8 @@ impl<'a> Point<'a> {
             layout,
             step,
             range_s: margin.spread(step.total_s),
-            costs: rates.as_ref().map(|rates| Costs::new(rates, margin, found, run)),
-            note: notes.map(String::from).reduce(|all, it| format!("{all}, and {it}")),
+            costs: rates.as_ref().map(|rates| Costs::new(rates, margin, candidate, run)),
+            note: notes.map(String::from).reduce(|all, note| format!("{all}, and {note}")),
             margin: margin.clone(),
         }
     }

@@ -116,12 +116,12 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
     let mut layers = vec![];
     for text in texts {
         let (count, size) = match text.split_once('x') {
-            Some((count, size)) if !count.is_empty() && count.bytes().all(|it| it.is_ascii_digit()) => {
+            Some((count, size)) if !count.is_empty() && count.bytes().all(|digit| digit.is_ascii_digit()) => {
                 (count, size)
             }
             _ => ("1", text.as_str()),
         };
-        let count = count.parse::<usize>().ok().filter(|it| (1..=MOST_LAYERS).contains(it));
+        let count = count.parse::<usize>().ok().filter(|count| (1..=MOST_LAYERS).contains(count));
         let count = count.ok_or_else(|| {
             Failure(format!(
                 "--layers: expected 1 to {MOST_LAYERS} layers of a size, found \"{}\"",

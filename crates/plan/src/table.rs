@@ -42,7 +42,7 @@ fn lines(rows: &[Vec<String>], most: Option<usize>) -> Vec<String> {
         };
         return lines(&rows.iter().enumerate().map(number).collect::<Vec<_>>(), Some(most));
     }
-    let (mut found, mut from) = (vec![], 1);
+    let (mut printed, mut from) = (vec![], 1);
     while from < columns {
         let (mut until, mut wide) = (from, widths[0]);
         while until < columns && (until == from || wide + 2 + widths[until] <= most) {
@@ -50,12 +50,12 @@ fn lines(rows: &[Vec<String>], most: Option<usize>) -> Vec<String> {
             until += 1;
         }
         if from > 1 {
-            found.push(String::new());
+            printed.push(String::new());
         }
-        found.extend(block(rows, &widths, from..until));
+        printed.extend(block(rows, &widths, from..until));
         from = until;
     }
-    found
+    printed
 }
 
 /// The first column with some others.

@@ -547,35 +547,36 @@ pub(super) fn looked_line(answer: &Answer) -> String {
 fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
     let step = &answer.step;
     let mut head = vec![String::new(), answer.platform.clone()];
-    head.extend(others.iter().map(|it| it.platform.clone()));
+    head.extend(others.iter().map(|other| other.platform.clone()));
     let mut rows = vec![head];
     let mut row = |name: &str, cell: &dyn Fn(&Answer) -> String| {
         let mut cells = vec![name.to_owned(), cell(answer)];
-        cells.extend(others.iter().map(|it| cell(it)));
+        cells.extend(others.iter().map(|other| cell(other)));
         rows.push(cells);
     };
-    row("step, s", &|it| span(it.range_s));
+    row("step, s", &|answer| span(answer.range_s));
     // What is done in a second is the more, the less the step takes.
-    let in_a_second = |it: &Answer, scale: f64| {
-        let [least, most] = it.margin.range;
-        [most, least].map(|times| it.rate() * scale / times)
+    let in_a_second = |answer: &Answer, scale: f64| {
+        let [least, most] = answer.margin.range;
+        [most, least].map(|times| answer.rate() * scale / times)
     };
-    row("TFLOP/s an accelerator", &|it| span(in_a_second(it, 1e-12)));
-    row("part of its peak", &|it| {
-        let [least, most] = in_a_second(it, 100.0 / it.peak_flops);
+    row("TFLOP/s an accelerator", &|answer| span(in_a_second(answer, 1e-12)));
+    row("part of its peak", &|answer| {
+        let [least, most] = in_a_second(answer, 100.0 / answer.peak_flops);
         format!("{least:.0} to {most:.0}%")
     });
-    row("predicted step, s", &|it| three(it.step.total_s));
+    row("predicted step, s", &|answer| three(answer.step.total_s));
     for (index, (name, own)) in step.times().into_iter().enumerate() {
-        let most = others
-            .iter()
-            .fold(own.exposed_s + own.hidden_s, |most, it| most.max(it.step.times()[index].1.exposed_s));
+        let most = others.iter().fold(own.exposed_s + own.hidden_s, |most, other| {
+            most.max(other.step.times()[index].1.exposed_s)
+        });
         if most > 0.0 {
-            row(&format!("  {name}"), &|it| cell(it.step.times()[index].1, it.step.total_s));
+            row(&format!("  {name}"), &|answer| cell(answer.step.times()[index].1, answer.step.total_s));
         }
     }
     for key in BYTES {
-        let Some(StepFigure { label, of, .. }) = Step::FIGURES.into_iter().find(|it| it.key == key) else {
+        let Some(StepFigure { label, of, .. }) = Step::FIGURES.into_iter().find(|figure| figure.key == key)
+        else {
             continue;
         };
         let is_there = !key.starts_with("offload_") || step.memory.offloaded().used_bytes > 0.0;
@@ -585,20 +586,20 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
                 "offload_used_bytes" => format!("{label}, GB an accelerator"),
                 _ => format!("  {label}"),
             };
-            row(&name, &|it| format!("{:.1}", of(&it.step) / 1e9));
+            row(&name, &|answer| format!("{:.1}", of(&answer.step) / 1e9));
         }
     }
     for (place, of) in FABRICS {
-        let any = of(answer).or_else(|| others.iter().find_map(|it| of(it)));
+        let any = of(answer).or_else(|| others.iter().find_map(|other| of(other)));
         if any.is_some() {
-            let number = |value: Option<f64>| value.map_or("none".into(), |it| format!("{it:.1}"));
-            row(&format!("links {place} racks, GB/s an accelerator"), &|it| {
-                number(of(it).map(|rates| rates.payload_bytes_per_s / 1e9))
+            let number = |value: Option<f64>| value.map_or("none".into(), |value| format!("{value:.1}"));
+            row(&format!("links {place} racks, GB/s an accelerator"), &|answer| {
+                number(of(answer).map(|rates| rates.payload_bytes_per_s / 1e9))
             });
-            row("  reached by collectives", &|it| {
-                number(of(it).map(|rates| rates.reached_bytes_per_s / 1e9))
+            row("  reached by collectives", &|answer| {
+                number(of(answer).map(|rates| rates.reached_bytes_per_s / 1e9))
             });
-            row("  an empty message, us", &|it| number(of(it).map(|rates| rates.latency_s * 1e6)));
+            row("  an empty message, us", &|answer| number(of(answer).map(|rates| rates.latency_s * 1e6)));
         }
     }
     rows

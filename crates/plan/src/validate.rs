@@ -251,7 +251,8 @@ fn print_fabrics(tables: &[fabrics::FabricTable]) {
                 Role::NotJudged => format!("not judged {}", percent(row.error())),
                 _ => percent(row.error()),
             };
-            let [published, simulated] = [row.published, row.simulated].map(|it| written(it, row.measure));
+            let [published, simulated] =
+                [row.published, row.simulated].map(|value| written(value, row.measure));
             let plain = percent(row.plain / row.published - 1.0);
             vec![format!("  {}", row.name), published, simulated, verdict, plain]
         });
@@ -273,7 +274,8 @@ fn print_fabrics(tables: &[fabrics::FabricTable]) {
             let head = ["", "simulated", "", ""].map(String::from).to_vec();
             let rows = trends.into_iter().map(|row| {
                 let bound = if row.role == Role::AtLeast { "at least published" } else { "above simulated" };
-                let [bounding, simulated] = [row.published, row.simulated].map(|it| written(it, row.measure));
+                let [bounding, simulated] =
+                    [row.published, row.simulated].map(|value| written(value, row.measure));
                 let verdict = if row.holds() == Some(true) { "holds" } else { "broken" };
                 vec![format!("    {}", row.name), simulated, format!("{bound} {bounding}"), verdict.into()]
             });

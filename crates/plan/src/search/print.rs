@@ -231,7 +231,7 @@ mod tests {
             note: None,
             margin: Margin::of("none", StepClass::Bf16).unwrap(),
         };
-        let found = [
+        let points = [
             point(1.0, 100.0, 0.0),
             point(1.001, 98.5, 0.5),
             point(1.002, 97.0, 0.0),
@@ -239,7 +239,7 @@ mod tests {
             point(1.02, 95.0, 0.0),
             point(1.03, 20.0, 50.0),
         ];
-        let times: Vec<_> = distinct(&found).iter().map(|point| point.step.total_s).collect();
+        let times: Vec<_> = distinct(&points).iter().map(|point| point.step.total_s).collect();
         assert_eq!(times, [1.0, 1.002, 1.03]);
     }
 }

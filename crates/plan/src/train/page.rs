@@ -57,8 +57,8 @@ fn tiers(answer: &Answer) -> Vec<Value> {
 }
 
 /// Stage, kind, beginning and length in seconds to the nanosecond, and of a pass its micro-batch and part.
-fn stretch(it: &Stretch) -> Value {
-    let (name, pass) = match it.work {
+fn stretch(stretch: &Stretch) -> Value {
+    let (name, pass) = match stretch.work {
         Work::Forward { micro_batch, part } => ("forward", Some((micro_batch, part))),
         Work::Backward { micro_batch, part } => ("backward", Some((micro_batch, part))),
         Work::Data => ("data", None),
@@ -66,9 +66,9 @@ fn stretch(it: &Stretch) -> Value {
         Work::Optimizer => ("optimizer", None),
         Work::Stragglers => ("stragglers", None),
     };
-    let [begin_s, seconds] = [it.begin_s, it.seconds].map(|it| (it * 1e9).round() / 1e9);
+    let [begin_s, seconds] = [stretch.begin_s, stretch.seconds].map(|seconds| (seconds * 1e9).round() / 1e9);
     match pass {
-        Some((micro_batch, part)) => json!([it.stage, name, begin_s, seconds, micro_batch, part]),
-        None => json!([it.stage, name, begin_s, seconds]),
+        Some((micro_batch, part)) => json!([stretch.stage, name, begin_s, seconds, micro_batch, part]),
+        None => json!([stretch.stage, name, begin_s, seconds]),
     }
 }

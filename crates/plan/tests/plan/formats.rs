@@ -143,7 +143,7 @@ fn what_is_wrong_in_a_file_of_calculon_gets_one_line() {
         written("inference.json", &execution_text.replace("\"training\": true", "\"training\": false"));
     let small = written("small.json", &system_text.replace("\"size\": 64", "\"size\": 32"));
     let broken = written("broken.json", "{\"networks\": [");
-    for (said, expected) in [
+    for (message, expected) in [
         (
             train(&model, &efficient, &execution),
             format!("{efficient}: networks[0].efficiency: expected a part from 0 to 1, found 1.65"),
@@ -171,7 +171,7 @@ fn what_is_wrong_in_a_file_of_calculon_gets_one_line() {
         ),
         (train(&model, &system, "nowhere.json"), "nowhere.json: cannot read it: ".into()),
     ] {
-        assert!(said.starts_with(&format!("polder: {expected}")), "{said}");
+        assert!(message.starts_with(&format!("polder: {expected}")), "{message}");
     }
 }
 

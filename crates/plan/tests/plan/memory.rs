@@ -36,11 +36,11 @@ fn access_times_are_the_same_in_json_csv_and_on_the_page() {
     let scratch = scratch();
     let path = |name: &str| scratch.path().join(name).display().to_string();
     let (csv, html) = (path("memory.csv"), path("memory.html"));
-    let found = json(&format!(
+    let answer = json(&format!(
         "memory --platform nvl72-cxl --against nvl72-ndr --nodes near --json --csv {csv} --html {html}"
     ));
-    assert_eq!((&found["kind"], &found["nodes"]), (&"simulated".into(), &"near".into()));
-    let points = found["points"].as_array().unwrap();
+    assert_eq!((&answer["kind"], &answer["nodes"]), (&"simulated".into(), &"near".into()));
+    let points = answer["points"].as_array().unwrap();
     let mut lines = csv::Reader::from_path(&csv).unwrap();
     let names = ["access_bytes", "working_set_bytes", "baseline_s", "clusters_s", "tiered_s"];
     assert_eq!(lines.headers().unwrap().iter().collect::<Vec<_>>(), names);
@@ -54,7 +54,10 @@ fn access_times_are_the_same_in_json_csv_and_on_the_page() {
     for (line, point) in lines.iter().zip(points) {
         assert!(is_near(&line[1], &point["working_set_bytes"]), "{line:?} {point}");
         let seconds = point["seconds"].as_array().unwrap();
-        assert!(line.iter().skip(2).zip(seconds).all(|(cell, it)| is_near(cell, it)), "{line:?} {point}");
+        assert!(
+            line.iter().skip(2).zip(seconds).all(|(cell, number)| is_near(cell, number)),
+            "{line:?} {point}"
+        );
     }
     let page = std::fs::read_to_string(html).unwrap();
     assert!(
@@ -63,9 +66,13 @@ fn access_times_are_the_same_in_json_csv_and_on_the_page() {
     );
     let data = page.split("const plan = ").nth(1).and_then(|rest| rest.split(";\n").next()).unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(data["curves"], found);
-    for it in found["configurations"].as_array().unwrap() {
-        assert!(page.contains(&format!("{}: \"#", it["name"])), "{} has no colour", it["name"]);
+    assert_eq!(data["curves"], answer);
+    for configuration in answer["configurations"].as_array().unwrap() {
+        assert!(
+            page.contains(&format!("{}: \"#", configuration["name"])),
+            "{} has no colour",
+            configuration["name"]
+        );
     }
 }
 
@@ -144,7 +151,10 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     let of = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
     // What others asked of slow memory: more at each spill, and from the service that asks for the least to the one that asks for the most.
     let others: Vec<[f64; 3]> = serde_json::from_value(report["slow_traffic_by_others"].clone()).unwrap();
-    assert!(others.iter().all(|it| it[0] < it[1] && it[1] < it[2]) && others.is_sorted(), "{others:?}");
+    assert!(
+        others.iter().all(|traffic| traffic[0] < traffic[1] && traffic[1] < traffic[2]) && others.is_sorted(),
+        "{others:?}"
+    );
     assert_eq!(others.len(), 3);
     // 768 + 256 GB hold 16 containers of 64 GB, where 768 hold 12: a quarter fewer servers.
     assert_eq!((of(1, "units"), of(1, "servers"), of(1, "spill")), (16.0, 0.75, 0.25));
@@ -163,7 +173,7 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     said(&format!("tier --idle web1 --csv {csv} --html {html}"));
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 6);
     assert!(std::fs::read_to_string(&html).unwrap().contains("Containers a server"));
-    for (said, expected) in [
+    for (message, expected) in [
         (refused("tier --idle cash"), "--idle: expected one of ads, cache, web1, web2, or points such as"),
         (
             refused("tier --idle 50%=3s,40%=5s"),
@@ -178,7 +188,7 @@ fn slow_memory_beside_a_servers_own_is_planned() {
         (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
         (refused("tier --record /nowhere"), "/nowhere: "),
     ] {
-        assert!(said.starts_with(&format!("polder: {expected}")), "{said}\n{expected}");
+        assert!(message.starts_with(&format!("polder: {expected}")), "{message}\n{expected}");
     }
 }
 

@@ -41,15 +41,15 @@ fn an_offloaded_step_is_the_same_in_json_csv_and_on_the_page() {
     let small = OFFLOAD.replace("mistral-nemo-12b", "qwen2.5-7b");
     let given =
         format!("{small} --context 4096,8192 --batch 1,2 --overhead 1GB --policy dram,paper,{policy}");
-    let found = json(&format!("{given} --json --csv {csv} --html {html}"));
-    assert_eq!((&found["kind"], &found["gpus"]), (&"simulated".into(), &1.into()));
-    assert_eq!(found["tiers"][0]["capacity_bytes"].as_f64(), Some(137438953472.0));
+    let report = json(&format!("{given} --json --csv {csv} --html {html}"));
+    assert_eq!((&report["kind"], &report["gpus"]), (&"simulated".into(), &1.into()));
+    assert_eq!(report["tiers"][0]["capacity_bytes"].as_f64(), Some(137438953472.0));
     let text = std::fs::read_to_string(&csv).unwrap();
     let mut reader = text.lines();
     let names: Vec<_> = reader.next().unwrap().split(',').collect();
     let rows: Vec<Vec<_>> = reader.map(|line| line.split(',').collect()).collect();
-    let column = |name: &str| names.iter().position(|it| *it == name).unwrap();
-    let points = found["points"].as_array().unwrap();
+    let column = |name: &str| names.iter().position(|head| *head == name).unwrap();
+    let points = report["points"].as_array().unwrap();
     assert_eq!((points.len(), rows.len()), (4, 12));
     let mut row = rows.iter();
     for point in points {
@@ -65,7 +65,7 @@ fn an_offloaded_step_is_the_same_in_json_csv_and_on_the_page() {
                     placed["step_s"].as_f64().unwrap()
                 );
                 let phases = placed["phases"].as_array().unwrap();
-                let sum: f64 = phases.iter().map(|it| it["seconds"].as_f64().unwrap()).sum();
+                let sum: f64 = phases.iter().map(|phase| phase["seconds"].as_f64().unwrap()).sum();
                 assert!((sum / placed["step_s"].as_f64().unwrap() - 1.0).abs() < 1e-12);
             } else {
                 assert_eq!((row[column("total_s")], &placed["would_fit"]), ("", &"--policy optimal".into()));
@@ -74,14 +74,15 @@ fn an_offloaded_step_is_the_same_in_json_csv_and_on_the_page() {
         let given = &point["policies"][2]["bytes"];
         let momentum = point["objects"][0]["bytes"].as_f64().unwrap();
         assert_eq!(given[0], serde_json::json!([momentum / 2.0, 0.0, momentum / 2.0]));
-        let framework = point["objects"].as_array().unwrap().iter().position(|it| it["name"] == "framework");
+        let framework =
+            point["objects"].as_array().unwrap().iter().position(|object| object["name"] == "framework");
         assert_eq!(given[framework.unwrap()], serde_json::json!([0.0, 1e9, 0.0]));
     }
     let page = std::fs::read_to_string(&html).unwrap();
     assert!(!page.contains("http://") && !page.contains("https://"), "the page needs something else");
     let data = page.lines().find_map(|line| line.strip_prefix("const plan = ")?.strip_suffix(';')).unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(data["report"], found);
+    assert_eq!(data["report"], report);
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn an_offloaded_step_that_makes_no_sense_is_refused_in_one_line() {
         std::fs::write(&path, text).unwrap();
         refused(&format!("{OFFLOAD} --context 4096 --policy {path}"))
     };
-    for (said, expected) in [
+    for (message, expected) in [
         (refused("offload --model no --platform finetuning-a"), "no: no model of this name; there are "),
         (refused("offload --model qwen2.5-7b --platform no"), "no: no platform of this name; there are "),
         (
@@ -168,7 +169,7 @@ fn an_offloaded_step_that_makes_no_sense_is_refused_in_one_line() {
             "it does not fit: context 4096 and batch 1 under policy dram: dram holds 1.0 GB and would have ",
         ),
     ] {
-        assert!(said.starts_with(&format!("polder: {expected}")), "{said}\n{expected}");
+        assert!(message.starts_with(&format!("polder: {expected}")), "{message}\n{expected}");
     }
 }
 
@@ -176,16 +177,16 @@ fn an_offloaded_step_that_makes_no_sense_is_refused_in_one_line() {
 fn a_parameter_service_is_predicted_beside_all_reduces() {
     let base =
         "sync --layers 125MB,24x50MB --workers 4 --forward 40ms --backward 80ms --worker-bandwidth 12GB/s";
-    let found = json(&format!("{base} --link-bandwidth 24GB/s --latency 0ns --json"));
-    let step = |of: &str| found[of]["step_s"].as_f64().unwrap();
+    let answer = json(&format!("{base} --link-bandwidth 24GB/s --latency 0ns --json"));
+    let step = |of: &str| answer[of]["step_s"].as_f64().unwrap();
     // 120 ms of computation, and 2(p-1)/p x 1.325 GB at 12 GB/s.
-    assert!((step("all_reduce") - 0.285625).abs() < 1e-9, "{found}");
-    assert!(step("overlapped") < step("all_reduce") && step("service") < step("overlapped"), "{found}");
-    assert!(step("central") > step("all_reduce"), "{found}");
+    assert!((step("all_reduce") - 0.285625).abs() < 1e-9, "{answer}");
+    assert!(step("overlapped") < step("all_reduce") && step("service") < step("overlapped"), "{answer}");
+    assert!(step("central") > step("all_reduce"), "{answer}");
     let sweep: Vec<_> =
-        found["sweep"].as_array().unwrap().iter().map(|it| it["step_s"].as_f64().unwrap()).collect();
+        answer["sweep"].as_array().unwrap().iter().map(|point| point["step_s"].as_f64().unwrap()).collect();
     assert_eq!(sweep.len(), 11);
-    assert!(sweep.iter().all(|it| *it >= 0.95 * step("service")), "{sweep:?}");
+    assert!(sweep.iter().all(|point| *point >= 0.95 * step("service")), "{sweep:?}");
     let scratch = scratch();
     let csv = scratch.path().join("sweep.csv").display().to_string();
     let text = said(&format!("{base} --csv {csv}"));

@@ -32,11 +32,11 @@ fn no_output_replaces_an_input() {
         // Also what the file extends, and by another name.
         for input in [&ours, &base, &link] {
             let Output { status, stderr, .. } = plan(&format!("{command} {option} {input}"));
-            let said = String::from_utf8(stderr).unwrap();
+            let stderr = String::from_utf8(stderr).unwrap();
             let expected = format!(
                 "polder: {input}: cannot write it: this command has read it, and would replace it; name another file\n"
             );
-            assert!(!status.success() && said == expected, "{option}: {said}");
+            assert!(!status.success() && stderr == expected, "{option}: {stderr}");
             assert_eq!(std::fs::read_to_string(&base).unwrap(), text("finetuning-a"));
             assert_eq!(std::fs::read_to_string(&ours).unwrap(), text(&base));
         }
@@ -149,10 +149,13 @@ fn what_a_terminal_takes_as_a_command_is_printed_escaped_and_no_name() {
     assert!(text.contains("model.toml: \\u{1b}[31mours on 8") && !text.contains('\u{1b}'), "{text}");
     let named = |name: &str, text: &str| {
         let path = write("named.toml", text);
-        let said = refused(&format!("show {path}"));
-        let key = said.strip_prefix(&format!("polder: {path}: ")).unwrap().to_owned();
-        assert!(!said.contains('\u{1b}') && key.starts_with(name), "{said}");
-        assert!(key.ends_with("expected a name without control characters, found \"\\u{1b}[31m\""), "{said}");
+        let message = refused(&format!("show {path}"));
+        let key = message.strip_prefix(&format!("polder: {path}: ")).unwrap().to_owned();
+        assert!(!message.contains('\u{1b}') && key.starts_with(name), "{message}");
+        assert!(
+            key.ends_with("expected a name without control characters, found \"\\u{1b}[31m\""),
+            "{message}"
+        );
     };
     let rack = polder_platform::Platform::load("nvl72").unwrap();
     let rack = toml::to_string(&rack.rack["nvl72"]).unwrap();
@@ -166,10 +169,11 @@ fn what_a_terminal_takes_as_a_command_is_printed_escaped_and_no_name() {
         "extends = \"cmpi\"\n[server.host.path.\"\\u001b[31m\"]\nover = \"ethernet\"",
     );
     let prices = write("dear.toml", "title = \"x\"\n[machine.\"\\u001b[31m\"]");
-    let said = refused(&format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --prices {prices}"));
+    let message =
+        refused(&format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --prices {prices}"));
     assert!(
-        said.ends_with("machine: expected a name without control characters, found \"\\u{1b}[31m\""),
-        "{said}"
+        message.ends_with("machine: expected a name without control characters, found \"\\u{1b}[31m\""),
+        "{message}"
     );
 }
 
@@ -196,7 +200,7 @@ fn numbers_that_make_no_sense_get_one_line_with_the_option_or_the_key() {
     let group = "extends = \"nvl72-ndr\"\n[between]\ntopology = { kind = \"dragonfly\", endpoints = 8, group = 0, global = 4 }";
     let slow = "extends = \"dgx-h100\"\n[rack.dgx.host]\nmemory = { read = \"1 B/s\" }";
     let attach = "extends = \"dgx-h100\"\n[rack.dgx.host]\nattach = { bandwidth = \"1 B/s\" }";
-    for (said, expected) in [
+    for (message, expected) in [
         (refused(&format!("{train} -8")), "--gpus: expected a whole number of accelerators, found \"-8\"".to_owned()),
         (refused(&format!("{search} -8")), "--gpus: expected a whole number of accelerators, found \"-8\"".into()),
         (refused(&format!("{search} 8,8")), "--gpus: expected each value once, found 8 twice".into()),
@@ -233,7 +237,7 @@ fn numbers_that_make_no_sense_get_one_line_with_the_option_or_the_key() {
             "--keep-gathered: nothing is gathered with --tp 1; give --tp 2 or more".into(),
         ),
     ] {
-        assert_eq!(said, format!("polder: {expected}"));
+        assert_eq!(message, format!("polder: {expected}"));
     }
     // What is kept is there: no layout without sequence parallelism is looked at, which would keep nothing.
     let front = said(&format!("{search} 8 --keep-gathered --json"));
@@ -259,7 +263,7 @@ fn a_page_holds_all_that_it_draws() {
     let data: Value = serde_json::from_str(data).unwrap();
     let number = |of: &Value| of.as_f64().unwrap();
     let platforms = data["platforms"].as_array().unwrap();
-    let names: Vec<_> = platforms.iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = platforms.iter().map(|platform| platform["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["nvl72-ndr", "nvl72-cxl"]);
     let mut drawn = std::collections::BTreeSet::new();
     for platform in platforms {
@@ -277,8 +281,8 @@ fn a_page_holds_all_that_it_draws() {
         }
         let timeline = platform["timeline"].as_array().unwrap();
         assert!(timeline.len() >= 2 * 16 * 8 * 16);
-        drawn.extend(timeline.iter().map(|it| it[1].as_str().unwrap()));
-        drawn.extend(times.iter().map(|it| it[0].as_str().unwrap().split(", ").next().unwrap()));
+        drawn.extend(timeline.iter().map(|stretch| stretch[1].as_str().unwrap()));
+        drawn.extend(times.iter().map(|part| part[0].as_str().unwrap().split(", ").next().unwrap()));
     }
     // One palette, by name.
     let palette = page.split("const palette = {").nth(1).and_then(|rest| rest.split("};").next()).unwrap();

@@ -14,18 +14,21 @@ fn pages_show_what_commands_print() {
     std::fs::create_dir(&programs).unwrap();
     // By another process: a test that forks meanwhile would keep it open, and nobody may run it then.
     let words = front();
-    let words: Vec<_> =
-        [words.get_program()].into_iter().chain(words.get_args()).map(|it| it.to_str().unwrap()).collect();
+    let words: Vec<_> = [words.get_program()]
+        .into_iter()
+        .chain(words.get_args())
+        .map(|word| word.to_str().unwrap())
+        .collect();
     let script = format!("shift; exec {} \"$@\"", words.join(" "));
     let mut made = Command::new("sh");
     made.args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 755 \"$0\""]);
     assert!(made.arg(programs.join("polder")).arg(script).status().unwrap().success());
     let search = format!("{}:/usr/bin:/bin", programs.display());
     let mut pages: Vec<_> =
-        std::fs::read_dir(home.join("docs")).unwrap().map(|it| it.unwrap().path()).collect();
-    pages.retain(|it| {
-        it.extension().is_some_and(|it| it == "md")
-            && it.file_name().unwrap().to_str().unwrap().starts_with("plan")
+        std::fs::read_dir(home.join("docs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    pages.retain(|path| {
+        path.extension().is_some_and(|extension| extension == "md")
+            && path.file_name().unwrap().to_str().unwrap().starts_with("plan")
     });
     pages.sort();
     let mut checked = 0;
@@ -39,18 +42,24 @@ fn pages_show_what_commands_print() {
                 (0, _) => words = part,
                 // "Save this as `NAME`:" stands before a file.
                 (_, "toml") => {
-                    let saved =
-                        words.trim_end().strip_suffix("`:").and_then(|it| it.rsplit_once("Save this as `"));
+                    let saved = words
+                        .trim_end()
+                        .strip_suffix("`:")
+                        .and_then(|text| text.rsplit_once("Save this as `"));
                     if let Some((_, file)) = saved {
                         std::fs::write(scratch.path().join(file), body).unwrap();
                     }
                 }
                 (_, "console") => {
-                    let commands: Vec<_> =
-                        body.split("$ polder ").map(|it| it.split_once('\n').unwrap_or((it, ""))).collect();
+                    let commands: Vec<_> = body
+                        .split("$ polder ")
+                        .map(|command| command.split_once('\n').unwrap_or((command, "")))
+                        .collect();
                     let is_ours = commands[0].0.is_empty() && !body.contains("$(");
                     if !is_ours
-                        || body.lines().any(|it| it.starts_with("$ ") && !it.starts_with("$ polder plan "))
+                        || body
+                            .lines()
+                            .any(|line| line.starts_with("$ ") && !line.starts_with("$ polder plan "))
                     {
                         println!("{name}: {:?} needs another program", body.lines().next());
                         continue;

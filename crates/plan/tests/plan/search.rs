@@ -217,7 +217,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     assert!(plain.iter().all(|point| point["bill"].is_null()));
     let places = |points: &[Value]| {
         let mut places: Vec<_> =
-            points.iter().map(|it| (it["platform"].to_string(), count(it) as u32)).collect();
+            points.iter().map(|point| (point["platform"].to_string(), count(point) as u32)).collect();
         places.sort();
         places.dedup();
         places
@@ -250,7 +250,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
             let axes = |of: &Value, times: f64| {
                 let memory = &of["step"]["memory"];
                 let paid = [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
-                let [time, money, energy] = paid.map(|it| number(it) * times);
+                let [time, money, energy] = paid.map(|value| number(value) * times);
                 [time, money, energy, number(&memory[0]["used_bytes"]), number(&memory[1]["used_bytes"])]
             };
             let most = number(&other["range_s"][1]) / number(&other["step"]["total_s"]);
@@ -310,13 +310,16 @@ fn an_axis_without_a_number_for_each_machine_is_left_out() {
     assert!(text.contains("energy is left out: ") && text.contains("has none for nvl72-ndr"), "{text}");
     let text = said(&format!("{search} --platform dgx-h100 --prices watts"));
     assert!(text.contains("in time, memory and energy (simulated)"), "{text}");
-    let said = refused(&format!("{search} --platform ualink-1024 --prices watts"));
+    let message = refused(&format!("{search} --platform ualink-1024 --prices watts"));
     assert!(
-        said.starts_with("polder: watts: machine: expected \"ualink-1024\", or its accelerator"),
-        "{said}"
+        message.starts_with("polder: watts: machine: expected \"ualink-1024\", or its accelerator"),
+        "{message}"
     );
-    let said = refused(&format!("{search} --platform dgx-h100 --prices dear"));
-    assert!(said.starts_with("polder: dear: no file of prices of this name; there are watts, or"), "{said}");
+    let message = refused(&format!("{search} --platform dgx-h100 --prices dear"));
+    assert!(
+        message.starts_with("polder: dear: no file of prices of this name; there are watts, or"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -344,11 +347,11 @@ price = { value = "40000 USD", source = "our order" }
         "electricity is left out of money, but of rents: {} has no power or no price of it for nvl72-cxl",
         path.display()
     );
-    for (platforms, electricity, said) in
+    for (platforms, electricity, warning) in
         [("dgx-h100", power, String::new()), ("dgx-h100,nvl72-cxl", 0.0, format!("polder: {left_out}\n"))]
     {
         let Output { stdout, stderr, .. } = priced(platforms);
-        assert_eq!(String::from_utf8(stderr).unwrap(), said);
+        assert_eq!(String::from_utf8(stderr).unwrap(), warning);
         for line in String::from_utf8(stdout).unwrap().lines() {
             let point: Value = serde_json::from_str(line).unwrap();
             let point = if point["beaten"].is_null() { &point } else { &point["beaten"] };

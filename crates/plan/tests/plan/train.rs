@@ -566,11 +566,14 @@ fn what_cannot_run_is_refused_in_one_line() {
 #[test]
 fn a_step_on_racks_of_two_kinds_is_divided_and_two_kinds_in_one_rack_are_refused() {
     const STEP: &str = "train --model llama3-70b --platform nvl72-cxl --platform mixed-nvlink-ualink-cxl --tp 8 --pp 1 --batch 720";
-    let found = json(&format!("{STEP} --rack nvl72,ualink --gpus 144,144 --json"));
-    let parts = found["parts"].as_array().unwrap();
-    let number = |it: &Value, key: &str| it[key].as_f64().unwrap();
-    assert_eq!(parts.iter().map(|it| number(it, "copies") * number(it, "sequences")).sum::<f64>(), 720.0);
-    assert!(parts.iter().all(|it| number(&found, "total_s") < number(it, "alone_s")), "{found:#}");
+    let answer = json(&format!("{STEP} --rack nvl72,ualink --gpus 144,144 --json"));
+    let parts = answer["parts"].as_array().unwrap();
+    let number = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    assert_eq!(
+        parts.iter().map(|part| number(part, "copies") * number(part, "sequences")).sum::<f64>(),
+        720.0
+    );
+    assert!(parts.iter().all(|part| number(&answer, "total_s") < number(part, "alone_s")), "{answer:#}");
     for (words, why) in [
         ("--rack nvl72+ualink,ualink --gpus 144,144", "physical layers and flits differ"),
         ("--rack nvl72,pod --gpus 144,144", "nvl72, ualink"),
