@@ -402,16 +402,16 @@ fn lay_over(under: &mut Table, over: Table) {
 pub fn in_words(message: &str) -> String {
     let message = one_line(message);
     // What is expected is ours, and stands last.
-    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message };
+    let Some((actual, expected)) = message.rsplit_once(", expected ") else { return message };
     let expected = match expected {
         "u16" | "u32" | "u64" => "a whole number from 0 on",
         "f64" => "a number",
         "a boolean" => "true or false",
         "a sequence" => "a list",
-        it if it.starts_with("struct ") || it == "a map" => "a table",
-        it => it,
+        other if other.starts_with("struct ") || other == "a map" => "a table",
+        other => other,
     };
-    format!("{}, expected {expected}", quoted(found))
+    format!("{}, expected {expected}", quoted(actual))
 }
 
 fn one_line(message: &str) -> String {

@@ -54,12 +54,12 @@ impl Sharing {
         if self.cores == 0 {
             return Err(("cores".into(), "expected at least one".into()));
         }
-        self.memory.check().map_err(|(key, said)| (format!("memory.{key}"), said))?;
+        self.memory.check().map_err(|(key, problem)| (format!("memory.{key}"), problem))?;
         for (name, Exchange { cached, copied, passed, near, write, read, .. }) in &self.exchange {
             let always = [("cached", cached), ("copied", copied), ("passed", passed), ("near", near)];
             let given = [("write", write), ("read", read)].map(|(key, rate)| Some((key, rate.as_ref()?)));
             for (key, rate) in always.into_iter().chain(given.into_iter().flatten()) {
-                check_rate(*rate).map_err(|said| (format!("exchange.{name}.{key}"), said))?;
+                check_rate(*rate).map_err(|problem| (format!("exchange.{name}.{key}"), problem))?;
             }
         }
         Ok(())

@@ -196,28 +196,28 @@ impl<'a> Element<'a> {
             |problem: &str| self.wrong(&format!("topo_parameters: {problem}, found \"{}\"", quoted(given)));
         let numbers = |part: &str, range: RangeInclusive<u32>| {
             part.split(',')
-                .map(|it| it.trim().parse().ok().filter(|it| range.contains(it)))
+                .map(|text| text.trim().parse().ok().filter(|number| range.contains(number)))
                 .collect::<Option<Vec<u32>>>()
         };
         let parts: Vec<_> = given.split(';').collect();
         let [levels, down, up, parallel] = parts[..] else {
             return Err(wrong("expected LEVELS;DOWN;UP;PARALLEL such as 2;16,32;1,16;1,1"));
         };
-        let levels = numbers(levels, 1..=4).filter(|it| it.len() == 1).map(|it| it[0] as usize);
+        let levels = numbers(levels, 1..=4).filter(|list| list.len() == 1).map(|list| list[0] as usize);
         let [down, up, parallel] = [down, up, parallel].map(|part| numbers(part, 1..=MOST_PORTS));
         let (Some(levels), Some(down), Some(up), Some(parallel)) = (levels, down, up, parallel) else {
             return Err(wrong("expected 1 to 4 levels, and numbers above 0 of each"));
         };
-        if [&down, &up, &parallel].iter().any(|it| it.len() != levels) {
+        if [&down, &up, &parallel].iter().any(|list| list.len() != levels) {
             return Err(wrong(&format!("expected {levels} numbers down, up and in parallel")));
         }
-        let all: u64 = down.iter().map(|it| u64::from(*it)).product();
+        let all: u64 = down.iter().map(|count| u64::from(*count)).product();
         if all != u64::from(hosts) {
             return Err(wrong(&format!(
                 "expected switches for the {hosts} hosts of radical, which {all} are not"
             )));
         }
-        if parallel.iter().any(|it| *it != 1) {
+        if parallel.iter().any(|links| *links != 1) {
             return Err(wrong("expected one link in parallel: several as one have no counterpart"));
         }
         let (last, lower) = down.split_last().expect("one level or more");
@@ -228,7 +228,10 @@ impl<'a> Element<'a> {
             return Ok((Topology::SingleHop, hosts));
         }
         let each = lower[0];
-        if lower.iter().any(|it| *it != each) || up[1..].iter().any(|it| *it != each) || *last > 2 * each {
+        if lower.iter().any(|links| *links != each)
+            || up[1..].iter().any(|links| *links != each)
+            || *last > 2 * each
+        {
             return Err(wrong(&format!(
                 "expected {each} links down and up of every switch, and at most {} of the last level: a fat tree of less than full bisection has no counterpart",
                 2 * each
@@ -242,11 +245,11 @@ impl<'a> Element<'a> {
         let text = self.need(name)?.trim();
         let end = text
             .char_indices()
-            .find(|(at, it)| {
+            .find(|(at, character)| {
                 // The e of 1e9 is no unit.
-                let is_exponent = matches!(it, 'e' | 'E')
-                    && text[at + 1..].starts_with(|it: char| it.is_ascii_digit() || it == '-');
-                !(it.is_ascii_digit() || matches!(it, '.' | '+' | '-') || is_exponent)
+                let is_exponent = matches!(character, 'e' | 'E')
+                    && text[at + 1..].starts_with(|next: char| next.is_ascii_digit() || next == '-');
+                !(character.is_ascii_digit() || matches!(character, '.' | '+' | '-') || is_exponent)
             })
             .map_or(text.len(), |(at, _)| at);
         let (number, unit) = text.split_at(end);
@@ -255,7 +258,7 @@ impl<'a> Element<'a> {
             unit => units.iter().find(|(known, _)| *known == unit).map(|(_, scale)| *scale),
         };
         let value = number.parse::<f64>().ok().zip(scale).map(|(number, scale)| number * scale);
-        value.filter(|it| *it > 0.0 && it.is_finite()).ok_or_else(|| {
+        value.filter(|number| *number > 0.0 && number.is_finite()).ok_or_else(|| {
             self.wrong(&format!(
                 "{name}: expected a quantity above 0 such as {example}, found \"{}\"",
                 quoted(text)
@@ -308,16 +311,16 @@ mod tests {
 
     #[test]
     fn a_flat_cluster_is_one_switch() {
-        let found = read(&format!("<cluster {GIVEN} radical=\"0-9,12,20-24\"/>")).unwrap();
-        assert_eq!((found.name.as_str(), found.hosts), ("c", 16));
-        assert_eq!(found.fabric.topology, Topology::SingleHop);
-        assert_eq!(found.fabric.payload(), Bandwidth::new(125e6));
+        let cluster = read(&format!("<cluster {GIVEN} radical=\"0-9,12,20-24\"/>")).unwrap();
+        assert_eq!((cluster.name.as_str(), cluster.hosts), ("c", 16));
+        assert_eq!(cluster.fabric.topology, Topology::SingleHop);
+        assert_eq!(cluster.fabric.payload(), Bandwidth::new(125e6));
         // Up and down.
-        assert!((found.fabric.latency().value() / 100e-6 - 1.0).abs() < 1e-3);
+        assert!((cluster.fabric.latency().value() / 100e-6 - 1.0).abs() < 1e-3);
         let fast = GIVEN.replace("125MBps", "1e1Gbps").replace("50us", "1.5e-6");
-        let found = read(&format!("<cluster {fast} radical=\"0-1\"/>")).unwrap();
-        assert_eq!(found.fabric.payload(), Bandwidth::new(1.25e9));
-        assert_eq!(found.fabric.link.propagation, Time::new(1.5e-6));
+        let cluster = read(&format!("<cluster {fast} radical=\"0-1\"/>")).unwrap();
+        assert_eq!(cluster.fabric.payload(), Bandwidth::new(1.25e9));
+        assert_eq!(cluster.fabric.link.propagation, Time::new(1.5e-6));
     }
 
     #[test]

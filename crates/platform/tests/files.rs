@@ -290,7 +290,7 @@ fn prices_of_what_nobody_has_are_told() {
 #[test]
 fn bad_prices_get_one_line_with_the_key_and_what_was_expected() {
     let over = |text: &str| rates(&format!("extends = \"watts\"\n{text}"), "dgx-h100", 8).unwrap_err();
-    for (said, expected) in [
+    for (message, expected) in [
         (
             over("[machine.dgx-h100]\nrent = { value = \"2.5 USD\", source = \"x\" }"),
             ": machine.dgx-h100.rent.value: expected a rent such as \"2.5 USD/h\", found \"2.5 USD\": its units are USD/h",
@@ -316,8 +316,8 @@ fn bad_prices_get_one_line_with_the_key_and_what_was_expected() {
             ": machine: expected \"dgx-h100\", or its accelerator \"H100-SXM5-80GB\", with rent, or",
         ),
     ] {
-        assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(message.starts_with(expected), "{message}\n  where expected: {expected}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
 }
 
@@ -560,7 +560,7 @@ fn a_link_carries_its_rate_less_what_flits_and_headers_take() {
 #[test]
 fn a_coherent_fabric_of_a_rack_carries_loads_and_has_a_port_for_each_link() {
     let over = |text: &str| refused(&format!("extends = \"nvl72-cxl\"\n[rack.nvl72.coherent]\n{text}"));
-    for (said, expected) in [
+    for (message, expected) in [
         (over("carries = [\"io\"]"), "rack.nvl72.coherent.carries: expected \"cache\", by which"),
         (
             over("switch = { ports = 36, latency = \"1 ns\" }"),
@@ -572,7 +572,7 @@ fn a_coherent_fabric_of_a_rack_carries_loads_and_has_a_port_for_each_link() {
         ),
         (over("link = { lanes = 0 }"), "rack.nvl72.coherent.link.lanes: expected at least one"),
     ] {
-        assert!(said.contains(expected), "{said}");
+        assert!(message.contains(expected), "{message}");
     }
     // Without it, and without controllers, a platform is what it was.
     let older = Platform::load("nvl72-ndr").unwrap();
@@ -580,14 +580,14 @@ fn a_coherent_fabric_of_a_rack_carries_loads_and_has_a_port_for_each_link() {
 }
 
 /// The paths of all values inside a value that are no lists or tables.
-fn leaves(at: &[String], value: &toml::Value, found: &mut Vec<Vec<String>>) {
-    let mut go = |key: String, inner: &toml::Value| leaves(&[at, &[key]].concat(), inner, found);
+fn leaves(at: &[String], value: &toml::Value, paths: &mut Vec<Vec<String>>) {
+    let mut go = |key: String, inner: &toml::Value| leaves(&[at, &[key]].concat(), inner, paths);
     match value {
         toml::Value::Table(table) => table.iter().for_each(|(key, inner)| go(key.clone(), inner)),
         toml::Value::Array(all) => {
             all.iter().enumerate().for_each(|(index, inner)| go(index.to_string(), inner))
         }
-        _ => found.push(at.to_vec()),
+        _ => paths.push(at.to_vec()),
     }
 }
 

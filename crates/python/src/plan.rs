@@ -101,12 +101,15 @@ pub(crate) fn plan_memory<'py>(
 ) -> PyResult<(Vec<&'static str>, Bound<'py, PyBytes>)> {
     let question: Question = asked(question, &["ways."])?;
     let (access, sets) = (access.to_vec(py)?, sets.to_vec(py)?);
-    let (_, found) = configurations(&question).map_err(|error| argument(error.to_string()))?;
+    let (_, configurations) = configurations(&question).map_err(|error| argument(error.to_string()))?;
     let seconds = access.iter().zip(&sets).flat_map(|(bytes, set)| {
-        found.iter().map(|it| it.seconds(*bytes, *set).unwrap_or(f64::NAN)).collect::<Vec<_>>()
+        configurations
+            .iter()
+            .map(|configuration| configuration.seconds(*bytes, *set).unwrap_or(f64::NAN))
+            .collect::<Vec<_>>()
     });
     let seconds: Vec<f64> = seconds.collect();
-    Ok((found.iter().map(|it| it.name).collect(), floats(py, seconds)))
+    Ok((configurations.iter().map(|configuration| configuration.name).collect(), floats(py, seconds)))
 }
 
 /// Patterns on fabrics, a list of questions in JSON: of each 64-bit floats, the time of all steps, four quantiles of a step's messages and bytes
@@ -252,14 +255,14 @@ pub(crate) fn plan_mpi<'py>(
     let questions: Vec<ProgramQuestion> = asked(questions, &["flits."])?;
     let predicted = py.detach(|| {
         let trace = ProgramTrace::load(&folder).map_err(|error| error.to_string())?;
-        let of = |it: &ProgramQuestion| trace.predict(it).map_err(|error| error.to_string());
+        let of = |question: &ProgramQuestion| trace.predict(question).map_err(|error| error.to_string());
         let all = questions.iter().map(of).collect::<Result<Vec<_>, _>>()?;
         Ok::<_, String>((trace.measured_s(), all))
     });
     let (measured, predicted) = predicted.map_err(argument)?;
-    let figures = predicted.into_iter().flat_map(|it| {
-        let of = it.replayed;
-        let waits_s = of.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>();
+    let figures = predicted.into_iter().flat_map(|answer| {
+        let of = answer.replayed;
+        let waits_s = of.ranks.iter().map(|rank| rank.total_s - rank.compute_s).sum::<f64>();
         [of.total_s, waits_s / of.ranks.len() as f64, of.messages as f64, of.bytes as f64]
     });
     Ok((measured, floats(py, figures)))
@@ -284,11 +287,12 @@ pub(crate) fn plan_chakra<'py>(
     let calls = match &on {
         Some(on) => py.detach(|| StepTrace::communication(&ranks, on)).map_err(wrong)?,
         None => {
-            let none = |it: &&StepTrace| StepCommunication { left_out: it.collectives, ..Default::default() };
+            let none =
+                |trace: &&StepTrace| StepCommunication { left_out: trace.collectives, ..Default::default() };
             ranks.iter().map(none).collect()
         }
     };
-    let names: BTreeSet<&str> = traces.iter().flat_map(|(_, it)| it.names()).collect();
+    let names: BTreeSet<&str> = traces.iter().flat_map(|(_, trace)| trace.names()).collect();
     let mut figures = vec![];
     for rates in &rates {
         let steps: Vec<_> = traces.iter().map(|(_, trace)| trace.step(*rates)).collect();
@@ -296,13 +300,16 @@ pub(crate) fn plan_chakra<'py>(
             steps.iter().zip(&calls).map(|(step, calls)| step.total_s + calls.total_s).collect();
         figures.extend(&totals);
         let slowest = totals.iter().zip(&steps).max_by(|one, other| one.0.total_cmp(other.0));
-        let of: BTreeMap<&str, f64> =
-            slowest.into_iter().flat_map(|(_, it)| &it.operators).map(|it| (&*it.name, it.seconds)).collect();
+        let of: BTreeMap<&str, f64> = slowest
+            .into_iter()
+            .flat_map(|(_, step)| &step.operators)
+            .map(|operator| (&*operator.name, operator.seconds))
+            .collect();
         figures.extend(names.iter().map(|name| of.get(name).copied().unwrap_or(0.0)));
     }
-    let left_out = calls.iter().map(|it| it.left_out).sum();
-    let calls = calls.iter().map(|it| it.total_s).collect();
-    let names = names.iter().map(|it| (*it).to_owned()).collect();
+    let left_out = calls.iter().map(|communication| communication.left_out).sum();
+    let calls = calls.iter().map(|communication| communication.total_s).collect();
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
     let figures = floats(py, figures);
     Ok((traces.into_iter().map(|(name, _)| name).collect(), names, figures, calls, left_out))
 }
@@ -317,21 +324,21 @@ pub(crate) fn plan_tier<'py>(py: Python<'py>, question: &str, rows: &str) -> PyR
         rows.iter().map(|row| server.row(row)).collect::<Result<Vec<_>, _>>()
     });
     let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
-    let figures = predicted.map_err(wrong)?.into_iter().flat_map(|it| {
+    let figures = predicted.map_err(wrong)?.into_iter().flat_map(|row| {
         [
-            it.slow_bytes,
-            it.spill,
-            f64::from(it.units),
-            it.slow_bytes_per_s,
-            it.touches_a_minute,
-            or_nan(it.mean_s),
-            or_nan(it.slowdown),
-            or_nan(it.crowding),
-            it.servers,
-            it.memory_cost,
-            it.watts,
-            it.carbon,
-            it.carbon_new,
+            row.slow_bytes,
+            row.spill,
+            f64::from(row.units),
+            row.slow_bytes_per_s,
+            row.touches_a_minute,
+            or_nan(row.mean_s),
+            or_nan(row.slowdown),
+            or_nan(row.crowding),
+            row.servers,
+            row.memory_cost,
+            row.watts,
+            row.carbon,
+            row.carbon_new,
         ]
     });
     Ok(floats(py, figures))
@@ -354,8 +361,8 @@ pub(crate) fn plan_offload<'py>(
         let machine = Platform::load(platform)?;
         let planner = Planner::new(&machine, platform, settings)?;
         let policies: Vec<_> =
-            policies.iter().map(|it| PlacingPolicy::parse(it)).collect::<Result<_, OffloadError>>()?;
-        let tiers: Vec<String> = planner.tiers().iter().map(|it| it.name.clone()).collect();
+            policies.iter().map(|name| PlacingPolicy::parse(name)).collect::<Result<_, OffloadError>>()?;
+        let tiers: Vec<String> = planner.tiers().iter().map(|tier| tier.name.clone()).collect();
         // Each is read once, for whatever batches and policies.
         let mut models = BTreeMap::new();
         let (mut objects, mut figures, mut note) = (vec![], vec![], vec![]);
@@ -366,7 +373,7 @@ pub(crate) fn plan_offload<'py>(
             };
             let mut point = planner.point(model, batch, std::slice::from_ref(&policies[policy]))?;
             let placed = point.policies.remove(0);
-            let phase = |index: usize| placed.phases.get(index).map_or(f64::NAN, |it| it.seconds);
+            let phase = |index: usize| placed.phases.get(index).map_or(f64::NAN, |phase| phase.seconds);
             let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
             figures.extend([
                 phase(0),
@@ -380,7 +387,7 @@ pub(crate) fn plan_offload<'py>(
                 true => figures.extend(placed.bytes.iter().flatten()),
                 false => figures.extend(std::iter::repeat_n(f64::NAN, point.objects.len() * tiers.len())),
             }
-            objects = point.objects.into_iter().map(|it| it.name).collect();
+            objects = point.objects.into_iter().map(|object| object.name).collect();
             note.push((placed.lacks.unwrap_or_default(), placed.would_fit.unwrap_or_default()));
         }
         Ok::<_, OffloadError>((objects, tiers, figures, note))

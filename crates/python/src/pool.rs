@@ -276,12 +276,12 @@ pub(crate) fn format(
 #[pyfunction]
 pub(crate) fn settings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let settings = Settings::load(Settings::default()).map_err(|error| errors::settings(&error))?;
-    let said = PyDict::new(py);
-    said.set_item("pool", settings.pool.map(|path| path.to_string_lossy().into_owned()))?;
-    said.set_item("host", settings.host)?;
-    said.set_item("coherence", settings.coherence.map(|coherence| coherence.to_string()))?;
-    said.set_item("job", settings.job)?;
-    said.set_item("quota", settings.quota.map(|quota| quota.0))?;
-    said.set_item("timeout", settings.timeout.map(|timeout| timeout.0.as_secs_f64()))?;
-    Ok(said)
+    let fields = PyDict::new(py);
+    fields.set_item("pool", settings.pool.map(|path| path.to_string_lossy().into_owned()))?;
+    fields.set_item("host", settings.host)?;
+    fields.set_item("coherence", settings.coherence.map(|coherence| coherence.to_string()))?;
+    fields.set_item("job", settings.job)?;
+    fields.set_item("quota", settings.quota.map(|quota| quota.0))?;
+    fields.set_item("timeout", settings.timeout.map(|timeout| timeout.0.as_secs_f64()))?;
+    Ok(fields)
 }

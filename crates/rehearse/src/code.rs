@@ -167,7 +167,7 @@ fn instructions(
     begin: u64,
     start_of: impl Fn(u64) -> Option<u64>,
 ) -> Vec<(Instruction, Action)> {
-    let mut found = vec![];
+    let mut decoded = vec![];
     let mut decoder = Decoder::with_ip(64, code, begin, DecoderOptions::NONE);
     for index in (0..code.len()).filter(|&index| looks_like_one(code, index)) {
         let start = start_of(begin + index as u64).unwrap_or(begin).max(begin);
@@ -178,11 +178,11 @@ fn instructions(
         while decoder.position() <= index {
             let instruction = decoder.decode();
             if let (Some(action), Some(_)) = (action(&instruction), operand(&instruction)) {
-                found.push((instruction, action));
+                decoded.push((instruction, action));
             }
         }
     }
-    found
+    decoded
 }
 
 /// Whether a byte may be the opcode of an instruction that moves lines.

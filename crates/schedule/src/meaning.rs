@@ -152,13 +152,13 @@ impl Run<'_> {
     }
 
     fn hold(&self, rank: usize, chunk: usize) -> Result<(), ScheduleError> {
-        let found = self.outputs.get(&(rank, chunk)).cloned().unwrap_or_default();
+        let output = self.outputs.get(&(rank, chunk)).cloned().unwrap_or_default();
         let expected = self.schedule.promise(rank, chunk);
-        if found == expected {
+        if output == expected {
             return Ok(());
         }
         let collective = self.schedule.collective;
-        let (found, expected) = (format!("{found:?}"), format!("{expected:?}"));
+        let (found, expected) = (format!("{output:?}"), format!("{expected:?}"));
         Err(ScheduleError::Wrong { collective, rank, chunk, found, expected })
     }
 }

@@ -505,14 +505,15 @@ fn lines(from: u64, to: u64) -> Range<usize> {
     (from / GRAIN) as usize..to.div_ceil(GRAIN).max(from / GRAIN) as usize
 }
 
-fn is_near(elements: Elements, found: &[u8], expected: &[u8]) -> bool {
+fn is_near(elements: Elements, actual: &[u8], expected: &[u8]) -> bool {
     match elements {
-        Elements::Bytes => found == expected,
+        Elements::Bytes => actual == expected,
         Elements::Floats => {
             let near = |(a, b): (&[u8; 4], &[u8; 4])| {
                 (f32::from_le_bytes(*a) - f32::from_le_bytes(*b)).abs() <= 0.01
             };
-            found.len() == expected.len() && found.as_chunks().0.iter().zip(expected.as_chunks().0).all(near)
+            actual.len() == expected.len()
+                && actual.as_chunks().0.iter().zip(expected.as_chunks().0).all(near)
         }
     }
 }
