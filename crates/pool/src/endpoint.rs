@@ -607,12 +607,12 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// Receives the first message that `filter` takes, into `buffer`.
     pub fn receive(&mut self, filter: Filter, buffer: B, context: C) {
-        let found = self.unexpected.iter().position(|message| {
+        let position = self.unexpected.iter().position(|message| {
             let Arrival { from, label, .. } = &message.arrival;
             filter.takes(*from, label)
         });
         let posted = Posted { filter, buffer, context };
-        match found.map(|index| pick(&mut self.unexpected, index)) {
+        match position.map(|index| pick(&mut self.unexpected, index)) {
             Some(message) => {
                 let from = message.arrival.from;
                 self.deliver(message, posted);

@@ -72,11 +72,11 @@ pub fn read(bytes: &[u8]) {
     } else {
         heap.copy_in(Offset(0), &bytes[..length]).expect("ordinary memory");
     }
-    if let Ok(found) = inspect(&heap) {
-        assert!(found.stat.bytes <= BYTES, "a pool larger than its region");
+    if let Ok(inspection) = inspect(&heap) {
+        assert!(inspection.stat.bytes <= BYTES, "a pool larger than its region");
     }
     // A session maps as much for its host as the geometry needs; here that is made for one geometry.
-    let fits = read_superblock(&heap).is_ok_and(|found| found.geometry == GEOMETRY);
+    let fits = read_superblock(&heap).is_ok_and(|superblock| superblock.geometry == GEOMETRY);
     if let (true, Ok(pool)) = (fits, Pool::attach(heap.process(VICTIM, ProcessSlot(0)), member())) {
         let created = pool.create("/new", 100);
         drop(pool.list(""));

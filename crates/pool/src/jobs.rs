@@ -70,9 +70,9 @@ impl<M: Memory> Pool<M> {
             let holder = self.holder(&listed.name, listed.generation, Kind::Private)?;
             known.insert((listed.name, listed.generation), holder);
         }
-        let (mut found, _) = self.directory().list("")?;
-        found.retain(|listed| Use::of(&listed.name, job).is_some());
-        found.retain(|listed| {
+        let (mut objects, _) = self.directory().list("")?;
+        objects.retain(|listed| Use::of(&listed.name, job).is_some());
+        objects.retain(|listed| {
             !memory(listed) || known.contains_key(&(listed.name.clone(), listed.generation))
         });
         let mut is_over = |name: &str, generation| {
@@ -86,7 +86,7 @@ impl<M: Memory> Pool<M> {
             Ok::<_, PoolError>(holder != Holder::Stays)
         };
         let (mut kept, mut heard) = (BTreeSet::new(), BTreeSet::new());
-        for listed in &found {
+        for listed in &objects {
             let is_kept = match Use::of(&listed.name, job) {
                 Some(Use::Ring([receiver, sender])) => {
                     let is_kept = !is_over(&receiver.0, receiver.1)? || !is_over(&sender.0, sender.1)?;
@@ -102,7 +102,7 @@ impl<M: Memory> Pool<M> {
                     is_kept
                 }
                 Some(Use::Endpoint) if is_over(&listed.name, listed.generation)? => {
-                    let is_kept = self.is_heard(listed, &found, &mut is_over)?;
+                    let is_kept = self.is_heard(listed, &objects, &mut is_over)?;
                     if is_kept {
                         heard.extend(listed.name.rsplit_once('.').map(|(host, _)| host.to_owned()));
                     }
@@ -120,24 +120,25 @@ impl<M: Memory> Pool<M> {
             Some(Use::Blocks(endpoint)) => kept.contains(&endpoint),
             _ => kept.contains(&(listed.name.clone(), listed.generation)),
         };
-        let windows: BTreeSet<_> = found.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
+        let windows: BTreeSet<_> =
+            objects.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
         let is_offered = |listed: &ListedObject| match Use::of(&listed.name, job) {
             Some(Use::Memory(host)) => heard.contains(&format!("/endpoint/{job}/{host}")),
             _ => false,
         };
-        found.retain(|listed| {
+        objects.retain(|listed| {
             !is_kept(listed)
                 && !window(listed).is_some_and(|window| windows.contains(&window))
                 && !is_offered(listed)
         });
         // An endpoint goes before what it has offered.
-        found.sort_by_key(memory);
-        found.retain(|listed| self.remove(listed));
+        objects.sort_by_key(memory);
+        objects.retain(|listed| self.remove(listed));
         let dead = |listed: &ListedObject| match known.get(&(listed.name.clone(), listed.generation)) {
             Some(Holder::Gone(peer)) if Use::of(&listed.name, job) == Some(Use::Endpoint) => Some(*peer),
             _ => None,
         };
-        Ok(SweepReport { dead: found.iter().filter_map(dead).collect(), objects: found })
+        Ok(SweepReport { dead: objects.iter().filter_map(dead).collect(), objects })
     }
 
     /// Removes the extents of groups of which no rank is left that could go on, those of `job` alone where one is given.
@@ -209,7 +210,7 @@ impl<M: Memory> Pool<M> {
     fn is_heard(
         &self,
         endpoint: &ListedObject,
-        found: &[ListedObject],
+        objects: &[ListedObject],
         is_over: &mut impl FnMut(&str, u64) -> Result<bool, PoolError>,
     ) -> Result<bool, PoolError> {
         let receivers = match endpoint::receivers_of(self, &endpoint.name, endpoint.generation) {
@@ -217,7 +218,7 @@ impl<M: Memory> Pool<M> {
             receivers => receivers?,
         };
         for (name, is_it) in receivers {
-            for other in found.iter().filter(|other| other.name == name && is_it(other.generation)) {
+            for other in objects.iter().filter(|other| other.name == name && is_it(other.generation)) {
                 if !is_over(&other.name, other.generation)? {
                     return Ok(true);
                 }

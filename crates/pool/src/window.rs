@@ -141,11 +141,11 @@ impl<M: Memory> Window<M> {
         if !self.segments.is_empty() {
             return Ok(());
         }
-        let found: Result<Vec<_>, _> = (0..self.ranks).map(|rank| self.find(rank)).collect();
-        if found.is_err() {
+        let segments: Result<Vec<_>, _> = (0..self.ranks).map(|rank| self.find(rank)).collect();
+        if segments.is_err() {
             self.objects.drain(1..).for_each(|object| self.pool.close(object));
         }
-        self.segments = found?;
+        self.segments = segments?;
         Ok(())
     }
 

@@ -139,11 +139,11 @@ impl Entry {
 /// line since, once the host was fenced. Or the object of an entry whose state is damaged, in the state that the line's
 /// checksum fits. A claim that was becoming live is none: nobody was told of it.
 pub(crate) fn half_condemned(words: &Words, sum: u64) -> Option<(State, Record)> {
-    let found = [LIVE, CONDEMNED].into_iter().find_map(|state| {
+    let entry = [LIVE, CONDEMNED].into_iter().find_map(|state| {
         let words = in_state(words, state);
         (line::checksum(&words) == sum).then(|| Entry::decode(&words))?
     });
-    match (words[2] as u8, found) {
+    match (words[2] as u8, entry) {
         (LIVE | CONDEMNED, Some(Entry::Object(_, record))) => Some((State::Condemned, record)),
         (state, Some(Entry::Object(fits, record))) if state != CLAIMED => Some((fits, record)),
         _ => None,

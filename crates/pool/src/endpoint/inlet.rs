@@ -387,8 +387,8 @@ impl<M: Memory> Inlets<M> {
                     continue;
                 }
                 let bytes = before.to_le_bytes().into_iter().zip(now.to_le_bytes());
-                for ((before, said), inlet) in bytes.zip(&line.rings[index * 8..]) {
-                    if said == before {
+                for ((before, news), inlet) in bytes.zip(&line.rings[index * 8..]) {
+                    if news == before {
                         continue;
                     }
                     let Some(inlet) = *inlet else {
@@ -397,7 +397,7 @@ impl<M: Memory> Inlets<M> {
                         continue;
                     };
                     let ring = &mut self.rings[inlet];
-                    ring.promised = said;
+                    ring.promised = news;
                     if !std::mem::replace(&mut ring.is_listed, true) {
                         self.listed.push_back(inlet);
                     }
@@ -464,14 +464,14 @@ impl<M: Memory> Inlets<M> {
             pool.let_go(endpoint.object);
             return Ok(());
         }
-        let found = self.read_block(pool, &endpoint).and_then(|block| {
+        let held = self.read_block(pool, &endpoint).and_then(|block| {
             let block = block.ok_or_else(|| PoolError::NotFound {
                 name: format!("a block of {} for this endpoint", endpoint.object.name()),
             })?;
             hold_block(pool, &endpoint, sender, block)
         });
-        let (lines, blocks) = match found {
-            Ok(found) => found,
+        let (lines, blocks) = match held {
+            Ok(held) => held,
             Err(error) => {
                 pool.let_go(endpoint.object);
                 return Err(error);

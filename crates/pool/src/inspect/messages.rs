@@ -123,13 +123,13 @@ impl<M: Memory> Inspector<'_, M> {
         let stat = self.stat.endpoints.entry(object.name.clone()).or_default();
         stat.bytes += object.bytes;
         // One that is damaged counts as a whole.
-        let found = SmallRings::find(self.memory, self.layout.geometry(), object.at, object.bytes)?;
-        let first_bytes = found.as_ref().map_or(0, |small| small.first_bytes);
+        let rings = SmallRings::find(self.memory, self.layout.geometry(), object.at, object.bytes)?;
+        let first_bytes = rings.as_ref().map_or(0, |small| small.first_bytes);
         stat.small_ring_bytes += first_bytes;
-        for (host, port) in found.iter().flat_map(|small| &small.receivers) {
+        for (host, port) in rings.iter().flat_map(|small| &small.receivers) {
             let receiver = format!("/endpoint/{}/{host}.{port}", object.job);
             let pair = pairs.entry((object.name.clone(), receiver)).or_default();
-            pair.small_ring_bytes += found.as_ref().map_or(0, |small| small.bytes);
+            pair.small_ring_bytes += rings.as_ref().map_or(0, |small| small.bytes);
         }
         self.count_use(ENDPOINTS, object.bytes - first_bytes);
         self.count_use(SMALL_RINGS, first_bytes);

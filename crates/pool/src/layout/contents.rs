@@ -64,11 +64,11 @@ pub fn expect_vacant<M: Memory>(
 
 fn signature<M: Memory>(memory: &M) -> Result<Option<(&'static str, Offset)>, PoolError> {
     for &(what, at, bytes) in SIGNATURES {
-        let mut found = [0; 10];
-        let found = &mut found[..bytes.len()];
+        let mut actual = [0; 10];
+        let actual = &mut actual[..bytes.len()];
         if at + bytes.len() as u64 <= memory.bytes() {
-            read(memory, Offset(at), found)?;
-            if found == bytes {
+            read(memory, Offset(at), actual)?;
+            if actual == bytes {
                 return Ok(Some((what, Offset(at))));
             }
         }

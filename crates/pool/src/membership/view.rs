@@ -384,11 +384,11 @@ fn in_transition<M: Memory>(
     memory: &M,
     layout: &Layout,
     best: View,
-    said: Option<View>,
+    announced: Option<View>,
     patience: Duration,
 ) -> Result<View, PoolError> {
     let best = with_launched(memory, layout, best, patience)?;
-    Ok(View { members: best.members | said.map_or(0, |view| view.members), ..best })
+    Ok(View { members: best.members | announced.map_or(0, |view| view.members), ..best })
 }
 
 /// Adds the members where ids come from the launcher: hosts with a live host line that was not evicted.

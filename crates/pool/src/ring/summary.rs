@@ -86,12 +86,12 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     /// Those of [`Consumer::try_pop_into`], once for each ring that fails; the others go on. [`PoolError::Broken`] when
     /// all have failed.
     pub fn try_next(&mut self, into: &mut Vec<u8>) -> Result<Option<(usize, Envelope)>, PoolError> {
-        if let Some(found) = self.sweep(into)? {
-            return Ok(Some(found));
+        if let Some(message) = self.sweep(into)? {
+            return Ok(Some(message));
         }
         self.read_summaries()?;
-        if let Some(found) = self.sweep(into)? {
-            return Ok(Some(found));
+        if let Some(message) = self.sweep(into)? {
+            return Ok(Some(message));
         }
         self.rings.iter().find(|ring| !ring.consumer.is_broken()).map_or_else(
             || self.rings.first().map_or(Ok(None), |ring| ring.consumer.check().map(|()| None)),
@@ -107,15 +107,15 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     /// the one whose turn it is.
     pub fn next(&mut self, into: &mut Vec<u8>, deadline: Nanos) -> Result<(usize, Envelope), PoolError> {
         self.idle = 0;
-        if let Some(found) = self.try_next(into)? {
-            return Ok(found);
+        if let Some(message) = self.try_next(into)? {
+            return Ok(message);
         }
         let (memory, bell, patience) = (self.memory.clone(), self.bell, self.patience);
         let began = memory.now();
         // The look itself asks after the senders, each of its own ring.
-        let found = wait::until(&memory, bell, patience, deadline, || self.look(into), || Ok(()))?;
-        if let Some(found) = found {
-            return Ok(found);
+        let message = wait::until(&memory, bell, patience, deadline, || self.look(into), || Ok(()))?;
+        if let Some(message) = message {
+            return Ok(message);
         }
         Err(self.timeout(began, deadline))
     }

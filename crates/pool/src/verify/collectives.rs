@@ -248,9 +248,9 @@ pub(super) fn canaries() -> Vec<Suite> {
 /// holds the operation's number, its signature and that of the one before, which is not looked at.
 fn compared_too_late(seed: u64) -> Outcome {
     let mut world = World::new(seed, Shape { hosts: 2, bytes: 256, ..Shape::default() });
-    let found = Rc::new(Cell::new(0));
+    let differences = Rc::new(Cell::new(0));
     for host in 0..2 {
-        let found = Rc::clone(&found);
+        let differences = Rc::clone(&differences);
         world.spawn(host, 0, move |memory| {
             let line_of = |rank: u16| Offset(u64::from(rank) * 128);
             let calls = [u64::from(host), 9];
@@ -265,10 +265,10 @@ fn compared_too_late(seed: u64) -> Outcome {
                 }
             };
             let ours = calls[theirs[0] as usize - 1];
-            found.set(found.get() + u32::from(theirs[1] != ours));
+            differences.set(differences.get() + u32::from(theirs[1] != ours));
         });
     }
-    world.check(0, move |_| assert!(found.get() > 0, "the ranks kept different values"));
+    world.check(0, move |_| assert!(differences.get() > 0, "the ranks kept different values"));
     world.run()
 }
 

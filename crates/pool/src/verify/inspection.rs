@@ -202,15 +202,15 @@ fn tell_all(memory: &ModelMemory, cue: &Cue, looks: u64, puts: u8) {
     for _ in 0..looks {
         drop(inspect_caches(memory));
         // A block that is evicted meanwhile is passed over.
-        let found = check(memory).expect("the model has no faults");
-        assert!(found.iter().all(|cache| cache.damaged.is_empty()), "{found:?}");
+        let caches = check(memory).expect("the model has no faults");
+        assert!(caches.iter().all(|cache| cache.damaged.is_empty()), "{caches:?}");
     }
     cue.await_(memory, Stage::Used);
-    let found = inspect(memory).expect("the model has no faults");
-    assert_eq!(found.problems, []);
-    let names: Vec<_> = found.objects.iter().map(|object| object.name.as_str()).collect();
+    let inspection = inspect(memory).expect("the model has no faults");
+    assert_eq!(inspection.problems, []);
+    let names: Vec<_> = inspection.objects.iter().map(|object| object.name.as_str()).collect();
     assert!(names.contains(&NAME) && names.contains(&"/kv/c"), "{names:?}");
-    let user = found.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
+    let user = inspection.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
     assert_eq!((user.processes.as_slice(), user.objects), (&[pid(USER)][..], names.len() as u64));
     let blocks = u64::from(puts).min(SLOTS);
     let caches = inspect_caches(memory).expect("the model has no faults");

@@ -757,18 +757,18 @@ fn run_directories(seed: u64) -> Outcome {
     world.run()
 }
 
-type Said = Cell<[Option<(u64, ProcessState)>; 2]>;
+type AnnouncedStates = Cell<[Option<(u64, ProcessState)>; 2]>;
 
 /// Processes of host 0 come, crash, come again and leave; host 1 watches. What this shows is among processes that share
 /// their caches; what another host sees of them is the other suites' subject.
 fn processes(seed: u64) -> Outcome {
     let (superblock, layout) = superblock(2, 2, 1);
     let mut world = World::new(seed, shape(2, &layout, Coherence::Coherent));
-    let said = Rc::new(Said::default());
+    let announced = Rc::new(AnnouncedStates::default());
     for slot in 0..2 {
         let process = || {
-            let (said, layout) = (Rc::clone(&said), layout.clone());
-            move |memory| come_and_leave(memory, slot, superblock, &layout, &said)
+            let (announced, layout) = (Rc::clone(&announced), layout.clone());
+            move |memory| come_and_leave(memory, slot, superblock, &layout, &announced)
         };
         let first = world.spawn(0, slot, process());
         if seed >> 2 >> slot & 1 == 0 {
@@ -781,7 +781,7 @@ fn processes(seed: u64) -> Outcome {
         .expect("nobody else is there");
     world.spawn(1, 0, move |memory| {
         for _ in 0..4 {
-            observe(&watcher, &said);
+            observe(&watcher, &announced);
             memory.pause();
         }
     });
@@ -792,13 +792,19 @@ fn processes(seed: u64) -> Outcome {
     world.run()
 }
 
-fn come_and_leave(memory: ModelMemory, slot: u16, superblock: Superblock, layout: &Layout, said: &Said) {
+fn come_and_leave(
+    memory: ModelMemory,
+    slot: u16,
+    superblock: Superblock,
+    layout: &Layout,
+    announced: &AnnouncedStates,
+) {
     let pool = attach(memory, superblock, layout, member(0, 7)).expect("the host is ours");
     let incarnation = pool.this_process().incarnation;
     let say = |state| {
-        let mut all = said.get();
+        let mut all = announced.get();
         all[usize::from(slot)] = Some((incarnation, state));
-        said.set(all);
+        announced.set(all);
     };
     say(ProcessState::Live);
     assert!(pool.peer_alive(0, ProcessSlot(slot)).expect("whole lines"));
@@ -807,9 +813,9 @@ fn come_and_leave(memory: ModelMemory, slot: u16, superblock: Superblock, layout
 }
 
 /// What a process has returned from, another host sees.
-fn observe(watcher: &Pool<ModelMemory>, said: &Said) {
+fn observe(watcher: &Pool<ModelMemory>, announced: &AnnouncedStates) {
     for slot in 0..2 {
-        let before = said.get()[usize::from(slot)];
+        let before = announced.get()[usize::from(slot)];
         let Ok(seen) = watcher.process(0, ProcessSlot(slot)) else { continue };
         let Some((incarnation, state)) = before else { continue };
         assert!(seen.incarnation >= incarnation, "slot {slot} is {seen:?}, and was {incarnation} before");

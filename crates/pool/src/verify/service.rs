@@ -195,14 +195,14 @@ impl Script {
     }
 
     /// Whether these bytes are those that the clients find of a shard.
-    fn check(&self, step: u64, shard: u32, found: &[u8]) {
-        for (index, word) in (0..).zip(found.chunks_exact(self.agreed.dtype.bytes())) {
-            let found = match word.first_chunk() {
+    fn check(&self, step: u64, shard: u32, bytes: &[u8]) {
+        for (index, word) in (0..).zip(bytes.chunks_exact(self.agreed.dtype.bytes())) {
+            let value = match word.first_chunk() {
                 Some(word) => f64::from_le_bytes(*word),
                 None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
             };
             let expected = self.expected(step, shard, index);
-            assert_eq!(found, expected, "element {index} of shard {shard} in step {step}");
+            assert_eq!(value, expected, "element {index} of shard {shard} in step {step}");
         }
     }
 

@@ -607,21 +607,21 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.spawn_after_crash(victim, host, 1, move |memory| {
         let process = Process::enter(memory, &layout, host);
         let is_there = if creates { is_in_the_way(&process) } else { is_there(&process) };
-        let found = if is_there == Some(!destroys) { 2 } else { 1 };
+        let seen = if is_there == Some(!destroys) { 2 } else { 1 };
         match creates {
-            true => tell_by_store(&process.memory, told, found),
-            false => given.give(found),
+            true => tell_by_store(&process.memory, told, seen),
+            false => given.give(seen),
         }
     });
     play(&mut stage, other, 0, move |process| {
-        let found = match creates {
+        let seen = match creates {
             true => await_store(&process.memory, told),
             false => {
                 cue.await_(&process.memory, 1);
                 cue.0.get()
             }
         };
-        if found == 2 {
+        if seen == 2 {
             assert_eq!(is_there(&process), Some(!destroys), "hosts see different things");
         }
     });
@@ -874,7 +874,7 @@ pub(super) fn unattended(seed: u64) -> Outcome {
     stage.world.crash_at(victim, crash, announces_at(true, destroys, &mut dice) + more);
     let (layout, act) = (Rc::clone(&stage.layout), dice.roll(3));
     let left = Rc::new(Cell::new(None));
-    let found = Rc::clone(&left);
+    let reported = Rc::clone(&left);
     stage.world.spawn_after_crash(victim, other, 0, move |memory| {
         let process = Process::enter(memory, &layout, other);
         let is_left = usize::from(is_there(&process).expect("nobody has to be waited for"));
@@ -896,7 +896,7 @@ pub(super) fn unattended(seed: u64) -> Outcome {
                 Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
             },
         }
-        found.set(Some((least, most)));
+        reported.set(Some((least, most)));
     });
     let (memory, layout) = (stage.world.memory(dead, SPARE), Rc::clone(&stage.layout));
     stage.world.check(dead, move |_| {
