@@ -79,14 +79,14 @@ impl NamedBlocks {
         expect_one_each(&keys, into.len())?;
         let sizes = by_size(into.iter().map(|buffer| buffer.len()))?;
         let mut into: Vec<_> = into.into_iter().map(Some).collect();
-        let mut found = vec![false; keys.len()];
+        let mut present = vec![false; keys.len()];
         for (size, places) in sizes {
             let keys: Vec<_> = places.iter().map(|&place| keys[place]).collect();
             let mut buffers: Vec<_> = places.iter().filter_map(|&place| into[place].take()).collect();
             let got = self.cache(size)?.get(&keys, &mut buffers)?;
-            places.into_iter().zip(got).for_each(|(place, is_there)| found[place] = is_there);
+            places.into_iter().zip(got).for_each(|(place, is_there)| present[place] = is_there);
         }
-        Ok(found)
+        Ok(present)
     }
 
     /// The cache for blocks of this size.

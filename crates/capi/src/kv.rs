@@ -61,9 +61,9 @@ pub(crate) unsafe extern "C" fn polder_kv_lookup(
         // SAFETY: by this function's contract.
         let (kv, keys) = unsafe { (guard::given(kv, "cache")?, keys_at(keys, count)?) };
         // SAFETY: as above.
-        let found = unsafe { guard::target(found.cast::<u8>(), count)? };
+        let flags = unsafe { guard::target(found.cast::<u8>(), count)? };
         let there = kv.cache.lookup(&keys)?;
-        found.iter_mut().zip(there).for_each(|(found, there)| *found = there.into());
+        flags.iter_mut().zip(there).for_each(|(flag, there)| *flag = there.into());
         Ok(())
     })
 }
@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn polder_kv_get(
         let (kv, keys) = unsafe { (guard::given(kv, "cache")?, keys_at(keys, count)?) };
         let bytes = kv.cache.identity().block as usize;
         // SAFETY: as above.
-        let (places, found) =
+        let (places, flags) =
             unsafe { (pointers(into.cast(), count)?, guard::target(found.cast::<u8>(), count)?) };
         let mut sorted: Vec<_> = places.iter().map(|at| *at as usize).collect();
         sorted.sort_unstable();
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn polder_kv_get(
         // SAFETY: as above; no two share a byte.
         let buffers = places.iter().map(|at| unsafe { guard::target(at.cast_mut().cast(), bytes) });
         let there = kv.cache.get(&keys, &mut buffers.collect::<Result<Vec<_>, _>>()?)?;
-        found.iter_mut().zip(there).for_each(|(found, there)| *found = there.into());
+        flags.iter_mut().zip(there).for_each(|(flag, there)| *flag = there.into());
         Ok(())
     })
 }

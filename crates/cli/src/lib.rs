@@ -211,12 +211,12 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     };
     let after = match &command {
-        Command::Pool(it) => it.pool.clone(),
-        Command::Kv(it) => it.pool.clone(),
-        Command::Mpi(it) => it.pool.clone(),
-        Command::Keeper(it) => it.pool.clone(),
-        Command::Verify(it) => it.pool.clone(),
-        Command::Top(it) => it.pool.clone(),
+        Command::Pool(parsed) => parsed.pool.clone(),
+        Command::Kv(parsed) => parsed.pool.clone(),
+        Command::Mpi(parsed) => parsed.pool.clone(),
+        Command::Keeper(parsed) => parsed.pool.clone(),
+        Command::Verify(parsed) => parsed.pool.clone(),
+        Command::Top(parsed) => parsed.pool.clone(),
         _ => PoolOptions::default(),
     };
     let options = after.or(before);
@@ -227,20 +227,20 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let source = if logged { "--log" } else { "POLDER_LOG, or log in the config file" };
     start_logging(settings.log.as_deref().unwrap_or("warn"), source, is_colour_wanted())?;
     match command {
-        Command::Pool(it) => pool::run(it.command, &settings),
-        Command::Kv(it) => kv::run(&it.command, &settings),
+        Command::Pool(parsed) => pool::run(parsed.command, &settings),
+        Command::Kv(parsed) => kv::run(&parsed.command, &settings),
         Command::Agent(command) => agent::run(&command),
-        Command::Top(it) => top::run(&it.arguments, &settings),
+        Command::Top(parsed) => top::run(&parsed.arguments, &settings),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Offload(command) => offload::run(&command),
-        Command::Keeper(it) => keeper::run(&it.arguments, &settings),
-        Command::Mpi(it) => mpi::run(it.command, &settings),
+        Command::Keeper(parsed) => keeper::run(&parsed.arguments, &settings),
+        Command::Mpi(parsed) => mpi::run(parsed.command, &settings),
         Command::Plan(arguments) => polder_plan::run(&arguments),
         Command::Probe(arguments) => {
             probe::run(&arguments)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Verify(it) => verify::run(&it.arguments, &settings),
+        Command::Verify(parsed) => verify::run(&parsed.arguments, &settings),
         Command::Rehearse(arguments) => rehearse::run(&arguments),
         Command::Completion { shell } => {
             let mut script = vec![];

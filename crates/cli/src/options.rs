@@ -53,12 +53,14 @@ fn page(command: &Command, path: &str, into: &mut String) {
     if let Some(text) = command.get_about() {
         write!(into, "\n{}.\n", cell(&text.to_string())).expect("a string takes it");
     }
-    let own = |it: &&Arg| !it.is_hide_set() && !["help", "version"].contains(&it.get_id().as_str());
+    let own = |argument: &&Arg| {
+        !argument.is_hide_set() && !["help", "version"].contains(&argument.get_id().as_str())
+    };
     let rows: String = command.get_arguments().filter(own).map(row).collect();
     if !rows.is_empty() {
         write!(into, "\n| option | what it does |\n|---|---|\n{rows}").expect("a string takes it");
     }
-    for inner in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
         page(inner, &format!("{path} {}", inner.get_name()), into);
     }
 }

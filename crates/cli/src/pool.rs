@@ -519,8 +519,8 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     match read_superblock(&memory) {
         Err(error @ PoolError::NotAPool { .. }) => return Err(at(path)(error)),
         Ok(_) | Err(_) if yes => {}
-        Ok(found) => {
-            let what = format!("this loses pool {} and all that is in it; say --yes", found.uuid);
+        Ok(superblock) => {
+            let what = format!("this loses pool {} and all that is in it; say --yes", superblock.uuid);
             return Err(Failure(format!("{}: {what}", path.display())));
         }
         Err(error) => {
@@ -528,7 +528,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         }
     }
     // Damage is no reason to keep it.
-    let held = inspect(&memory).map_or_else(|_| vec![], |found| found.stat.hosts);
+    let held = inspect(&memory).map_or_else(|_| vec![], |inspection| inspection.stat.hosts);
     unmake(&memory);
     if path.is_file() {
         std::fs::remove_file(path)?;

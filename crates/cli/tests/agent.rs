@@ -353,14 +353,14 @@ fn an_address_that_other_machines_reach_is_refused() {
 #[test]
 fn a_guest_s_record_is_decided_as_it_was() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/guest.jsonl");
-    let said = polder(&["agent", "replay"], &path);
+    let output = polder(&["agent", "replay"], &path);
     assert!(
-        said.status.success() && text(&said.stdout).contains("decided as recorded"),
+        output.status.success() && text(&output.stdout).contains("decided as recorded"),
         "{}",
-        text(&said.stdout)
+        text(&output.stdout)
     );
-    let moves = text(&said.stdout).split_whitespace().nth(3).and_then(|count| count.parse::<u32>().ok());
-    assert!(moves.is_some_and(|moves| moves >= 4), "{}", text(&said.stdout));
+    let moves = text(&output.stdout).split_whitespace().nth(3).and_then(|count| count.parse::<u32>().ok());
+    assert!(moves.is_some_and(|moves| moves >= 4), "{}", text(&output.stdout));
 }
 
 #[test]
@@ -422,15 +422,18 @@ fn pods_of_a_label_come_from_a_kubelet_and_a_kubelet_that_refuses_is_named() {
         text(&output.stdout)
     };
     let (address, kubelet) = kubelet(vec![("200 OK", PODS), ("200 OK", PODS), ("403 Forbidden", "no")]);
-    let said = run(&address, "app=web");
-    assert!(said.contains("web/web-6d4cf56db6-7xk2p: it is opted in"), "{said}");
-    let said = run(&address, "app=wbe");
-    assert!(said.contains("no pod of this node has app=wbe; its values are cache, web"), "{said}");
-    let said = run(&address, "app=web");
-    assert!(said.contains("answers 403 Forbidden"), "{said}");
+    let stdout = run(&address, "app=web");
+    assert!(stdout.contains("web/web-6d4cf56db6-7xk2p: it is opted in"), "{stdout}");
+    let stdout = run(&address, "app=wbe");
+    assert!(stdout.contains("no pod of this node has app=wbe; its values are cache, web"), "{stdout}");
+    let stdout = run(&address, "app=web");
+    assert!(stdout.contains("answers 403 Forbidden"), "{stdout}");
     kubelet.join().unwrap();
-    let said = run(&address, "app=web");
-    assert!(said.contains("kubernetes.pods: ") && said.contains("refused"), "it listens no more: {said}");
+    let stdout = run(&address, "app=web");
+    assert!(
+        stdout.contains("kubernetes.pods: ") && stdout.contains("refused"),
+        "it listens no more: {stdout}"
+    );
 }
 
 #[test]

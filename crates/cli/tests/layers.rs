@@ -372,16 +372,18 @@ fn the_lock_file_of_fuzz_has_the_rooms_that_those_of_fuzz_import() {
     let locked: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
     for room in rooms() {
         let packages = locked["package"].as_array().unwrap();
-        let Some(found) =
-            packages.iter().find(|it| it["name"].as_str() == Some(&format!("polder-{}", room.name)))
+        let Some(package) = packages
+            .iter()
+            .find(|package| package["name"].as_str() == Some(&format!("polder-{}", room.name)))
         else {
             continue;
         };
-        let names = found.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
+        let names = package.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
         // A version stands behind a name of which there are several.
-        let names = names.map(|it| it.as_str().unwrap().split(' ').next().unwrap().replace('-', "_"));
+        let names =
+            names.map(|dependency| dependency.as_str().unwrap().split(' ').next().unwrap().replace('-', "_"));
         let rooms =
-            |names: BTreeSet<String>| names.into_iter().filter(|it| it.starts_with("polder_")).collect();
+            |names: BTreeSet<String>| names.into_iter().filter(|name| name.starts_with("polder_")).collect();
         let [locked, declared]: [Vec<_>; 2] = [names.collect(), room.declared].map(rooms);
         assert_eq!(locked, declared, "{}: update fuzz/Cargo.lock", room.name);
     }

@@ -255,15 +255,15 @@ fn of_two_libraries_in_path_the_first_counts_and_both_are_named() {
         let output = command.env("PATH", format!("{path}:/usr/bin:/bin")).output().unwrap();
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
     };
-    let [command, said] = run("");
+    let [command, stderr] = run("");
     assert!(command.contains("/bin/mpiexec.hydra -n 2 true\n"), "{command}");
     let [first, other] =
         ["bin/mpiexec.hydra", "later/mpiexec"].map(|name| bench.path(name).display().to_string());
     let remedy = "--mpi or --mpiexec takes another, such as";
     let named = format!("polder: Intel MPI of {first} is the first in PATH; {remedy} Open MPI of {other}\n");
-    assert_eq!(said, named);
-    let [command, said] = run(" --mpi openmpi");
-    assert!(command.contains("/later/mpiexec -n 2 true\n") && said.is_empty(), "{command}{said}");
+    assert_eq!(stderr, named);
+    let [command, stderr] = run(" --mpi openmpi");
+    assert!(command.contains("/later/mpiexec -n 2 true\n") && stderr.is_empty(), "{command}{stderr}");
 }
 
 #[test]
@@ -278,12 +278,12 @@ fn a_program_and_its_arguments_stand_behind_two_dashes_or_without_them() {
         ("-n2 true --no-windows", "-n 2 true --no-windows"),
         ("--ranks 2 true -np", "-n 2 true -np"),
     ] {
-        let said = bench.say(&format!("run --dry-run {arguments}"));
-        assert_eq!(said.split_once("bin/mpiexec ").unwrap().1.trim_end(), expected, "{arguments}");
+        let line = bench.say(&format!("run --dry-run {arguments}"));
+        assert_eq!(line.split_once("bin/mpiexec ").unwrap().1.trim_end(), expected, "{arguments}");
     }
     let output = bench.output("run -n 2 --emulat 2 true");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("unexpected argument '--emulat'"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("unexpected argument '--emulat'"), "{stderr}");
 }
 
 #[test]

@@ -271,12 +271,12 @@ fn choose(names: &[String]) -> Result<Vec<Scene>, Failure> {
     }
     let mut chosen = Vec::new();
     for name in names {
-        let found = Scene::named(name);
-        if found.is_empty() {
+        let scenes = Scene::named(name);
+        if scenes.is_empty() {
             let known: Vec<_> = Scene::all().map(|scene| scene.to_string()).collect();
             return Err(Failure(format!("no scene is called {name:?}; there are {}", known.join(", "))));
         }
-        chosen.extend(found);
+        chosen.extend(scenes);
     }
     Ok(chosen)
 }

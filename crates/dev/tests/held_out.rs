@@ -267,8 +267,8 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
     std::fs::write(here, HERE).unwrap();
     let printed = |arguments: &[&str]| {
         let Output { status, stdout, stderr } = run(arguments);
-        let said = String::from_utf8(stderr).unwrap();
-        assert!(!status.success() && said.contains("train.json: not predicted: "), "{said}");
+        let stderr = String::from_utf8(stderr).unwrap();
+        assert!(!status.success() && stderr.contains("train.json: not predicted: "), "{stderr}");
         String::from_utf8(stdout).unwrap()
     };
     let report: Value = serde_json::from_str(&printed(&line)).unwrap();
@@ -292,8 +292,8 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
         done.status.success() && String::from_utf8(done.stdout).unwrap().contains("step: not predicted: ")
     );
     std::fs::write(demo, "{}").unwrap();
-    let said = refused(&line);
-    assert!(said.contains("train.json: expected what `make demo` measured: missing field"), "{said}");
+    let message = refused(&line);
+    assert!(message.contains("train.json: expected what `make demo` measured: missing field"), "{message}");
 }
 
 #[test]

@@ -81,11 +81,12 @@ fn figure_7_of_scalepool_says_which_ratios_hold_where() {
     let report = json("reproduce scalepool-fig7 --json");
     let variants = report["variants"].as_array().unwrap();
     assert_eq!(variants.len(), 6);
-    for claim in variants.iter().flat_map(|it| it["claims"].as_array().unwrap()) {
+    for claim in variants.iter().flat_map(|variant| variant["claims"].as_array().unwrap()) {
         let [least, most] = [0, 1].map(|at| format!("{:.2}", claim["simulated"][at].as_f64().unwrap()));
         let begin = format!("  {}: ", claim["name"].as_str().unwrap());
-        let line =
-            text.lines().find(|it| it.starts_with(&begin) && it.contains(&format!("{least} to {most}")));
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&begin) && line.contains(&format!("{least} to {most}")));
         assert!(line.is_some(), "{claim}");
     }
 }
@@ -113,9 +114,12 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
         // The order of the policies stands at every point that counts.
         let points = report["points"].as_array().unwrap();
         let counted = ["fitted", "judged"].iter().flat_map(|of| report[*of].as_array().unwrap());
-        let policies = points.iter().map(|it| it["policies"].as_array().unwrap().len() as u64);
-        assert_eq!(policies.sum::<u64>(), counted.map(|it| it["points"].as_u64().unwrap()).sum::<u64>());
-        let ahead = points.iter().filter(|it| it["policies"][0][0] == "paper").count();
+        let policies = points.iter().map(|point| point["policies"].as_array().unwrap().len() as u64);
+        assert_eq!(
+            policies.sum::<u64>(),
+            counted.map(|range| range["points"].as_u64().unwrap()).sum::<u64>()
+        );
+        let ahead = points.iter().filter(|point| point["policies"][0][0] == "paper").count();
         assert_eq!((ahead, points.len()), (147, 147));
     }
     for figure in 2..=7 {
@@ -210,8 +214,12 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
     assert!(local("baseline")[0] > local("baseline")[1] + 0.1, "{report:#}");
     assert_eq!((text.matches("holds\n").count(), text.matches("short\n").count()), (4, 6), "{text}");
     // The faster the kernel, the sooner; beyond a tenth of the link it counts no more.
-    let within: Vec<_> =
-        report["by_default"].as_array().unwrap().iter().map(|it| it["within_s"].as_u64().unwrap()).collect();
+    let within: Vec<_> = report["by_default"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["within_s"].as_u64().unwrap())
+        .collect();
     assert!(within.is_sorted_by(|a, b| a >= b) && within.iter().any(|seconds| *seconds <= 60), "{within:?}");
     let text = said("reproduce toptier-limits");
     for line in
@@ -248,8 +256,8 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
     assert!(text.contains("short: DPP at 1:1, 26.97% lost where 12.0 to 19.0% were published"), "{text}");
     let report = json("reproduce vistara-ratio --json");
     let off: Vec<_> =
-        report["rows"].as_array().unwrap().iter().map(|it| it["off"].as_f64().unwrap()).collect();
-    assert_eq!((off.len(), off.iter().filter(|it| **it != 0.0).count()), (6, 2), "{off:?}");
+        report["rows"].as_array().unwrap().iter().map(|row| row["off"].as_f64().unwrap()).collect();
+    assert_eq!((off.len(), off.iter().filter(|error| **error != 0.0).count()), (6, 2), "{off:?}");
 }
 
 #[test]

@@ -385,15 +385,16 @@ impl<K: Kernel> Machine<'_, K> {
         for module in ["damon_stat", "damon_reclaim", "damon_lru_sort"] {
             let path = format!("/sys/module/{module}/parameters/enabled");
             if matches!(self.text(&path).as_deref(), Some("Y" | "1")) {
-                let found = format!("{module} runs, and DAMON's modules exclude each other (EBUSY)");
+                let problem = format!("{module} runs, and DAMON's modules exclude each other (EBUSY)");
                 let remedy = format!("echo N > {path}, before another use of DAMON");
-                findings.push(finding(Severity::Warning, "damon", found, &remedy));
+                findings.push(finding(Severity::Warning, "damon", problem, &remedy));
             }
         }
         let count = self.number(&format!("{KDAMONDS}/nr_kdamonds")).unwrap_or(0);
         if count > 0 {
-            let found = format!("{count} kdamonds are set up, by the agent or another program such as damo");
-            findings.push(finding(Severity::Note, "damon", found, "none, if you know of it"));
+            let problem =
+                format!("{count} kdamonds are set up, by the agent or another program such as damo");
+            findings.push(finding(Severity::Note, "damon", problem, "none, if you know of it"));
         }
     }
 
@@ -953,10 +954,12 @@ mod tests {
         tree.put(&format!("{NODES}/node1/access0/initiators/read_latency"), "300");
         let json = serde_json::to_string(&reference).unwrap();
         let differences = drift(&examine(&tree, JOURNAL).unwrap(), &serde_json::from_str(&json).unwrap());
-        let said: Vec<_> = differences
+        let rows: Vec<_> = differences
             .iter()
-            .map(|it| (it.what.as_str(), it.here.as_str(), it.reference.as_str()))
+            .map(|difference| {
+                (difference.what.as_str(), difference.here.as_str(), difference.reference.as_str())
+            })
             .collect();
-        assert_eq!(said, [(DEMOTION, "true", "false"), ("node1 latency", "300 ns", "250 ns")]);
+        assert_eq!(rows, [(DEMOTION, "true", "false"), ("node1 latency", "300 ns", "250 ns")]);
     }
 }

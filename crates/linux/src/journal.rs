@@ -582,13 +582,13 @@ mod tests {
             settings.take_changes().iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let mut dry = Settings::dry(&tree, "/journal");
-        let said = changes(&mut dry);
+        let noted = changes(&mut dry);
         assert_eq!(
-            said,
+            noted,
             [format!("{}: 1 -> 2", crate::BALANCING), "/sys/fs/cgroup/a/cpuset.mems: \"\" -> 0".to_owned()]
         );
         assert_eq!((tree.settings(), tree.disk().len()), (before, 0));
-        assert_eq!(changes(&mut Settings::start(&tree, "/journal").unwrap().0), said);
+        assert_eq!(changes(&mut Settings::start(&tree, "/journal").unwrap().0), noted);
     }
 
     #[test]

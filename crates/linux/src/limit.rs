@@ -20,7 +20,7 @@ fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
         .flat_map(|(_, controllers, path)| {
             let (mount, limits, current, cache) = match controllers {
                 "" => ("", ["memory.max", "memory.high"].as_slice(), "memory.current", "inactive_file "),
-                _ if controllers.split(',').any(|it| it == "memory") => (
+                _ if controllers.split(',').any(|controller| controller == "memory") => (
                     "/memory",
                     ["memory.limit_in_bytes"].as_slice(),
                     "memory.usage_in_bytes",
@@ -28,16 +28,19 @@ fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
                 ),
                 _ => return vec![],
             };
-            let above =
-                std::iter::successors(Some(path.trim_end_matches('/')), |it| Some(it.rsplit_once('/')?.0));
+            let above = std::iter::successors(Some(path.trim_end_matches('/')), |path| {
+                Some(path.rsplit_once('/')?.0)
+            });
             above
                 .filter_map(|path| {
                     let file = |name: &str| read(&format!("{}{mount}{path}/{name}", crate::CGROUPS));
                     let number = |name: &str| file(name)?.trim().parse::<u64>().ok();
-                    let limit = limits.iter().filter_map(|it| number(it)).min()?;
+                    let limit = limits.iter().filter_map(|name| number(name)).min()?;
                     let stat = file("memory.stat").unwrap_or_default();
-                    let cache =
-                        stat.lines().find_map(|it| it.strip_prefix(cache)?.trim().parse().ok()).unwrap_or(0);
+                    let cache = stat
+                        .lines()
+                        .find_map(|line| line.strip_prefix(cache)?.trim().parse().ok())
+                        .unwrap_or(0);
                     Some(Group { limit, used: number(current)?.saturating_sub(cache) })
                 })
                 .collect()

@@ -493,7 +493,7 @@ fn file(path: &Path, bytes: usize, made: &Made) -> Result<Shm, HostError> {
     let file = opened.map_err(|error| HostPlan::refused(path, access, error))?;
     let file = file.ok_or_else(|| failed(path, "open it")(io::ErrorKind::NotFound.into()))?;
     expect_ours(path, &file, access)?;
-    let length = || file.metadata().map(|found| found.len()).map_err(failed(path, "look at it"));
+    let length = || file.metadata().map(|metadata| metadata.len()).map_err(failed(path, "look at it"));
     if is_fresh {
         let at = u64::from(kept.start) * 8;
         let mut words = vec![0; if length()? == bytes as u64 { kept.len() * 8 } else { 0 }];
@@ -503,8 +503,8 @@ fn file(path: &Path, bytes: usize, made: &Made) -> Result<Shm, HostError> {
         file.write_all_at(&words, at).map_err(failed(path, "write it"))?;
     }
     match length()? {
-        found if found == bytes as u64 => Shm::map(&file, bytes).map_err(failed(path, "map it")),
-        found => Err(HostError::Size { path: path.into(), found, ours: bytes as u64 }),
+        length if length == bytes as u64 => Shm::map(&file, bytes).map_err(failed(path, "map it")),
+        length => Err(HostError::Size { path: path.into(), found: length, ours: bytes as u64 }),
     }
 }
 
@@ -548,11 +548,11 @@ fn same_shadow(plan: &HostPlan, kernel: &Shm, ours: u64, fresh: bool) -> Result<
         word.store(ours, Ordering::SeqCst);
     }
     match word.load(Ordering::SeqCst) {
-        found if found == ours => Ok(()),
-        found => Err(HostError::Mismatch {
+        theirs if theirs == ours => Ok(()),
+        theirs => Err(HostError::Mismatch {
             path: plan.shadow_file(),
             what: "size as the host's shadow",
-            found,
+            found: theirs,
             ours,
         }),
     }

@@ -52,15 +52,15 @@ macro_rules! shim {
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn MPI_Win_get_attr(win: Handle, key: c_int, value: Sink, flag: *mut c_int) -> c_int {
-            let mut said = false;
+            let mut answered = false;
             let real = $crate::real!(MPI_Win_get_attr(win: Handle, key: c_int, value: Sink, flag: *mut c_int));
             let look = |window: &$crate::window::Window<$abi>| {
                 // SAFETY: by MPI's contract there is room for the answers.
-                said = unsafe { window.attribute(key, value, flag) };
+                answered = unsafe { window.attribute(key, value, flag) };
                 Ok(())
             };
             let code = $crate::shim::on::<$abi, false>("MPI_Win_get_attr", win, look, || 0);
-            if said { code } else { real() }
+            if answered { code } else { real() }
         }
 
         /// Frees the library's window, and then what lies in the pool.

@@ -68,8 +68,8 @@ impl<A: Abi> Library<A> {
         let mut layout = Layout { extent, ..Layout::empty() };
         let wrong = || Failure::new(numbers.error.kind, "a datatype is not what MPI says that it is");
         let part = parts.first().ok_or_else(wrong)?;
-        let said = &making.numbers;
-        let number = |index: usize| said.get(index).copied().ok_or_else(wrong);
+        let integers = &making.numbers;
+        let number = |index: usize| integers.get(index).copied().ok_or_else(wrong);
         let count = || number(0).map(|count| count.max(0) as usize);
         let combiner = making.combiner;
         if combiner == names.dup || combiner == names.resized {
@@ -99,7 +99,7 @@ impl<A: Abi> Library<A> {
         } else if combiner == names.subarray {
             let dimensions = count()?;
             let (order, first) = if making.large { (1, 2) } else { (1 + 3 * dimensions, 1) };
-            let axis = |part| axis(said, first + part * dimensions, dimensions).ok_or_else(wrong);
+            let axis = |part| axis(integers, first + part * dimensions, dimensions).ok_or_else(wrong);
             let (sizes, subsizes, starts) = (axis(0)?, axis(1)?, axis(2)?);
             let kept = starts
                 .iter()
@@ -113,7 +113,7 @@ impl<A: Abi> Library<A> {
             let (first, order) =
                 if making.large { (3, 3 + 3 * dimensions) } else { (3 + dimensions, 3 + 4 * dimensions) };
             let sizes = if making.large { order + 1 } else { 3 };
-            let axis = |from| axis(said, from, dimensions).ok_or_else(wrong);
+            let axis = |from| axis(integers, from, dimensions).ok_or_else(wrong);
             let ways = axis(first)?.iter().zip(axis(first + dimensions)?).zip(axis(first + 2 * dimensions)?);
             let sizes = axis(sizes)?;
             let mut rank = number(1)?;

@@ -10,8 +10,8 @@ use crate::abi::Abi;
 use crate::failure::Failure;
 use crate::library::Library;
 
-/// What a rank says of itself when a communicator is split: of what type, under which kernel, and as which host of the pool.
-type Said = [i64; 3];
+/// What each rank sends to the others when a communicator is split: its split type, the boot id of its kernel, and its host in the pool.
+type SplitRequest = [i64; 3];
 
 /// A host that nobody has told its id: all of such a kernel are one.
 const UNTOLD: i64 = -1;
@@ -26,12 +26,12 @@ pub(crate) fn color<A: Abi>(
     split_type: c_int,
 ) -> Result<Option<c_int>, Failure> {
     let (rank, ranks) = library.place(comm)?;
-    let mut all = vec![Said::default(); ranks];
-    library.gather_all(&said(split_type), &mut all, comm)?;
+    let mut all = vec![SplitRequest::default(); ranks];
+    library.gather_all(&split_request(split_type), &mut all, comm)?;
     Ok(color_of::<A>(&all, rank))
 }
 
-fn said(split_type: c_int) -> Said {
+fn split_request(split_type: c_int) -> SplitRequest {
     let settings = Settings::load(Settings::default()).ok().filter(|settings| settings.pool.is_some());
     let host = settings.as_ref().map(|settings| settings.host.map_or(UNTOLD, i64::from));
     // The library splits as soon as one rank has no pool, or does not know its kernel.
@@ -43,13 +43,13 @@ fn said(split_type: c_int) -> Said {
 const NO_POOL: i64 = i64::MIN;
 
 /// The color of a rank, which is the first rank of its host.
-fn color_of<A: Abi>(all: &[Said], rank: usize) -> Option<c_int> {
+fn color_of<A: Abi>(all: &[SplitRequest], rank: usize) -> Option<c_int> {
     let (shared, undefined) = (i64::from(A::NUMBERS.comm_type_shared), i64::from(A::NUMBERS.undefined));
-    let types = || all.iter().map(|said| said[0]);
+    let types = || all.iter().map(|request| request[0]);
     if !types().any(|kind| kind == shared) || !types().all(|kind| kind == shared || kind == undefined) {
         return None;
     }
     let [kind, boot, host] = all[rank];
-    let first = all.iter().position(|said| *said == [shared, boot, host]);
+    let first = all.iter().position(|request| *request == [shared, boot, host]);
     Some(if kind == shared { first? as c_int } else { A::NUMBERS.undefined })
 }

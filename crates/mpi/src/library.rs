@@ -18,12 +18,12 @@ use crate::layout::Layout;
 unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: `library` is a handle of dlopen's or one of its constants, `name` a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if found.is_null() {
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if address.is_null() {
         return None;
     }
     // SAFETY: not null, and of this type by the contract.
-    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
 }
 
 /// Every program with MPI has it.
@@ -31,7 +31,7 @@ const KNOWN: &CStr = c"PMPI_Win_create";
 
 /// The paths of the loaded libraries whose names say that they are MPI.
 fn paths() -> Vec<CString> {
-    unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+    unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, list: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr gives a valid entry, whose name is a C string or null.
         let path = unsafe { (*library).dlpi_name };
         if path.is_null() {
@@ -41,8 +41,8 @@ fn paths() -> Vec<CString> {
         let path = unsafe { CStr::from_ptr(path) };
         let name = path.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if name.starts_with(b"libmpi") {
-            // SAFETY: `found` is the list that the caller below waits for.
-            unsafe { (*found.cast::<Vec<CString>>()).push(path.to_owned()) };
+            // SAFETY: `list` is the one that the caller below waits for.
+            unsafe { (*list.cast::<Vec<CString>>()).push(path.to_owned()) };
         }
         0
     }

@@ -218,8 +218,8 @@ impl<A: Abi> Trace<A> {
 
     /// The ranks of a communicator, which is named when it is first seen.
     fn comm(&self, written: &mut Written<A>, comm: A::Handle) -> Comm {
-        if let Some(found) = written.comms.get(&comm) {
-            return found.clone();
+        if let Some(known) = written.comms.get(&comm) {
+            return known.clone();
         }
         let library = self.library;
         let mut group = comm;
@@ -230,12 +230,12 @@ impl<A: Abi> Trace<A> {
             (library.group_free)(&raw mut group);
             ranks
         };
-        let found = Comm { number: written.next_comm, ranks: ranks.into() };
+        let named = Comm { number: written.next_comm, ranks: ranks.into() };
         written.next_comm += 1;
-        let ranks: Vec<_> = found.ranks.iter().map(c_int::to_string).collect();
-        written.line(format_args!("comm {} {}", found.number, ranks.join(",")));
-        written.comms.insert(comm, found.clone());
-        found
+        let ranks: Vec<_> = named.ranks.iter().map(c_int::to_string).collect();
+        written.line(format_args!("comm {} {}", named.number, ranks.join(",")));
+        written.comms.insert(comm, named.clone());
+        named
     }
 
     /// A send that the program waits for.
@@ -274,16 +274,16 @@ impl<A: Abi> Trace<A> {
     }
 
     /// A receive that has begun.
-    pub fn begin_receive(&self, call: Call, it: Message<A::Handle>, request: A::Handle) {
+    pub fn begin_receive(&self, call: Call, message: Message<A::Handle>, request: A::Handle) {
         let numbers = &A::NUMBERS;
         let mut written = self.lock();
-        let comm = self.comm(&mut written, it.comm);
-        if it.rank == numbers.proc_null {
+        let comm = self.comm(&mut written, message.comm);
+        if message.rank == numbers.proc_null {
             return written.call(call, format_args!("other"));
         }
-        let from = if it.rank == numbers.any_source { None } else { world(&comm.ranks, it.rank) };
+        let from = if message.rank == numbers.any_source { None } else { world(&comm.ranks, message.rank) };
         let from = from.unwrap_or(-1);
-        let tag = if it.tag == numbers.any_tag { -1 } else { it.tag };
+        let tag = if message.tag == numbers.any_tag { -1 } else { message.tag };
         let number = written.begun(request, Some(comm.ranks));
         written.call(call, format_args!("ireceive {from} {tag} {number}"));
     }

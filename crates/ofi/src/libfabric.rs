@@ -68,7 +68,7 @@ impl Core {
 
     /// The first loaded library that is called libfabric: Python loads MPI so that its symbols are not everybody's.
     fn loaded() -> Option<Self> {
-        unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, into: *mut c_void) -> c_int {
             // SAFETY: dl_iterate_phdr gives a valid entry, whose name is a C string or null.
             let path = unsafe { (*library).dlpi_name };
             if path.is_null() {
@@ -80,8 +80,8 @@ impl Core {
             if !name.starts_with(b"libfabric") {
                 return 0;
             }
-            // SAFETY: `found` is the handle that the caller below waits for.
-            unsafe { *found.cast::<*const c_char>() = path.as_ptr() };
+            // SAFETY: `into` is the handle that the caller below waits for.
+            unsafe { *into.cast::<*const c_char>() = path.as_ptr() };
             1
         }
         let mut path: *const c_char = ptr::null();
@@ -103,12 +103,12 @@ impl Core {
 pub(crate) unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: `library` is a handle of dlopen's or one of its constants, `name` a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if found.is_null() {
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if address.is_null() {
         return None;
     }
     // SAFETY: not null, and of this type by the contract.
-    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
 }
 
 #[cfg(test)]

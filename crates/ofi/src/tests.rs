@@ -169,14 +169,14 @@ fn each_library_is_offered_what_it_asks_for() {
 fn without_hints_everything_is_offered_and_an_old_program_gets_the_old_name_for_registration() {
     begin();
     for (version, mr_mode) in [(0, mr_mode::SCALABLE), (version(1, 5), 0), (version(2, 5), 0)] {
-        let mut found = null_mut();
+        let mut info = null_mut();
         // SAFETY: as libfabric calls it.
-        assert_eq!(unsafe { getinfo(version, null(), null(), 0, null(), &raw mut found) }, 0);
-        let found = OneSided(found);
+        assert_eq!(unsafe { getinfo(version, null(), null(), 0, null(), &raw mut info) }, 0);
+        let info = OneSided(info);
         // SAFETY: a whole info.
         unsafe {
-            assert_eq!((*found.0).caps & MPICH.caps, MPICH.caps);
-            assert_eq!((*(*found.0).domain_attr).mr_mode, mr_mode);
+            assert_eq!((*info.0).caps & MPICH.caps, MPICH.caps);
+            assert_eq!((*(*info.0).domain_attr).mr_mode, mr_mode);
         }
     }
 }
@@ -578,7 +578,7 @@ fn flags_that_are_refused_are_named() {
     let (refused, fabric, domain) = (-Errno::BADFLAGS.0, bench.fabric, bench.domain);
     let mut attr = AtomicAttr { count: 0, size: 0 };
     // SAFETY: as libfabric calls them; what is refused is not looked at.
-    let said = logged(|| unsafe {
+    let log = logged(|| unsafe {
         let domain2 = (*(*fabric).ops).domain2;
         assert_eq!(domain2(fabric, null_mut(), null_mut(), flag::FENCE, null_mut()), refused);
         let ops = (*domain).ops;
@@ -590,7 +590,7 @@ fn flags_that_are_refused_are_named() {
         "fi_endpoint2 is refused: FI_PEEK is not offered here",
         "fi_query_atomic is refused: FI_INJECT is not offered here",
     ] {
-        assert!(said.contains(line), "{line} is not in\n{said}");
+        assert!(log.contains(line), "{line} is not in\n{log}");
     }
     assert_eq!(
         flag::names(flag::FENCE | flag::MATCH_COMPLETE | 1 << 45),

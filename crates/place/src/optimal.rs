@@ -20,12 +20,13 @@ const WHOLE: f64 = 1e4;
 
 pub(crate) fn place(problem: &Problem) -> Result<Placement, PlaceError> {
     for set in confining(problem) {
-        let stays = |it: &&Object| !it.only.is_empty() && it.only.iter().all(|tier| set.contains(tier));
-        let bytes: f64 = problem.objects.iter().filter(stays).map(|it| it.bytes.value()).sum();
-        let tiers = set.iter().map(|it| &problem.tiers[*it]);
-        let capacity: f64 = tiers.clone().map(|it| it.capacity.value()).sum();
+        let stays =
+            |object: &&Object| !object.only.is_empty() && object.only.iter().all(|tier| set.contains(tier));
+        let bytes: f64 = problem.objects.iter().filter(stays).map(|object| object.bytes.value()).sum();
+        let tiers = set.iter().map(|tier| &problem.tiers[*tier]);
+        let capacity: f64 = tiers.clone().map(|tier| tier.capacity.value()).sum();
         if bytes > capacity {
-            let tier = tiers.map(|it| it.name.as_str()).collect::<Vec<_>>().join(" and ");
+            let tier = tiers.map(|tier| tier.name.as_str()).collect::<Vec<_>>().join(" and ");
             let (capacity, bytes) = (Bytes::new(capacity), Bytes::new(bytes));
             return Err(PlaceError::TooSmall { tier, capacity, bytes });
         }
@@ -56,22 +57,24 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     let (objects, tiers) = (problem.objects.len(), problem.tiers.len());
     let unsolved = |problem: String| PlaceError::Unsolved { objects, tiers, problem };
     // Units in which coefficients are near 1, where the solver is exact.
-    let bytes = problem.objects.iter().map(|it| it.bytes.value()).fold(1.0, f64::max);
+    let bytes = problem.objects.iter().map(|object| object.bytes.value()).fold(1.0, f64::max);
     let seconds = time_unit(problem);
     let mut program = Program::new(OptimizationDirection::Minimize);
     let fraction = |object: usize, tier: usize| match &problem.objects[object] {
-        it if it.only == [tier] => (WHOLE, WHOLE),
-        it => (0.0, if it.can_lie_in(tier) { WHOLE } else { 0.0 }),
+        object if object.only == [tier] => (WHOLE, WHOLE),
+        object => (0.0, if object.can_lie_in(tier) { WHOLE } else { 0.0 }),
     };
     let cost = |object: usize, tier: usize| match most {
         Some(_) => problem.passes_of(object, tier) / seconds,
         None => 0.0,
     };
     let fractions: Vec<Vec<Variable>> = (0..objects)
-        .map(|it| (0..tiers).map(|tier| program.add_var(cost(it, tier), fraction(it, tier))).collect())
+        .map(|object| {
+            (0..tiers).map(|tier| program.add_var(cost(object, tier), fraction(object, tier))).collect()
+        })
         .collect();
     for row in &fractions {
-        program.add_constraint(sum(row.iter().map(|it| (*it, 1.0))), ComparisonOp::Eq, WHOLE);
+        program.add_constraint(sum(row.iter().map(|variable| (*variable, 1.0))), ComparisonOp::Eq, WHOLE);
     }
     for (index, tier) in problem.tiers.iter().enumerate() {
         let held = fractions
@@ -99,8 +102,9 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
             let exchanged = WHOLE * turn.exchanged_s / seconds;
             for link in links {
                 if computing > 0.0 && alone > 0.0 {
-                    let part =
-                        link.iter().map(|(it, all)| (*it, if *it == whole { *all } else { alone * all }));
+                    let part = link.iter().map(|(variable, all)| {
+                        (*variable, if *variable == whole { *all } else { alone * all })
+                    });
                     program.add_constraint(sum(part), ComparisonOp::Le, -computing - alone * exchanged);
                 }
                 program.add_constraint(
@@ -120,7 +124,9 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     }
     let outcome = program.solve().map_err(|error| unsolved(error.to_string()))?;
     let solution = outcome.into_solution().map_err(|_| unsolved("it was interrupted".into()))?;
-    let row = |row: &Vec<Variable>| whole(&row.iter().map(|it| solution.var_value(*it)).collect::<Vec<_>>());
+    let row = |row: &Vec<Variable>| {
+        whole(&row.iter().map(|variable| solution.var_value(*variable)).collect::<Vec<_>>())
+    };
     Ok(Placement { fractions: fractions.iter().map(row).collect() })
 }
 

@@ -92,11 +92,11 @@ impl Problem {
         let mut rooms: Vec<f64> = self.tiers.iter().map(|tier| tier.capacity.value()).collect();
         let mut fractions = vec![vec![0.0; self.tiers.len()]; self.objects.len()];
         let open =
-            |object: usize| (0..self.tiers.len()).filter(move |it| self.objects[object].can_lie_in(*it));
-        order.sort_by_key(|it| open(*it).count());
+            |object: usize| (0..self.tiers.len()).filter(move |tier| self.objects[object].can_lie_in(*tier));
+        order.sort_by_key(|object| open(*object).count());
         for object in order {
             let bytes = self.objects[object].bytes.value();
-            let mut shares = match open(object).map(|it| rooms[it]).collect::<Vec<_>>()[..] {
+            let mut shares = match open(object).map(|tier| rooms[tier]).collect::<Vec<_>>()[..] {
                 [_] => vec![bytes],
                 ref rooms => share(bytes, rooms),
             };

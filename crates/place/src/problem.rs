@@ -267,13 +267,15 @@ impl Problem {
                 let problem = format!("expected a part from 0 to 1, found {overlap}");
                 return wrong(format!("phase {name}"), problem);
             }
-            let is_time = |it: &&f64| it.is_finite() && **it >= 0.0;
-            let own = streams.iter().flat_map(|it| [&it.exchanged_s, &it.least_s]);
-            if let Some(seconds) = [seconds, least_s].into_iter().chain(own).find(|it| !is_time(it)) {
+            let is_time = |time: &&f64| time.is_finite() && **time >= 0.0;
+            let own = streams.iter().flat_map(|stream| [&stream.exchanged_s, &stream.least_s]);
+            if let Some(seconds) = [seconds, least_s].into_iter().chain(own).find(|time| !is_time(time)) {
                 let problem = format!("expected seconds from 0 on, found {seconds}");
                 return wrong(format!("phase {name}"), problem);
             }
-            if let Some(astray) = streams.iter().flat_map(|it| &it.moved).find(|it| **it >= moved.len()) {
+            if let Some(astray) =
+                streams.iter().flat_map(|stream| &stream.moved).find(|index| **index >= moved.len())
+            {
                 let problem = format!("expected streams of what it moves, found number {astray}");
                 return wrong(format!("phase {name}"), problem);
             }
@@ -317,7 +319,7 @@ impl Problem {
                     fractions.len()
                 ));
             }
-            if let Some(odd) = fractions.iter().find(|it| !(0.0..=1.0).contains(*it)) {
+            if let Some(odd) = fractions.iter().find(|fraction| !(0.0..=1.0).contains(*fraction)) {
                 return wrong(format!("expected fractions from 0 to 1, found {odd}"));
             }
             let sum: f64 = fractions.iter().sum();
@@ -326,7 +328,7 @@ impl Problem {
             }
             let astray = |tier: &usize| !object.can_lie_in(*tier) && fractions[*tier] > SLACK;
             if let Some(tier) = (0..fractions.len()).find(astray) {
-                let names: Vec<_> = object.only.iter().map(|it| self.tiers[*it].name.as_str()).collect();
+                let names: Vec<_> = object.only.iter().map(|tier| self.tiers[*tier].name.as_str()).collect();
                 let tier_name = &self.tiers[tier].name;
                 return wrong(match names[..] {
                     [one] => format!("expected all of it in {one}, where it has to stay"),

@@ -353,11 +353,11 @@ mod tests {
                 worker: timeline.worker,
             };
             for taken in 0..=sizes.len() {
-                let found = timeline.seconds(taken);
-                prop_assert!(best <= found);
+                let seconds = timeline.seconds(taken);
+                prop_assert!(best <= seconds);
                 let proxied: u64 = sizes[..taken].iter().sum();
                 let bound = step_seconds(total as f64, 2, &pace, proxied as f64);
-                prop_assert!(found >= bound * (1.0 - 1e-9), "{found} {bound}");
+                prop_assert!(seconds >= bound * (1.0 - 1e-9), "{seconds} {bound}");
             }
         }
 

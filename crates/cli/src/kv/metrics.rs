@@ -48,40 +48,56 @@ fn text(caches: &[CacheStat]) -> String {
             .collect::<Vec<Series>>()
     };
     let of_identity = |value: fn(&polder_pool::kv::IdentityStat) -> u64| {
-        let all = caches.iter().flat_map(|cache| cache.identities.iter().map(move |it| (cache, it)));
+        let all =
+            caches.iter().flat_map(|cache| cache.identities.iter().map(move |identity| (cache, identity)));
         let labels = |cache: &CacheStat, hash: &str| {
             format!("{},{}", label("cache", &cache.name), label("identity", hash))
         };
-        all.map(|(cache, it)| (labels(cache, &it.hash), value(it))).collect::<Vec<Series>>()
+        all.map(|(cache, identity)| (labels(cache, &identity.hash), value(identity))).collect::<Vec<Series>>()
     };
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, series: Vec<Series>| {
         let total = if kind == "counter" { "_total" } else { "" };
-        let said: String = series
+        let samples: String = series
             .iter()
             .map(|(labels, value)| format!("polder_kv_{name}{total}{{{labels}}} {value}\n"))
             .collect();
-        write!(text, "# HELP polder_kv_{name} {help}.\n# TYPE polder_kv_{name} {kind}\n{said}")
+        write!(text, "# HELP polder_kv_{name} {help}.\n# TYPE polder_kv_{name} {kind}\n{samples}")
             .expect("a string takes all");
     };
-    family("budget_bytes", "gauge", "Bytes that the slabs of a cache may take", of_cache(|it| it.budget));
-    family("claimed_bytes", "gauge", "Bytes that a host's slabs take", of_host(|it| Some(it.claimed)));
-    family("host_blocks", "gauge", "Blocks in a host's slabs", of_host(|it| Some(it.blocks)));
-    family("puts", "counter", "Blocks that a host has put", of_host(|it| Some(it.puts)));
-    family("evictions", "counter", "Blocks of a host that made room", of_host(|it| Some(it.evictions)));
-    family("hits", "counter", "Blocks that a host's processes have read", of_host(|it| Some(it.hits)));
-    family("misses", "counter", "Blocks that were not there", of_host(|it| Some(it.misses)));
-    family("oldest_seconds", "gauge", "Age of the oldest block of a host", of_host(|it| it.oldest_seconds));
-    family("pinned", "gauge", "Blocks of a host that processes have pinned", of_host(|it| it.pinned));
-    family("wants_room", "gauge", "1 while a host gets no slab", of_host(|it| Some(it.wants_room.into())));
+    family(
+        "budget_bytes",
+        "gauge",
+        "Bytes that the slabs of a cache may take",
+        of_cache(|cache| cache.budget),
+    );
+    family("claimed_bytes", "gauge", "Bytes that a host's slabs take", of_host(|part| Some(part.claimed)));
+    family("host_blocks", "gauge", "Blocks in a host's slabs", of_host(|part| Some(part.blocks)));
+    family("puts", "counter", "Blocks that a host has put", of_host(|part| Some(part.puts)));
+    family("evictions", "counter", "Blocks of a host that made room", of_host(|part| Some(part.evictions)));
+    family("hits", "counter", "Blocks that a host's processes have read", of_host(|part| Some(part.hits)));
+    family("misses", "counter", "Blocks that were not there", of_host(|part| Some(part.misses)));
+    family(
+        "oldest_seconds",
+        "gauge",
+        "Age of the oldest block of a host",
+        of_host(|part| part.oldest_seconds),
+    );
+    family("pinned", "gauge", "Blocks of a host that processes have pinned", of_host(|part| part.pinned));
+    family(
+        "wants_room",
+        "gauge",
+        "1 while a host gets no slab",
+        of_host(|part| Some(part.wants_room.into())),
+    );
     family(
         "gone",
         "gauge",
         "1 while a host is gone and others may have its room",
-        of_host(|it| Some(it.gone.into())),
+        of_host(|part| Some(part.gone.into())),
     );
-    family("blocks", "gauge", "Blocks of an identity", of_identity(|it| it.blocks));
-    family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|it| it.bytes));
+    family("blocks", "gauge", "Blocks of an identity", of_identity(|identity| identity.blocks));
+    family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|identity| identity.bytes));
     text + "# EOF\n"
 }
 

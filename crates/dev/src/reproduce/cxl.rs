@@ -93,15 +93,16 @@ pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
 /// Which policy is ahead at each point, and by how many points.
 fn print_order(report: &CxlReport) {
     println!("\nthe policy that is ahead at each point of the grid, by how many points, simulated");
-    let batches: BTreeSet<_> = report.points.iter().map(|it| it.batch).collect();
-    let mut lines: Vec<_> = report.points.iter().map(|it| (&it.panel, &it.model, it.context)).collect();
+    let batches: BTreeSet<_> = report.points.iter().map(|point| point.batch).collect();
+    let mut lines: Vec<_> =
+        report.points.iter().map(|point| (&point.panel, &point.model, point.context)).collect();
     lines.dedup();
     let mut rows = vec![vec!["context and batch".to_owned(), String::new()]];
     rows[0].extend(batches.iter().map(u32::to_string));
     for (panel, model, context) in lines {
         let at = |batch: &u32| {
-            let is_it = |it: &&CxlPoint| {
-                (&it.panel, &it.model, it.context, it.batch) == (panel, model, context, *batch)
+            let is_it = |point: &&CxlPoint| {
+                (&point.panel, &point.model, point.context, point.batch) == (panel, model, context, *batch)
             };
             let policies = &report.points.iter().find(is_it)?.policies;
             let [(first, reached), (_, next)] = &policies[..] else { return None };
@@ -114,8 +115,9 @@ fn print_order(report: &CxlReport) {
     table::print(&rows);
     println!("  (empty: does not fit under both) the paper's allocation is ahead at");
     for figure in ["9", "10"] {
-        let of_figure = |it: &&CxlPoint| it.panel.starts_with(&format!("{figure}(")) && it.policies.len() > 1;
-        let first = report.points.iter().filter(of_figure).map(|it| it.policies[0].0.as_str());
+        let of_figure =
+            |point: &&CxlPoint| point.panel.starts_with(&format!("{figure}(")) && point.policies.len() > 1;
+        let first = report.points.iter().filter(of_figure).map(|point| point.policies[0].0.as_str());
         let all = first.clone().count();
         let ahead = first.filter(|policy| *policy == "paper").count();
         println!("  {ahead} of {all} points of Figure {figure}; the text has it ahead in each panel");
@@ -140,22 +142,22 @@ fn print_rms(report: &CxlReport) {
 fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
     let head = ["", "", "GPUs", "policy", "published", "simulated", "off", "points"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    let row = |it: &CxlRange, counts: &str| {
-        let CxlRow { panel, models, gpus, policy, published, .. } = &it.row;
-        let [low, high] = [0, 1].map(|end| it.simulated[end] - published[end]);
+    let row = |range: &CxlRange, counts: &str| {
+        let CxlRow { panel, models, gpus, policy, published, .. } = &range.row;
+        let [low, high] = [0, 1].map(|end| range.simulated[end] - published[end]);
         vec![
             format!("  {panel} {}", models.join(", ")),
             counts.into(),
             gpus.to_string(),
             policy.clone(),
             format!("{:.0} to {:.0}", published[0], published[1]),
-            format!("{:.1} to {:.1}", it.simulated[0], it.simulated[1]),
+            format!("{:.1} to {:.1}", range.simulated[0], range.simulated[1]),
             format!("{low:+.1}, {high:+.1}"),
-            it.points.to_string(),
+            range.points.to_string(),
         ]
     };
-    rows.extend(report.fitted.iter().map(|it| row(it, "fitted")));
-    rows.extend(report.judged.iter().map(|it| row(it, "judged")));
+    rows.extend(report.fitted.iter().map(|range| row(range, "fitted")));
+    rows.extend(report.judged.iter().map(|range| row(range, "judged")));
     rows
 }
 
@@ -187,18 +189,18 @@ pub(super) fn adam(json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn step(it: &AdamPoint) -> Vec<String> {
-    let counts = match it.counts {
+fn step(point: &AdamPoint) -> Vec<String> {
+    let counts = match point.counts {
         AdamUse::Fitted => "fitted",
         AdamUse::Judged => "judged",
         AdamUse::Reported => "reported",
     };
     vec![
-        grouped(it.elements as u64),
-        format!("{:.0}%", it.on_card * 100.0),
-        format!("{:.2}", it.measured_ms),
-        format!("{:.2}", it.simulated_ms),
-        format!("{:+.1}%", it.error() * 100.0),
+        grouped(point.elements as u64),
+        format!("{:.0}%", point.on_card * 100.0),
+        format!("{:.2}", point.measured_ms),
+        format!("{:.2}", point.simulated_ms),
+        format!("{:+.1}%", point.error() * 100.0),
         counts.into(),
     ]
 }

@@ -69,18 +69,18 @@ fn what(claim: &JudgedPercent) -> String {
 
 fn percents(figure: &ProgramFigure, variants: &[ProgramVariant]) -> Vec<Vec<String>> {
     let mut rows = vec![vec![String::new(), "published".to_owned()]];
-    rows[0].extend(variants.iter().map(|it| it.input.clone()));
+    rows[0].extend(variants.iter().map(|variant| variant.input.clone()));
     let mut below = vec![String::new(); 2];
-    below.extend(variants.iter().map(|it| short(it.sharing).to_owned()));
+    below.extend(variants.iter().map(|variant| short(variant.sharing).to_owned()));
     rows.push(below);
     for (index, claim) in variants[0].claims.iter().enumerate() {
         let mut row = vec![what(claim), format!("{:.1}", claim.claim.published)];
-        row.extend(variants.iter().map(|it| marked(&it.claims[index])));
+        row.extend(variants.iter().map(|variant| marked(&variant.claims[index])));
         rows.push(row);
     }
     let until = figure.ethernet_until;
     let mut last = vec!["miniAMR: Ethernet faster than CX-6 Dx up to".to_owned(), format!("{until} nodes")];
-    last.extend(variants.iter().map(|it| match it.ethernet_until {
+    last.extend(variants.iter().map(|variant| match variant.ethernet_until {
         Some(nodes) => format!("{nodes} nodes{}", if nodes == until { "=" } else { " " }),
         None => "never ".into(),
     }));
@@ -111,11 +111,11 @@ fn seconds(variant: &ProgramVariant) -> Vec<Vec<String>> {
     let mut rows = vec![head.map(String::from).to_vec()];
     for (name, list) in [(ProgramName::Cg, &variant.cg), (ProgramName::MiniAmr, &variant.mini_amr)] {
         for OnNodes { nodes, cxl, smartnic, ethernet } in list {
-            let cell = |it: &polder_sim::program::ProgramSeconds| {
-                format!("{:.3} s ({:.3})", it.total_s, it.communication_s)
+            let cell = |times: &polder_sim::program::ProgramSeconds| {
+                format!("{:.3} s ({:.3})", times.total_s, times.communication_s)
             };
-            let share = |it: &polder_sim::program::ProgramSeconds| {
-                format!("{:.0}%", 100.0 * it.communication_s / it.total_s)
+            let share = |times: &polder_sim::program::ProgramSeconds| {
+                format!("{:.0}%", 100.0 * times.communication_s / times.total_s)
             };
             rows.push(vec![
                 format!("  {}, {nodes} nodes", program(name)),
@@ -143,7 +143,7 @@ fn causes(figure: &ProgramFigure, variants: &[ProgramVariant]) -> Vec<String> {
             ratio(cxl.bandwidth.value(), ethernet.bandwidth.value()),
         ));
     }
-    let missed = |it: &&ProgramVariant| it.claims.iter().any(|claim| !claim.near);
+    let missed = |variant: &&ProgramVariant| variant.claims.iter().any(|claim| !claim.near);
     let all = variants.iter().filter(missed).count();
     lines.push(format!("{all} of {} columns miss a percentage", variants.len()));
     lines.push(
@@ -157,10 +157,10 @@ fn causes(figure: &ProgramFigure, variants: &[ProgramVariant]) -> Vec<String> {
         (ProgramName::MiniAmr, OtherNetwork::Smartnic),
         (ProgramName::MiniAmr, OtherNetwork::Ethernet),
     ] {
-        let is = |it: &&JudgedPercent| {
-            it.claim.program == name
-                && it.claim.over == over
-                && it.claim.metric == ProgramMetric::Communication
+        let is = |judged: &&JudgedPercent| {
+            judged.claim.program == name
+                && judged.claim.over == over
+                && judged.claim.metric == ProgramMetric::Communication
         };
         if let Some(claim) = variants[0].claims.iter().find(is)
             && !claim.near

@@ -39,7 +39,7 @@ fn print(figure: &TierFigure, report: &TierReport) {
         "\nhow many times faster two tiers are; simulated from the least to the most over the working sets of a claim"
     );
     table::print(&claims(report));
-    let part = report.variants.iter().map(|it| it.clusters_over_baseline);
+    let part = report.variants.iter().map(|variant| variant.clusters_over_baseline);
     if let Some(part) = part.max_by(|a, b| a.most.total_cmp(&b.most)) {
         println!(
             "  (at one working set the two beyond a rack take clusters that are {:.2} times faster than the baseline, whatever memory nodes",
@@ -60,8 +60,9 @@ fn print(figure: &TierFigure, report: &TierReport) {
         // The others of loads look the same but for the end of a rack.
         let Ways { inside, bulk, .. } = variant.ways;
         let is_drawn = inside == Inside::Copy && !bulk || claim.beyond == Beyond::Accelerator;
-        let is_same = |it: &JudgedClaim| it.map == claim.map && it.published == claim.published;
-        let first = variant.claims.iter().find(|it| is_same(it)).is_some_and(|it| it.name == claim.name);
+        let is_same = |other: &JudgedClaim| other.map == claim.map && other.published == claim.published;
+        let first =
+            variant.claims.iter().find(|other| is_same(other)).is_some_and(|other| other.name == claim.name);
         if is_drawn && first {
             print_map(claim, variant, &figure.access);
         }
@@ -168,21 +169,24 @@ fn needs(report: &TierReport) -> Vec<Vec<String>> {
     let head = ["", "the other's", "may take", "takes", ""];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (variant, claim) in judged(report) {
-        let it = claim.marginal_s;
+        let marginal = claim.marginal_s;
         rows.push(vec![
             format!("  {}: {}", claim.name, told(variant, claim.beyond)),
-            time(it.other),
-            time(it.needed),
-            time(it.simulated),
-            if it.simulated <= it.needed { "holds".into() } else { "does not hold".into() },
+            time(marginal.other),
+            time(marginal.needed),
+            time(marginal.simulated),
+            if marginal.simulated <= marginal.needed { "holds".into() } else { "does not hold".into() },
         ]);
     }
     rows
 }
 
 fn print_map(claim: &JudgedClaim, variant: &Variant, access: &[Bytes]) {
-    let both =
-        variant.claims.iter().filter(|it| it.map == claim.map && it.published == claim.published).count();
+    let both = variant
+        .claims
+        .iter()
+        .filter(|other| other.map == claim.map && other.published == claim.published)
+        .count();
     let name = if both > 1 { "beyond an accelerator, over both" } else { &claim.name };
     println!("\n{name}, published {:.1}: {}", claim.published, told(variant, claim.beyond));
     let mut head = vec!["access \\ set".to_owned()];
@@ -190,8 +194,9 @@ fn print_map(claim: &JudgedClaim, variant: &Variant, access: &[Bytes]) {
     let mut rows = vec![head];
     for (bytes, row) in access.iter().zip(&claim.map) {
         let mut cells = vec![access_size(bytes.value())];
-        cells
-            .extend(row.iter().map(|times| times.map_or_else(String::new, |it| marked(it, claim.published))));
+        cells.extend(
+            row.iter().map(|times| times.map_or_else(String::new, |ratio| marked(ratio, claim.published))),
+        );
         rows.push(cells);
     }
     table::print(&rows);
@@ -209,11 +214,11 @@ fn marked(times: f64, published: f64) -> String {
 /// Which of the claims are met in each variant.
 fn verdict(report: &TierReport) -> Vec<String> {
     let names = |claims: &[&JudgedClaim]| {
-        let names: Vec<_> = claims.iter().map(|it| format!("{:.1}", it.published)).collect();
+        let names: Vec<_> = claims.iter().map(|claim| format!("{:.1}", claim.published)).collect();
         if names.is_empty() { "none".into() } else { names.join(", ") }
     };
     let line = |variant: &Variant| {
-        let (met, not): (Vec<_>, Vec<_>) = variant.claims.iter().partition(|it| it.is_met());
+        let (met, not): (Vec<_>, Vec<_>) = variant.claims.iter().partition(|claim| claim.is_met());
         format!("  met: {}; not met: {}; {}", names(&met), names(&not), ways_line(variant.ways))
     };
     let head = "published ratios that are met at some working set, 1.4 over the baseline and over clusters:"

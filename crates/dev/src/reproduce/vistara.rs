@@ -62,11 +62,11 @@ fn knee_row(beside: &KneeBeside) -> Vec<String> {
 
 fn print_knee_verdict(figure: &KneeFigure, report: &KneeReport) {
     let worst = |at: usize, of: fn(&KneeBeside) -> &KneePoint| {
-        let judged = report.rows.iter().filter(|it| !it.row.fitted);
-        judged.map(|it| errors(&it.row, of(it))[at].abs()).fold(0.0, f64::max)
+        let judged = report.rows.iter().filter(|knee| !knee.row.fitted);
+        judged.map(|knee| errors(&knee.row, of(knee))[at].abs()).fold(0.0, f64::max)
     };
     for (what, at, limit) in [("latency", 0, KNEE_LATENCY), ("CXL bandwidth", 2, KNEE_BANDWIDTH)] {
-        let [ours, baseline] = [worst(at, |it| &it.simulated), worst(at, |it| &it.by_capacity)];
+        let [ours, baseline] = [worst(at, |knee| &knee.simulated), worst(at, |knee| &knee.by_capacity)];
         let verdict = if ours <= limit { "within" } else { "short of" };
         println!(
             "{what} of the judged rows: {:.1}% off at worst, {verdict} {:.0}%; by capacity {:.1}%",
@@ -308,7 +308,7 @@ impl FairRun {
 
 /// How long the agent's default takes: in Table IX, and on a server whose services are all on local memory.
 fn print_default(figure: &FairFigure, run: &FairRun, servers: &[ByDefault]) {
-    let seconds = |found: Option<u32>| found.map_or("never".to_owned(), |seconds| format!("{seconds} s"));
+    let seconds = |time: Option<u32>| time.map_or("never".to_owned(), |seconds| format!("{seconds} s"));
     let [a, b] = run.within_s.map(seconds);
     println!(
         "bounds are set, and after {a} (A) and {b} (B) they are kept within a point; a round moves {:.1} GB at most, where the kernel moves {} GB a\n  second. Simulated by the agent's code and its default step. The paper says that A's QPS recovers within seconds\n",
@@ -323,12 +323,12 @@ fn print_default(figure: &FairFigure, run: &FairRun, servers: &[ByDefault]) {
     );
     let head = ["kernel moves, GB/s", "all within bounds", "GB down", "most in a round, GB"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(servers.iter().map(|it| {
+    rows.extend(servers.iter().map(|server| {
         vec![
-            format!("{}", it.moves_gb),
-            seconds(it.within_s),
-            format!("{:.1}", it.demoted_gb),
-            format!("{:.1}", it.most_gb),
+            format!("{}", server.moves_gb),
+            seconds(server.within_s),
+            format!("{:.1}", server.demoted_gb),
+            format!("{:.1}", server.most_gb),
         ]
     }));
     table::print(&rows);

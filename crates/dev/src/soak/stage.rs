@@ -375,12 +375,12 @@ impl Stage {
             return self.second.ask("maintain").map(drop);
         }
         let mut next = self.crew.start(Task::Maintain(LONELY_HOST))?;
-        let said = next.wire.hear()?;
-        match (next.player.wait()?, said) {
+        let report = next.wire.hear()?;
+        match (next.player.wait()?, report) {
             (Ended::Exited(0), None) => Ok(()),
-            (ended, said) => {
-                let said = said.unwrap_or_default();
-                Err(Failure(format!("the next process of the victim's host ended with {ended:?} {said}")))
+            (ended, report) => {
+                let report = report.unwrap_or_default();
+                Err(Failure(format!("the next process of the victim's host ended with {ended:?} {report}")))
             }
         }
     }
@@ -549,12 +549,12 @@ impl Running {
     /// Lets a client go on that has stood still for a while. A proxy that has no other client waits for it, however long it takes.
     fn end_with_proxy(&mut self, proxy: &mut Survivor) -> Result<End, Failure> {
         self.await_standstill()?;
-        let said = proxy.wire.hear_soon(acts::SHORT_DEADLINE)?;
-        if let (Some(line), None) = (&said, self.player.here().ended()) {
+        let report = proxy.wire.hear_soon(acts::SHORT_DEADLINE)?;
+        if let (Some(line), None) = (&report, self.player.here().ended()) {
             return Err(Failure(format!("a proxy gave up on a client that stands still: {line:?}")));
         }
         let mut end = self.revive(false)?;
-        end.survivors = said.map_or_else(|| proxy.answer(), of_survivor)?;
+        end.survivors = report.map_or_else(|| proxy.answer(), of_survivor)?;
         Ok(end)
     }
 

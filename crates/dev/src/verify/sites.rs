@@ -45,17 +45,17 @@ pub(super) fn run(schedules: u64, seed: u64, threads: usize) -> Result<ExitCode,
 fn reached(schedules: u64, seed: u64, threads: usize) -> BTreeSet<Call> {
     let on_hdm_db = suites().into_iter().map(|suite| suite.on(Coherence::HdmDb));
     let all = suites().into_iter().chain(on_hdm_db);
-    let (queue, found) = (Mutex::new(all), Mutex::new(BTreeSet::new()));
+    let (queue, reached) = (Mutex::new(all), Mutex::new(BTreeSet::new()));
     let next = || queue.lock().expect("no thread panics while it takes a suite").next();
     let work = || {
         while let Some(suite) = next() {
             let sites = suite.sites(&Explorer::new(suite.name, schedules).first_seed(seed));
             let calls = sites.into_iter().map(|(at, kind)| (at.file().to_owned(), at.line(), kind.name()));
-            found.lock().expect("no thread panics while it holds the sites").extend(calls);
+            reached.lock().expect("no thread panics while it holds the sites").extend(calls);
         }
     };
     std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
-    found.into_inner().expect("no thread panics while it holds the sites")
+    reached.into_inner().expect("no thread panics while it holds the sites")
 }
 
 /// The calls in the sources below a checkout, but for those of suites and tests.

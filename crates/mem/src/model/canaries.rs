@@ -566,14 +566,14 @@ mod tests {
 
     #[test]
     fn a_survivor_that_is_not_listed_and_an_entry_that_is_stale_are_complaints() {
-        let found = Explorer::new("ring", 300).mutants(|seed| ring(seed, Flaw::None));
-        assert!(judge(&found, &HARMLESS[1..]).unwrap_err().contains("add a test that fails, or argue"));
+        let mutants = Explorer::new("ring", 300).mutants(|seed| ring(seed, Flaw::None));
+        assert!(judge(&mutants, &HARMLESS[1..]).unwrap_err().contains("add a test that fails, or argue"));
         let caught =
             Harmless { file: "canaries.rs", snippet: "memory.write_back(slot", change: Change::Drop };
-        let complaint = judge(&found, &[HARMLESS, &[caught]].concat()).unwrap_err();
+        let complaint = judge(&mutants, &[HARMLESS, &[caught]].concat()).unwrap_err();
         assert!(complaint.contains("listed as harmless, and is not"), "{complaint}");
         let gone = Harmless { file: "canaries.rs", snippet: "a line that went away", change: Change::Drop };
-        let complaint = judge(&found, &[HARMLESS, &[gone]].concat()).unwrap_err();
+        let complaint = judge(&mutants, &[HARMLESS, &[gone]].concat()).unwrap_err();
         assert!(complaint.contains("names 0 survivors"), "{complaint}");
     }
 }

@@ -96,11 +96,11 @@ impl Suite {
     /// # Panics
     /// When the suite fails without any change.
     pub fn mutants(&self, explorer: &Explorer<'_>) -> Result<Vec<Mutant>, String> {
-        let found = explorer.mutants_of(self.files, self.harmless, |seed| self.run(seed));
-        match judge(&found, self.harmless) {
-            Ok(()) => Ok(found),
+        let mutants = explorer.mutants_of(self.files, self.harmless, |seed| self.run(seed));
+        match judge(&mutants, self.harmless) {
+            Ok(()) => Ok(mutants),
             Err(complaints) => {
-                let table: Vec<String> = found.iter().map(ToString::to_string).collect();
+                let table: Vec<String> = mutants.iter().map(ToString::to_string).collect();
                 Err(format!("{}:\n{}\n\n{complaints}", self.name, table.join("\n")))
             }
         }

@@ -125,7 +125,7 @@ fn a_dead_process_leaves_its_stores_to_its_host() {
 
 #[test]
 fn a_dead_host_loses_what_it_did_not_fence_and_keeps_what_it_did() {
-    let values = seen(3000, |seed, found| {
+    let values = seen(3000, |seed, value| {
         let mut world = World::new(seed, shape());
         let fenced = Rc::new(Cell::new(false));
         let has_fenced = Rc::clone(&fenced);
@@ -144,8 +144,8 @@ fn a_dead_host_loses_what_it_did_not_fence_and_keeps_what_it_did() {
         });
         world.crash_within(victim, Crash::Host, 20);
         world.check(1, move |memory| {
-            found.set(memory.load(X).unwrap());
-            assert!(!fenced.get() || found.get() >= 1);
+            value.set(memory.load(X).unwrap());
+            assert!(!fenced.get() || value.get() >= 1);
         });
         world.run()
     });
@@ -154,7 +154,7 @@ fn a_dead_host_loses_what_it_did_not_fence_and_keeps_what_it_did() {
 
 #[test]
 fn a_dead_host_can_tear_a_line() {
-    let values = seen(3000, |seed, found| {
+    let values = seen(3000, |seed, sum| {
         let mut world = World::new(seed, shape());
         let victim = world.spawn(0, 0, |memory| {
             memory.copy_in(X, &[1; 64]).unwrap();
@@ -164,7 +164,7 @@ fn a_dead_host_can_tear_a_line() {
         });
         world.crash_at(victim, Crash::Host, 10);
         world.check(1, move |memory| {
-            found.set((0..8).map(|word| memory.load(X.word(word)).unwrap().min(1)).sum());
+            sum.set((0..8).map(|word| memory.load(X.word(word)).unwrap().min(1)).sum());
         });
         world.run()
     });
@@ -188,7 +188,7 @@ fn a_host_that_boots_again_finds_empty_local_words() {
 
 #[test]
 fn a_stopped_thread_goes_on_with_stores_still_in_its_buffer() {
-    let values = seen(2000, |seed, found| {
+    let values = seen(2000, |seed, timed_out| {
         let mut world = World::new(seed, shape());
         let stopped = world.spawn(0, 0, |memory| {
             memory.store(X, 1);
@@ -200,7 +200,7 @@ fn a_stopped_thread_goes_on_with_stores_still_in_its_buffer() {
             while memory.load(X).unwrap() == 0 && memory.now() < deadline {
                 memory.pause();
             }
-            found.set(u64::from(memory.now() >= deadline));
+            timed_out.set(u64::from(memory.now() >= deadline));
         });
         world.check(0, |memory| assert_eq!(memory.load(X).unwrap(), 1));
         world.run()

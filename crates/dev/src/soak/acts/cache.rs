@@ -71,11 +71,11 @@ fn get(cache: &Cache<AnyMemory>, blocks: &[u64]) -> Result<Vec<bool>, Failure> {
     let keys: Vec<_> = blocks.iter().map(|block| key(*block)).collect();
     let mut buffers = vec![vec![0; BLOCK]; blocks.len()];
     let mut into: Vec<_> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-    let found = cache.get(&keys, &mut into)?;
-    for ((block, read), _) in blocks.iter().zip(&buffers).zip(&found).filter(|(_, found)| **found) {
+    let present = cache.get(&keys, &mut into)?;
+    for ((block, read), _) in blocks.iter().zip(&buffers).zip(&present).filter(|(_, present)| **present) {
         expect(*block, read)?;
     }
-    Ok(found)
+    Ok(present)
 }
 
 /// Pins blocks, and reads those that are there where they lie.
