@@ -146,9 +146,9 @@ def remember(options: argparse.Namespace) -> None:
         dist.all_reduce(peaks)
         peak = 0
         proxies = [] if service is None else [count.pid for count in service.proxies()]
-        found = {"workers": int(peaks.item()), "proxies": sum(kilobytes("RssAnon", pid) for pid in proxies)}
-        found["pool"] = sum(Path(path).stat().st_blocks * 512 for path in attachments)
-        return {**found, "all": sum(found.values())}
+        used = {"workers": int(peaks.item()), "proxies": sum(kilobytes("RssAnon", pid) for pid in proxies)}
+        used["pool"] = sum(Path(path).stat().st_blocks * 512 for path in attachments)
+        return {**used, "all": sum(used.values())}
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(look)
@@ -166,14 +166,14 @@ def remember(options: argparse.Namespace) -> None:
                 counted(service)
             step(BATCH)
         now = counted(service)
-        found, batch = {**now, "batch": 0}, BATCH
+        result, batch = {**now, "batch": 0}, BATCH
         while options.limit is not None and now["all"] <= options.limit:
-            found["batch"] = batch
+            result["batch"] = batch
             batch += max(1, batch // 8)
             step(batch)
             now = counted(service)
         if dist.get_rank() == 0:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(result), flush=True)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -428,14 +428,14 @@ def sweep(way: Way, service: ParameterService, text: torch.Tensor, rank: int, op
         return plan.forward_s + seconds + optimizer_s
 
     for at, (step, blocked) in points:
-        said = predicted(at * plan.total_bytes)
+        predicted_s = predicted(at * plan.total_bytes)
         beside = ""
         if simulated:
             other = simulated[round(at * SWEEP)] + optimizer_s
             beside = f"  simulated {other * 1e3:>7.1f} ms ({other / step - 1:+.0%})"
         say(
             f"  m = {at:.1f} n   step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms  "
-            f"predicted {said * 1e3:>7.1f} ms ({said / step - 1:+.0%}){beside}"
+            f"predicted {predicted_s * 1e3:>7.1f} ms ({predicted_s / step - 1:+.0%}){beside}"
         )
     best = min(step for _, (step, _) in points)
     ours = (before + after) / 2

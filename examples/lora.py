@@ -81,20 +81,24 @@ def fine_tune(folder: Path, steps: int, batch: int, policy: str) -> dict[str, An
     layers = ["queries_keys_values", "attended", "up", "down"]
     settings = peft.LoraConfig(r=16, lora_alpha=32, target_modules=layers, init_lora_weights="gaussian")
     model = peft.get_peft_model(base, settings, autocast_adapter_dtype=False)
-    masters = {it: torch.nn.Parameter(it.detach().float()) for it in model.parameters() if it.requires_grad}
+    masters = {
+        parameter: torch.nn.Parameter(parameter.detach().float())
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
     optimizer = torch.optim.AdamW(masters.values(), lr=1e-3)
-    placed, said = None, []
+    placed, predicted_rows = None, []
     if policy:
         # Beside weights and gradients of what is trained, less than half of the base fits.
-        fixed = 2 * sum(it.nbytes for it in (*masters, *masters.values()))
-        room = fixed + sum(it.nbytes for it in model.parameters() if not it.requires_grad) // 2
+        fixed = 2 * sum(tensor.nbytes for tensor in (*masters, *masters.values()))
+        room = fixed + sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad) // 2
         dram = polder.offload.Tier("dram", "1 TiB" if policy == "dram" else room, 2e10, 2e10)
         tiers = [dram, polder.offload.Tier("disk", "64 GiB", 2e9, 1e9, folder)]
         window = torch.zeros(batch, CONTEXT, dtype=torch.long)
         saved = polder.offload.saved_bytes(model, window)
         placed = polder.offload.place(model, optimizer, policy, tiers=tiers, activations=saved)
         placed.cover(model)
-        said = [(row.object, row.tier, row.bytes) for row in placed.predicted()]
+        predicted_rows = [(row.object, row.tier, row.bytes) for row in placed.predicted()]
     text = torch.frombuffer(bytearray(read_text(None)), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(1)
     losses: list[float] = []
@@ -114,11 +118,11 @@ def fine_tune(folder: Path, steps: int, batch: int, policy: str) -> dict[str, An
         losses.append(loss.item())
     seen: dict[str, Any] = {"losses": losses, "peak": peak(), "before": before}
     if placed:
-        seen["predicted"] = said
+        seen["predicted"] = predicted_rows
         seen["counted"] = sum(row.bytes for row in placed.rows() if row.object == "staging")
     whole = hashlib.sha256()
-    for it in (*model.parameters(), *masters.values()):
-        whole.update(it.detach().view(-1).view(torch.uint8).numpy().tobytes())
+    for tensor in (*model.parameters(), *masters.values()):
+        whole.update(tensor.detach().view(-1).view(torch.uint8).numpy().tobytes())
     return {**seen, "weights": whole.hexdigest()}
 
 

@@ -260,12 +260,12 @@ def compare(options: argparse.Namespace, folder: Path) -> int:
     fixed, movable = needed(options)
     room = offload.Tier("dram", options.dram or fixed + movable // 3, 1, 1).nbytes
     say("measuring memory and the disk" if not options.platform else f"reading {options.platform}")
-    found = (
+    measured_tiers = (
         offload.tiers_of(options.platform)
         if options.platform
         else offload.measured(folder, threads=torch.get_num_threads())
     )
-    dram, *disks = [asdict(tier) | {"folder": str(tier.folder) if tier.folder else None} for tier in found]
+    dram, *disks = [asdict(tier) | {"folder": str(tier.folder) if tier.folder else None} for tier in measured_tiers]
     if not disks:
         raise Ended(f"{options.platform}: no disk; `polder probe --disk FOLDER` measures one")
     tiers = [dram | {"capacity": room}, disks[0]]

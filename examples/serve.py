@@ -256,25 +256,25 @@ def story(folder: Path, pool: Path) -> None:
 
     with Remote(0, model, pool) as first:
         cold = [first("ask", seed) for seed in known]
-        cached = [it.cached for it in cold]
+        cached = [answer.cached for answer in cold]
         check("host 0, first time", not any(cached), f"{cached} of {PROMPT} tokens of each prompt cached")
         own = [first("ask", seed) for seed in known]
-        cached = [it.cached for it in own]
+        cached = [answer.cached for answer in own]
         check("host 0, vLLM's own prefix cache", cached == [FULL] * 3, f"{cached} cached")
         first("reset")
 
         with Remote(1, model, pool) as second:
             shared = [second("ask", seed) for seed in known]
-            cached = [it.cached for it in shared]
+            cached = [answer.cached for answer in shared]
             check("host 1, through the pool", cached == [FULL] * 3, f"{cached} cached, all full blocks")
-            same = [it.tokens for it in shared] == [it.tokens for it in own]
+            same = [answer.tokens for answer in shared] == [answer.tokens for answer in own]
             check(
                 "host 1, answers", same, f"{ANSWER} tokens each, {'the same as' if same else 'others than'} on host 0"
             )
             computed = [second("ask", seed) for seed in unknown]
-            cached = [it.cached for it in computed]
+            cached = [answer.cached for answer in computed]
             check("host 1, other prompts", not any(cached), f"{cached} cached")
-            took = [statistics.median(it.first_ms for it in them) for them in (shared, computed)]
+            took = [statistics.median(answer.first_ms for answer in them) for them in (shared, computed)]
             print(f"first token: {took[0]:.0f} ms with the cache, {took[1]:.0f} ms without (measured, medians of 3)")
             second("change_weights")
             second("reset")
@@ -290,14 +290,14 @@ def story(folder: Path, pool: Path) -> None:
     save_model(model, seed=1)
     with Remote(0, model, pool) as fourth:
         back = [fourth("ask", seed) for seed in known]
-        cached = [it.cached for it in back]
+        cached = [answer.cached for answer in back]
         check("host 0, the first weights again", cached == [FULL] * 3, f"{cached} cached")
-        same = [it.tokens for it in back] == [it.tokens for it in own]
+        same = [answer.tokens for answer in back] == [answer.tokens for answer in own]
         check("host 0, answers", same, f"{'the same as' if same else 'others than'} before it was killed")
     with Remote(1, other, pool) as fifth:
         foreign = fifth("ask", 1)
         check("host 1, another model", foreign.cached == 0, f"{foreign.cached} cached")
-    weights_in_pool(model, pool, {0: [it.tokens for it in cold], FULL: [it.tokens for it in own]})
+    weights_in_pool(model, pool, {0: [answer.tokens for answer in cold], FULL: [answer.tokens for answer in own]})
 
 
 def weights_in_pool(model: Path, pool: Path, answers: dict[int, list[list[int]]]) -> None:
@@ -314,13 +314,13 @@ def weights_in_pool(model: Path, pool: Path, answers: dict[int, list[list[int]]]
         file.unlink()
     for host, version, cached in ((0, 0, 0), (1, 1, 0), (1, 0, FULL)):
         with Remote(host, model, pool, versions[version]) as engine:
-            found = [engine("ask", seed) for seed in range(1, 4)]
+            replies = [engine("ask", seed) for seed in range(1, 4)]
             # Waits until all is stored.
             engine("reset")
         line = f"host {host}, weights from the pool, version {versions[version]}"
-        seen = [it.cached for it in found]
+        seen = [reply.cached for reply in replies]
         check(line, seen == [cached] * 3, f"{seen} cached")
-        same = [it.tokens for it in found] == answers[cached]
+        same = [reply.tokens for reply in replies] == answers[cached]
         check(f"{line}, answers", same == (version == 0), f"{'the same as' if same else 'others than'} at first")
 
 

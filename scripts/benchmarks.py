@@ -107,13 +107,13 @@ def counts(rows: Rows) -> dict[str, str]:
     beside = [row for name in ("collectives", "torch", "mpi") for row in rows[name] if row.get("peer") in PEERS]
     cells = [row for number in range(5, 9) for row in rows[f"figure{number}"] if CELL.fullmatch(row["case"])]
     worse, slower = ([row for row in some if row["ratio"] < 1] for some in (beside, cells))
-    found = {"rows": len(beside + cells), "rows lost": len(worse + slower), "cells lost": len(slower)}
-    found |= {f"rows lost to {peer}": sum(row["peer"] == peer for row in worse) for peer in PEERS}
+    counted = {"rows": len(beside + cells), "rows lost": len(worse + slower), "cells lost": len(slower)}
+    counted |= {f"rows lost to {peer}": sum(row["peer"] == peer for row in worse) for peer in PEERS}
     for peer in ("gloo", "openmpi"):
         ratios = [row["ratio"] for row in rows["torch"] if row["peer"] == peer]
-        found |= {f"torch ahead of {peer}": sum(ratio >= 1 for ratio in ratios), f"torch beside {peer}": len(ratios)}
-    found["all-reduces lost"] = sum(row["peer"] == "openmpi" for row in rows["collectives"] if row in worse)
-    return {name: f"{count:,}" for name, count in found.items()}
+        counted |= {f"torch ahead of {peer}": sum(ratio >= 1 for ratio in ratios), f"torch beside {peer}": len(ratios)}
+    counted["all-reduces lost"] = sum(row["peer"] == "openmpi" for row in rows["collectives"] if row in worse)
+    return {name: f"{count:,}" for name, count in counted.items()}
 
 
 def figure(value: float, unit: str) -> str:

@@ -142,17 +142,17 @@ def filled(page: str, rows: list[Row]) -> str:
 
 def of_schedules(rows: list[Row]) -> list[list[str]]:
     """A row for each suite, with the worlds that ran on each kind of memory, and the schedules that failed."""
-    found = newest(rows, "schedules")
+    latest = newest(rows, "schedules")
 
     def total(suite: str, what: str) -> int:
-        return sum(row[what] for (name, _), row in found.items() if name == suite)
+        return sum(row[what] for (name, _), row in latest.items() if name == suite)
 
     def cell(suite: str, machine: str) -> str:
         return f"{total(suite, machine):,}" if total(suite, machine) else "none"
 
     return [
         [f"`{suite}`", *(cell(suite, machine) for machine in MACHINES), f"{total(suite, 'failed'):,}"]
-        for suite in names(found)
+        for suite in names(latest)
     ]
 
 

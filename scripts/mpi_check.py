@@ -108,12 +108,12 @@ def launch(library: str, way: str, ranks: int, scratch: Path, limit: int, progra
     for host, count in enumerate([ranks - ranks // 2, ranks // 2][:ranks]):
         where = ["-x", f"POLDER_HOST={host}"] if library == "openmpi" else ["-env", "POLDER_HOST", str(host)]
         command += [":"] * (host > 0) + ["-n", str(count), *where, *program]
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         done = subprocess.run(
-            command, env=environment, cwd=CACHE / SUITE, stdout=said, stderr=subprocess.STDOUT, check=False
+            command, env=environment, cwd=CACHE / SUITE, stdout=output, stderr=subprocess.STDOUT, check=False
         )
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     pool.unlink()
     return done.returncode, text
 

@@ -111,24 +111,24 @@ class Job:
             os.kill(pid, signal.SIGKILL)
 
 
-def judge(said: list[dict[str, Any]]) -> None:
+def judge(events: list[dict[str, Any]]) -> None:
     """Each start has found one version on all ranks, not older than what was confirmed on all ranks before."""
     confirmed: dict[int, set[int]] = defaultdict(set)
-    newest, found = 0, list[dict[str, Any]]()
-    for it in said:
-        if it["verb"] == "found":
-            found.append(it)
-            if len(found) < it["world"]:
+    newest, restored = 0, list[dict[str, Any]]()
+    for event in events:
+        if event["verb"] == "found":
+            restored.append(event)
+            if len(restored) < event["world"]:
                 continue
-            steps = {one["step"] for one in found}
-            assert {one["rank"] for one in found} == set(range(it["world"])), found
-            assert len(steps) == 1 and min(steps) >= newest, f"{found}, and {newest} was confirmed"
-            print(f"{it['world']} ranks go on from step {it['step']}; step {newest} was confirmed", flush=True)
-            found, confirmed = [], defaultdict(set)
+            steps = {one["step"] for one in restored}
+            assert {one["rank"] for one in restored} == set(range(event["world"])), restored
+            assert len(steps) == 1 and min(steps) >= newest, f"{restored}, and {newest} was confirmed"
+            print(f"{event['world']} ranks go on from step {event['step']}; step {newest} was confirmed", flush=True)
+            restored, confirmed = [], defaultdict(set)
         else:
-            confirmed[it["step"]].add(it["rank"])
-            if len(confirmed[it["step"]]) == it["world"]:
-                newest = it["step"]
+            confirmed[event["step"]].add(event["rank"])
+            if len(confirmed[event["step"]]) == event["world"]:
+                newest = event["step"]
 
 
 def main() -> None:

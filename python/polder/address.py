@@ -105,16 +105,18 @@ def of(
 def _refusal(tensor: torch.Tensor, dtype: torch.dtype | None, count: int | None, what: str) -> ArgumentError:
     """The error that says why there is no address."""
     if tensor.layout is not torch.strided:
-        said = f"a tensor of layout {tensor.layout}; call .to_dense() first"
+        problem = f"a tensor of layout {tensor.layout}; call .to_dense() first"
     elif not tensor.is_cpu:
-        said = f"a tensor on {tensor.device}; call .cpu() first"
+        problem = f"a tensor on {tensor.device}; call .cpu() first"
     elif tensor.is_neg() or tensor.is_conj():
         kind, name = ("negative", "neg") if tensor.is_neg() else ("conjugate", "conj")
-        said = f"a lazy {kind}; call .resolve_{name}() first"
+        problem = f"a lazy {kind}; call .resolve_{name}() first"
     elif not tensor.is_contiguous():
-        said = f"a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())}; call .contiguous() first"
+        problem = (
+            f"a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())}; call .contiguous() first"
+        )
     elif dtype is not None and tensor.dtype is not dtype:
-        said = f"elements of {tensor.dtype} where {dtype} belong"
+        problem = f"elements of {tensor.dtype} where {dtype} belong"
     else:
-        said = f"{tensor.numel()} elements where {count} belong"
-    return ArgumentError(f"{what} got {said}")
+        problem = f"{tensor.numel()} elements where {count} belong"
+    return ArgumentError(f"{what} got {problem}")

@@ -69,15 +69,15 @@ def panels(rows: list[dict[str, Any]]) -> dict[tuple[str, int], Lines]:
     >>> panels([row])
     {('mpich', 4): {'software': {2048: 3.0}, 'tcp': {2048: 9.0}}}
     """
-    found: dict[tuple[str, int], Lines] = defaultdict(lambda: defaultdict(dict))
+    by_panel: dict[tuple[str, int], Lines] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        if said := CASE.fullmatch(row["case"]):
-            _, count, unit, ranks, pool, library, shim = said.groups()
-            lines, size = found[library, int(ranks)], int(count) * UNITS[unit]
+        if case := CASE.fullmatch(row["case"]):
+            _, count, unit, ranks, pool, library, shim = case.groups()
+            lines, size = by_panel[library, int(ranks)], int(count) * UNITS[unit]
             lines[pool + (shim or "")][size] = row["value"]
             if row.get("peer") == "tcp":
                 lines["tcp"][size] = row["peer_value"]
-    return {key: dict(lines) for key, lines in found.items()}
+    return {key: dict(lines) for key, lines in by_panel.items()}
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -89,16 +89,16 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    found = panels(rows)
+    by_panel = panels(rows)
     first = next(row for row in rows if CASE.fullmatch(row["case"]))
     number = int(first["case"].split()[1])
-    libraries = list(dict.fromkeys(library for library, _ in found))
-    ranks = sorted({ranks for _, ranks in found})
+    libraries = list(dict.fromkeys(library for library, _ in by_panel))
+    ranks = sorted({ranks for _, ranks in by_panel})
     size = (2.8 + 2.4 * len(ranks), 1.5 + 2.6 * len(libraries))
     figure, axes = pyplot.subplots(
         len(libraries), len(ranks), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    for (library, count), lines in found.items():
+    for (library, count), lines in by_panel.items():
         panel = axes[libraries.index(library)][ranks.index(count)]
         for name, (colour, dashes) in STYLES.items():
             if line := sorted(lines.get(name, {}).items()):
@@ -195,14 +195,14 @@ def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
     >>> parts(step)[2:]
     [('optimizer', 0.1, 0.0), ('data, inside racks', 0.2, 0.3), ('bubble', 0.5, 0.0)]
     """
-    found: dict[str, list[float]] = {}
+    by_label: dict[str, list[float]] = {}
     for key, path, label, is_hidden in _core.plan_names()[2]:
         if key.endswith("_s") and key != "total_s":
             value: Any = step
             for name in path.split("."):
                 value = value[name]
-            found.setdefault(label, [0.0, 0.0])[is_hidden] = value
-    return [(label, exposed, hidden) for label, (exposed, hidden) in found.items() if exposed + hidden > 0]
+            by_label.setdefault(label, [0.0, 0.0])[is_hidden] = value
+    return [(label, exposed, hidden) for label, (exposed, hidden) in by_label.items() if exposed + hidden > 0]
 
 
 # Stages of a timeline that are drawn, the first ones.
@@ -329,36 +329,37 @@ def labels(platform: dict[str, Any], name: str | None = None) -> dict[str, list[
     ['tier.cxl: 1 TB, 2 channels at 3 MT/s, behind CXL']
     """
 
-    def memory(it: dict[str, str]) -> str:
-        return f"{it['capacity']}, read {it['read']}"
+    def memory(table: dict[str, str]) -> str:
+        return f"{table['capacity']}, read {table['read']}"
 
-    def fabric(it: dict[str, Any]) -> list[str]:
-        link, switch, topology = it["link"], it["switch"], it["topology"]
+    def fabric(table: dict[str, Any]) -> list[str]:
+        link, switch, topology = table["link"], table["switch"], table["topology"]
         how = ", ".join([topology["kind"]] + [f"{key} {value}" for key, value in topology.items() if key != "kind"])
+        noun = "link" if table["links"] == 1 else "links"
         return [
-            f"{it['links']} {'link' if it['links'] == 1 else 'links'} each of {link['lanes']} lanes at {link['rate']}",
+            f"{table['links']} {noun} each of {link['lanes']} lanes at {link['rate']}",
             f"{how}, switches of {switch['ports']} ports, {switch['latency']}",
         ]
 
     rack = platform["rack"][name or next(iter(platform["rack"]))]
     host, pool = rack["host"], platform.get("pool")
 
-    def tier(name: str, it: dict[str, Any]) -> str:
-        behind = ", behind CXL" if it.get("port") else ""
-        return f"tier.{name}: {it['capacity']}, {it['channels']} channels at {it['rate']}{behind}"
+    def tier(name: str, table: dict[str, Any]) -> str:
+        behind = ", behind CXL" if table.get("port") else ""
+        return f"tier.{name}: {table['capacity']}, {table['channels']} channels at {table['rate']}{behind}"
 
-    found = {
+    texts = {
         "accelerator": [rack["accelerator"]["name"], memory(rack["accelerator"]["memory"])],
         "host": [memory(host["memory"]), f"for {host['accelerators']} accelerators"],
         "attach": [f"attach: {host['attach'].get('kind', 'by a link')}", host["attach"]["bandwidth"]],
         "fabric": fabric(rack["fabric"]) if rack.get("fabric") else [],
         "between": fabric(platform["between"]) if platform.get("between") else [],
-        "tiers": [tier(*it) for it in host.get("tier", {}).items()],
+        "tiers": [tier(*entry) for entry in host.get("tier", {}).items()],
     }
     if pool:
         ports = f"{pool['ports']} ports, for {pool['accelerators']} accelerators"
-        found["pool"] = [memory(pool["memory"]), ports]
-    return found
+        texts["pool"] = [memory(pool["memory"]), ports]
+    return texts
 
 
 def draw_platform(platform: dict[str, Any], out: Path) -> None:
@@ -375,7 +376,7 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
 
     kinds = list(platform["rack"])
     names = kinds[:2] if len(kinds) > 1 else kinds * (2 if platform.get("between") else 1)
-    said = labels(platform)
+    texts = labels(platform)
     figure, panel = pyplot.subplots(figsize=(9, 5.6), layout="constrained")
 
     def box(place: tuple[float, float, float, float], lines: list[str], colour: str, key: str = "") -> None:
@@ -391,7 +392,7 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
         panel.plot([x, x], [low, high], color="black", linewidth=1.1, zorder=0)
 
     for left, name in zip((1, 51), names, strict=False):
-        rack, said = platform["rack"][name], labels(platform, name)
+        rack, texts = platform["rack"][name], labels(platform, name)
         panel.add_patch(
             FancyBboxPatch(
                 (left, 24), 47, 50, "round,pad=0,rounding_size=1", facecolor="none", edgecolor="gray", ls="--"
@@ -400,28 +401,28 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
         panel.text(
             left + 1, 72, f"rack.{name}: {rack['accelerators']} accelerators", fontsize=7.5, weight="bold", va="center"
         )
-        if said["fabric"]:
-            box((left + 5.5, 28, 36, 7.5), said["fabric"], "#f3d9a4", f"rack.{name}.fabric")
+        if texts["fabric"]:
+            box((left + 5.5, 28, 36, 7.5), texts["fabric"], "#f3d9a4", f"rack.{name}.fabric")
         for index, x in enumerate((left + 2, left + 24.5)):
-            if said["fabric"]:
+            if texts["fabric"]:
                 wire(x + 10, 35.5, 42)
             wire(x + 10, 49.5, 56)
-            panel.text(x + 10.7, 52.7, "\n".join(said["attach"]), fontsize=6.2, va="center", linespacing=1.2)
+            panel.text(x + 10.7, 52.7, "\n".join(texts["attach"]), fontsize=6.2, va="center", linespacing=1.2)
             last = index == 1
-            box((x, 42, 20.5, 7.5), said["accelerator"], "#bcd3ea", "accelerator" + (" …" if last else ""))
-            box((x, 56, 20.5, 7.5), said["host"], "#d9d9d9", "host" + (" …" if last else ""))
-            if said["tiers"]:
-                box((x, 65, 20.5, 2.2 * len(said["tiers"]) + 1.2), said["tiers"], "#c9e3c1")
+            box((x, 42, 20.5, 7.5), texts["accelerator"], "#bcd3ea", "accelerator" + (" …" if last else ""))
+            box((x, 56, 20.5, 7.5), texts["host"], "#d9d9d9", "host" + (" …" if last else ""))
+            if texts["tiers"]:
+                box((x, 65, 20.5, 2.2 * len(texts["tiers"]) + 1.2), texts["tiers"], "#c9e3c1")
                 wire(x + 10, 63.5, 65)
-            if said["between"]:
+            if texts["between"]:
                 wire(x + (1.5 if index == 0 else 19), 14.5, 42)
-    if said["between"]:
-        box((1, 7, 97, 7.5), said["between"], "#f0bfa6", "between")
-    if "pool" in said:
-        box((30, -6, 39, 7.5), said["pool"], "#c9e3c1", "pool: memory nodes")
+    if texts["between"]:
+        box((1, 7, 97, 7.5), texts["between"], "#f0bfa6", "between")
+    if "pool" in texts:
+        box((30, -6, 39, 7.5), texts["pool"], "#c9e3c1", "pool: memory nodes")
         wire(49.5, 1.5, 7)
     panel.set_xlim(0, 99 if len(names) > 1 else 49)
-    panel.set_ylim(-7 if "pool" in said else 5 if said["between"] else 23, 75)
+    panel.set_ylim(-7 if "pool" in texts else 5 if texts["between"] else 23, 75)
     panel.axis("off")
     figure.suptitle(platform["title"], fontsize=10)
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)

@@ -436,8 +436,8 @@ def pays(
         "sequence": sequence,
         "layout": fields,
     }
-    found = json.loads(_core.plan_pays(_json(request), against, tried, pools, prices))
-    cells = found["cells"] or [found["own"]]
+    answer = json.loads(_core.plan_pays(_json(request), against, tried, pools, prices))
+    cells = answer["cells"] or [answer["own"]]
     # A column for each bandwidth of the platform that there is, of which each was tried once.
     shape = (-1, len({cell["between_bytes_per_s"][0] for cell in cells}))
 
@@ -452,7 +452,7 @@ def pays(
         table[f"{prefix}total_s"] = column(lambda cell, at=place: cell["seconds"][at])
         table[f"{prefix}layout"] = column(lambda cell, at=place: _typed(Layout, cell["layouts"][at]), object)
     table |= _compared("", column, lambda cell: cell)
-    for place, cost in enumerate(found["own"]["costs"]):
+    for place, cost in enumerate(answer["own"]["costs"]):
         name = cost["name"]
         table[name] = column(lambda cell, at=place: cell["costs"][at]["step"][0])
         table[f"against_{name}"] = column(lambda cell, at=place: cell["costs"][at]["step"][1])
@@ -1342,17 +1342,17 @@ def offload(
     settings = _json({"gpus": gpus, **given})
     places = [tuple(row) for row in rows.reshape(-1, 3).tolist()]
     with _described(model) as file:
-        objects, tiers, figures, said = _core.plan_offload(file, platform, settings, places, policies)
+        objects, tiers, figures, reasons = _core.plan_offload(file, platform, settings, places, policies)
     width = len(_OFFLOADED) + len(objects) * len(tiers)
     table = np.frombuffer(figures).reshape(*shape, width)
-    found: dict[str, NDArray[Any]] = dict(zip(numbers, arrays, strict=True))
-    found["policy"] = np.asarray(policies)[arrays[2]]
-    found |= {name: table[..., index] for index, name in enumerate(_OFFLOADED)}
-    found["placed_bytes"] = table[..., len(_OFFLOADED) :].reshape(*shape, len(objects), len(tiers))
-    found["fits"] = ~np.isnan(found["total_s"])
+    columns: dict[str, NDArray[Any]] = dict(zip(numbers, arrays, strict=True))
+    columns["policy"] = np.asarray(policies)[arrays[2]]
+    columns |= {name: table[..., index] for index, name in enumerate(_OFFLOADED)}
+    columns["placed_bytes"] = table[..., len(_OFFLOADED) :].reshape(*shape, len(objects), len(tiers))
+    columns["fits"] = ~np.isnan(columns["total_s"])
     for index, name in enumerate(("lacks", "would_fit")):
-        found[name] = np.asarray([row[index] for row in said], dtype=object).reshape(shape)
-    return found | {"objects": np.asarray(objects), "tiers": np.asarray(tiers)}
+        columns[name] = np.asarray([row[index] for row in reasons], dtype=object).reshape(shape)
+    return columns | {"objects": np.asarray(objects), "tiers": np.asarray(tiers)}
 
 
 @contextmanager
@@ -1460,12 +1460,16 @@ def _typed(kind: Any, value: Any) -> Any:
     """A dataclass with the fields of a JSON object, or a list of them."""
     if isinstance(value, list):
         (each,) = get_args(kind)
-        return [_typed(each, it) for it in cast("list[Any]", value)]
+        return [_typed(each, item) for item in cast("list[Any]", value)]
     if value is None or not isinstance(value, dict):
         return value
     hints = get_type_hints(kind)
 
     def inner(hint: Any) -> Any:
-        return next(it for it in get_args(hint) if it is not type(None)) if isinstance(hint, UnionType) else hint
+        return (
+            next(option for option in get_args(hint) if option is not type(None))
+            if isinstance(hint, UnionType)
+            else hint
+        )
 
     return kind(**{name: _typed(inner(hints[name]), value[name]) for name in hints})

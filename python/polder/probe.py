@@ -212,19 +212,19 @@ def kernels(
     def some(*shape: int) -> torch.Tensor:
         return torch.rand(shape, dtype=torch.float32, device=device).to(dtype)
 
-    found: list[Kernel] = []
+    listed: list[Kernel] = []
     weights = some(max(WEIGHTS // dtype.itemsize, 2 * max(sides) ** 2))
     for side in sides:
         matrices = weights[: len(weights) // side**2 * side**2].view(-1, side, side).unbind()
         operations = 2.0 * side**3
-        found.append(Kernel("product", operations, 3 * operations, products(matrices)))
+        listed.append(Kernel("product", operations, 3 * operations, products(matrices)))
     for size in sizes:
         values, wide = (some(times * size // dtype.itemsize // WIDTH, WIDTH) for times in (1, 4))
-        found.append(
+        listed.append(
             Kernel("moved", 18 / 5 * size, 18.0 * size, lambda values=values, wide=wide: between_products(values, wide))
         )
-    found.append(update(device, parameters))
-    found.append(launches(device, dtype))
+    listed.append(update(device, parameters))
+    listed.append(launches(device, dtype))
     width = 64
     q, k, v = (some(1, heads, length, width) for _ in range(3))
     # Half of 4 s s h operations: what lies in the future is left out.
@@ -233,7 +233,7 @@ def kernels(
     def attend() -> torch.Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    return [*found, Kernel("attention", operations, operations, attend)]
+    return [*listed, Kernel("attention", operations, operations, attend)]
 
 
 def products(matrices: Sequence["torch.Tensor"]) -> Callable[[], object]:

@@ -201,10 +201,10 @@ def torchrun(script: str, *arguments: object) -> subprocess.CompletedProcess[str
 def killed_after(program: str, dice: random.Random, seconds: float, *arguments: object) -> int:
     """Kills a Python program up to so many seconds after its first line: the highest number that it has printed."""
     with Rank(program, *arguments) as process:
-        said = int(process.stdout.readline())
+        last = int(process.stdout.readline())
         # Any moment is a good one: most of the time it is in the middle of a write.
         until = time.monotonic() + dice.uniform(0, seconds)
         while time.monotonic() < until:
             pass
         process.kill()
-        return max([said, *map(int, process.stdout.read().split())])
+        return max([last, *map(int, process.stdout.read().split())])

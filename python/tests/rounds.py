@@ -113,11 +113,11 @@ class Theirs:
     def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Version:
         """What it has found."""
         del optimizer
-        found = sorted(self.folder.glob("*/.metadata"), key=lambda at: tuple(map(int, at.parent.name.split("-"))))
-        if not found:
+        checkpoints = sorted(self.folder.glob("*/.metadata"), key=lambda at: tuple(map(int, at.parent.name.split("-"))))
+        if not checkpoints:
             return NOTHING
         state = {"model": model.state_dict()}
-        dcp.load(state, checkpoint_id=found[-1].parent)
+        dcp.load(state, checkpoint_id=checkpoints[-1].parent)
         model.load_state_dict(state["model"])
         return version_of(model)
 
@@ -174,14 +174,14 @@ class Kill(NamedTuple):
     grace: float
 
 
-class Said(NamedTuple):
+class RankOutput(NamedTuple):
     """What the ranks of a round have said, before the first was killed and after."""
 
     before: list[str]
     after: list[str]
 
 
-def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> Said:
+def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> RankOutput:
     """One round."""
     reads, writes = os.pipe()
     children: list[int] = []
@@ -193,23 +193,25 @@ def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> Said:
             rank_of(way, folder, number, rank, ranks, writes)
         children.append(child)
     os.close(writes)
-    said = b""
+    output = b""
     os.set_blocking(reads, False)
 
     def listen(seconds: float, enough: Callable[[], bool]) -> None:
-        nonlocal said
+        nonlocal output
         until = time.monotonic() + seconds
         while time.monotonic() < until and not enough():
             try:
-                said += os.read(reads, 1 << 16)
+                output += os.read(reads, 1 << 16)
             except BlockingIOError:
                 time.sleep(0.001)
 
     # The clock begins when all have begun, or the first has restored.
-    listen(60, lambda: said.count(b"begins") == ranks if kill.in_restore else b"found" in said or b"ended" in said)
-    listen(kill.seconds, lambda: b"ended" in said)
+    listen(
+        60, lambda: output.count(b"begins") == ranks if kill.in_restore else b"found" in output or b"ended" in output
+    )
+    listen(kill.seconds, lambda: b"ended" in output)
     listen(0.0005, lambda: False)
-    before = len(said)
+    before = len(output)
     for rank in kill.first:
         os.kill(children[rank], signal.SIGKILL)
     listen(kill.grace, lambda: False)
@@ -218,10 +220,10 @@ def run(way: Any, folder: Path, number: int, ranks: int, kill: Kill) -> Said:
         os.waitpid(child, 0)
     os.set_blocking(reads, True)
     while piece := os.read(reads, 1 << 16):
-        said += piece
+        output += piece
     os.close(reads)
     (folder / f"store-{way.name}-{number}").unlink(missing_ok=True)
-    return Said(said[:before].decode().splitlines(), said[before:].decode().splitlines())
+    return RankOutput(output[:before].decode().splitlines(), output[before:].decode().splitlines())
 
 
 #: What a round may come back with, and what else is counted.
@@ -235,42 +237,44 @@ def is_of_a_kill(line: str) -> bool:
     return any(word in line.lower() for word in ("connection", "timed out", "gloo", "reset by peer"))
 
 
-def end_of(found: dict[str, Version], least: Version, mixed: str, unreadable: str) -> tuple[str, str]:
+def end_of(restored: dict[str, Version], least: Version, mixed: str, unreadable: str) -> tuple[str, str]:
     """What a round came back with, and what shows it."""
-    if mixed or len(set(found.values())) > 1:
-        return "mixed", mixed or f"{found}"
+    if mixed or len(set(restored.values())) > 1:
+        return "mixed", mixed or f"{restored}"
     if "UnusableError" in unreadable and least == NOTHING:
         # What was whole went with the pool, and the error says so.
         return "refused", ""
     if unreadable:
         return "unreadable", unreadable
-    if not found:
+    if not restored:
         return "killed before", ""
-    if min(found.values()) < least:
-        return "older", f"{found}, confirmed {least}"
-    return "first start" if NOTHING in found.values() else "confirmed or newer", ""
+    if min(restored.values()) < least:
+        return "older", f"{restored}, confirmed {least}"
+    return "first start" if NOTHING in restored.values() else "confirmed or newer", ""
 
 
-def judge(counts: Counter[str], said: Said, ranks: int, least: Version, faults: list[str]) -> dict[str, Version]:
+def judge(
+    counts: Counter[str], output: RankOutput, ranks: int, least: Version, faults: list[str]
+) -> dict[str, Version]:
     """Counts what a round shows; what was confirmed to all ranks, in the pool and on disk."""
-    found: dict[str, Version] = {}
+    restored: dict[str, Version] = {}
     told: dict[tuple[str, Version], int] = Counter()
     unreadable = mixed = ""
-    for line in [*said.before, *said.after]:
+    for line in [*output.before, *output.after]:
         rank, verb, *rest = line.split(" ", 3)
         if verb == "found":
-            found[rank] = int(rest[0]), int(rest[1])
+            restored[rank] = int(rest[0]), int(rest[1])
         elif verb in ("pool", "disk"):
             told[verb, (int(rest[0]), int(rest[1]))] += 1
-        elif verb == "ended" and (line in said.before or not is_of_a_kill(line)):
+        elif verb == "ended" and (line in output.before or not is_of_a_kill(line)):
             if "MIXED" in line:
                 mixed = line
-            elif rank not in found:
+            elif rank not in restored:
                 unreadable = line
             else:
                 counts["errors"] += 1
                 faults.append(f"error: {line}")
-    end, why = end_of(found, least, mixed, unreadable)
+    end, why = end_of(restored, least, mixed, unreadable)
     counts["rounds"] += 1
     counts[end] += 1
     if end in WRONG:

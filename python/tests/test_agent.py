@@ -53,13 +53,17 @@ def test_every_folder_that_the_agent_writes_by_default_is_a_mount_of_the_host() 
     spec = documents()["DaemonSet"]["spec"]["template"]["spec"]
     container = spec["containers"][0]
     assert container["securityContext"]["readOnlyRootFilesystem"]
-    of_host = {it["name"] for it in spec["volumes"] if "hostPath" in it}
-    mounts = {it["mountPath"] for it in container["volumeMounts"] if it["name"] in of_host and not it.get("readOnly")}
+    of_host = {volume["name"] for volume in spec["volumes"] if "hostPath" in volume}
+    mounts = {
+        mount["mountPath"]
+        for mount in container["volumeMounts"]
+        if mount["name"] in of_host and not mount.get("readOnly")
+    }
     words = [*container["command"][1:], "--help"]
     text = subprocess.run([POLDER, *words], capture_output=True, text=True, check=True).stdout
-    written = [pathlib.Path(it) for it in re.findall(r"\[default:\s+(/\S+\.(?:journal|state))\]", text)]
+    written = [pathlib.Path(path) for path in re.findall(r"\[default:\s+(/\S+\.(?:journal|state))\]", text)]
     assert len(written) == 2
-    assert {str(it.parent) for it in written} <= mounts
+    assert {str(path.parent) for path in written} <= mounts
 
 
 def verified(unit: str, folder: pathlib.Path) -> str:

@@ -132,22 +132,22 @@ def test_offload_quotes_counted_bytes_and_its_targets() -> None:
     names = ("bf16", "bf16 DeepSpeed", "bf16 floor", "fp32", "fp32 floor", "fp32 torch fused", "fp32 DeepSpeedCPUAdam")
     times = dict(zip(names, ([2.0, 1.0, 3.0], [4.0], [1.5], [1.0], [0.8], [1.2], [0.9]), strict=True))
     rows = bench.rows(times, 50, 1)
-    assert {row["case"] for row in rows} == {f"AdamW {it} 50 M elements 1 thread" for it in ("bf16", "fp32")}
-    found = {(row["case"].split()[1], row["metric"], row["peer"]): row for row in rows}
-    assert len(found) == len(rows) == 9
-    step = found["bf16", "time", "DeepSpeed"]
+    assert {row["case"] for row in rows} == {f"AdamW {kind} 50 M elements 1 thread" for kind in ("bf16", "fp32")}
+    by_case = {(row["case"].split()[1], row["metric"], row["peer"]): row for row in rows}
+    assert len(by_case) == len(rows) == 9
+    step = by_case["bf16", "time", "DeepSpeed"]
     assert (step["low"], step["value"], step["high"], step["ratio"]) == (1.0, 2.0, 3.0, 2.0)
     # Ours: norm 2, gradient 2, copy 2, parameter and both moments 8 each. Theirs: cast 2 + 4, norm 4, unscale 4 + 4,
     # step 4 + 8 + 8 + 8, copy 4 + 2.
-    counted = found["bf16", "counted bytes", "DeepSpeed"]
+    counted = by_case["bf16", "counted bytes", "DeepSpeed"]
     assert (counted["value"], counted["peer_value"]) == (2 + 2 + 2 + 8 * 3, 6 + 4 + 8 + 28 + 6)
-    share = found["bf16", "time gained over bytes saved", "at least"]
+    share = by_case["bf16", "time gained over bytes saved", "at least"]
     assert share["value"] == pytest.approx(2.0 / (52 / 30))
     assert share["ratio"] == pytest.approx(share["value"] / 0.9)
-    floor = found["fp32", "time over floor", "at most"]
+    floor = by_case["fp32", "time over floor", "at most"]
     assert (floor["value"], floor["ratio"]) == (pytest.approx(1.25), pytest.approx(1.05 / 1.25))
-    assert found["fp32", "time", "torch fused"]["ratio"] == pytest.approx(1.2)
-    assert found["fp32", "bandwidth", "floor"]["value"] == pytest.approx(28.0)
+    assert by_case["fp32", "time", "torch fused"]["ratio"] == pytest.approx(1.2)
+    assert by_case["fp32", "bandwidth", "floor"]["value"] == pytest.approx(28.0)
 
 
 @pytest.mark.torch

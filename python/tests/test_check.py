@@ -64,48 +64,48 @@ def test_a_check_runs_no_module_of_the_folder_in_which_it_starts(tmp_path: Path)
 def test_a_check_stops_a_script_after_one_step_and_prints_its_memory(tmp_path: Path) -> None:
     ended = checked(tmp_path, SCRIPT, "--json", "train.py", 96)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
+    report = json.loads(ended.stdout)
     weights = 4 * (64 * 64 + 64 * 512 + 512 + 512 * 64 + 64)
-    assert found["bytes"]["cpu"]["weights"] == found["bytes"]["cpu"]["gradients"] == weights
+    assert report["bytes"]["cpu"]["weights"] == report["bytes"]["cpu"]["gradients"] == weights
     # Both moments and a step count for each of five tensors.
-    assert found["bytes"]["cpu"]["optimizer states"] == 2 * weights + 5 * 4
+    assert report["bytes"]["cpu"]["optimizer states"] == 2 * weights + 5 * 4
     # Indices, the embedding, its tanh, and the squared output.
-    assert found["bytes"]["cpu"]["activations"] == 2 * 96 * (8 + 4 * (64 + 512 + 64))
-    assert (found["context"], found["batch"]) == (96, 2)
-    assert found["first_too_long"] > 96
-    assert found["paste"][1].startswith('placed = polder.offload.place(model, mine, "optimal", tiers=')
-    assert found["paste"][2] == "placed.cover(model)"
-    said = checked(tmp_path, SCRIPT, "train.py", 96).stdout
-    assert "optimizer states" in said and "first context that will not fit in " in said and "after the" not in said
+    assert report["bytes"]["cpu"]["activations"] == 2 * 96 * (8 + 4 * (64 + 512 + 64))
+    assert (report["context"], report["batch"]) == (96, 2)
+    assert report["first_too_long"] > 96
+    assert report["paste"][1].startswith('placed = polder.offload.place(model, mine, "optimal", tiers=')
+    assert report["paste"][2] == "placed.cover(model)"
+    text = checked(tmp_path, SCRIPT, "train.py", 96).stdout
+    assert "optimizer states" in text and "first context that will not fit in " in text and "after the" not in text
 
 
 def test_the_first_context_that_will_not_fit_is_where_the_bytes_pass_the_room() -> None:
     # 500 bytes that stay, 400 + 100 that grow.
     of = {"cpu": {"weights": 500, "activations": 500}}
-    found = check.Found(of, {"cpu": 100}, 0, 10, 1, [(1000, 500), (900, 100)], [], "")
+    finding = check.Found(of, {"cpu": 100}, 0, 10, 1, [(1000, 500), (900, 100)], [], "")
     # 1000 + 40 a token + 1 a token squared.
-    assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50) == 51
-    assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50 - 1) == 50
+    assert check.first_too_long(finding, 1000 + 40 * 50 + 50 * 50) == 51
+    assert check.first_too_long(finding, 1000 + 40 * 50 + 50 * 50 - 1) == 50
     # A moment at which nothing grows is a limit of its own.
-    found.moments = [(1001, 500), (1200, 0)]
-    assert check.first_too_long(found, 1000 + 40 * 3 + 3 * 3) == 1
-    assert check.first_too_long(found, 1001 + 40 * 30 + 30 * 30) == 31
-    found.moments = [(1000, 0)]
-    assert check.first_too_long(found, 1 << 40) == 0
+    finding.moments = [(1001, 500), (1200, 0)]
+    assert check.first_too_long(finding, 1000 + 40 * 3 + 3 * 3) == 1
+    assert check.first_too_long(finding, 1001 + 40 * 30 + 30 * 30) == 31
+    finding.moments = [(1000, 0)]
+    assert check.first_too_long(finding, 1 << 40) == 0
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "reason"),
     [
         ("print('nothing')", "ended without a step of a torch.optim.Optimizer"),
         ("import sys; sys.exit(3)", "ended with 3 before its first step"),
         ("raise ValueError('no data')", "failed before its first step ended: ValueError: no data"),
     ],
 )
-def test_a_check_of_a_script_that_takes_no_step_is_one_clear_error(tmp_path: Path, script: str, said: str) -> None:
+def test_a_check_of_a_script_that_takes_no_step_is_one_clear_error(tmp_path: Path, script: str, reason: str) -> None:
     ended = checked(tmp_path, script, "train.py")
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"polder: train.py: {said}")
+    assert ended.stderr.splitlines()[-1].startswith(f"polder: train.py: {reason}")
 
 
 def test_a_check_of_a_script_that_is_not_there_says_so(tmp_path: Path) -> None:
@@ -184,17 +184,17 @@ for _ in range(2):
     od.zero_grad(); d(g(torch.ones(4, 128)).detach()).mean().backward(); od.step()
     og.zero_grad(); d(g(torch.ones(4, 128))).mean().backward(); og.step()
 """
-    found, said = found_in(tmp_path, script)
+    finding, text = found_in(tmp_path, script)
     large, small = 4 * (128 * 512 + 512), 4 * (512 + 1)
-    assert [(it.name, it.model, it.weights, it.has_stepped) for it in found.optimizers] == [
+    assert [(stepper.name, stepper.model, stepper.weights, stepper.has_stepped) for stepper in finding.optimizers] == [
         ("og", "g", large, True),
         ("od", "d", small, True),
         ("late", "model", 12, False),
     ]
-    assert found.bytes["cpu"]["weights"] == found.bytes["cpu"]["gradients"] + 12 == large + small + 12
-    assert found.bytes["cpu"]["optimizer states"] == 2 * (large + small) + 4 * 4
-    assert "another optimizer: od (torch.optim.adam.Adam) over d: 0.0 MB of weights, 0.0 MB of states" in said
-    assert "another optimizer: late (torch.optim.sgd.SGD) over model: 0.0 MB of weights, no step yet" in said
+    assert finding.bytes["cpu"]["weights"] == finding.bytes["cpu"]["gradients"] + 12 == large + small + 12
+    assert finding.bytes["cpu"]["optimizer states"] == 2 * (large + small) + 4 * 4
+    assert "another optimizer: od (torch.optim.adam.Adam) over d: 0.0 MB of weights, 0.0 MB of states" in text
+    assert "another optimizer: late (torch.optim.sgd.SGD) over model: 0.0 MB of weights, no step yet" in text
 
 
 class Together(torch.optim.Optimizer):
@@ -207,7 +207,7 @@ class Together(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "reason"),
     [
         (torch.optim.LBFGS, "optimizer torch.optim.lbfgs.LBFGS: its states cannot be placed, because it takes no step"),
         (lambda of: Together(of, {}), "optimizer test_check.Together: its states cannot be placed, because it takes"),
@@ -221,17 +221,17 @@ class Together(torch.optim.Optimizer):
         (offload.Lion, ""),
     ],
 )
-def test_nothing_is_to_be_pasted_that_cannot_be_placed(make: Any, said: str) -> None:
+def test_nothing_is_to_be_pasted_that_cannot_be_placed(make: Any, reason: str) -> None:
     net = torch.nn.Linear(4, 4)
     optimizer = make(net.parameters())
     refused = check._refused(optimizer, net)
-    assert refused.startswith(said) and bool(refused) == bool(said)
+    assert refused.startswith(reason) and bool(refused) == bool(reason)
     stepper = check.Stepper("", "mine", "net", True, refused, 1, 1, True)
-    found = check.Found({"cpu": dict.fromkeys(check._OBJECTS, 1)}, {}, 1, 0, 0, [(1, 1)], [stepper], "")
-    told = check.table(found, 1 << 30, None, "tiers=polder.offload.measured()")
-    assert ("import polder.offload" in told) is not bool(said)
-    assert (f"nothing to paste: mine cannot be placed: {said}" in told) is bool(said)
-    if said:
+    finding = check.Found({"cpu": dict.fromkeys(check._OBJECTS, 1)}, {}, 1, 0, 0, [(1, 1)], [stepper], "")
+    told = check.table(finding, 1 << 30, None, "tiers=polder.offload.measured()")
+    assert ("import polder.offload" in told) is not bool(reason)
+    assert (f"nothing to paste: mine cannot be placed: {reason}" in told) is bool(reason)
+    if reason:
         with pytest.raises(ArgumentError) as raised:
             offload.place(net, optimizer, tiers=[offload.Tier("dram", "1 GiB", 1, 1)])
         assert refused == str(raised.value)
@@ -302,8 +302,8 @@ def test_the_predicted_context_is_that_of_which_a_run_needs_the_memory(tmp_path:
     (tmp_path / "train.py").write_text(LONG)
     # Not forked, because the memory of a whole process counts.
     command = [sys.executable, "-m", "polder.offload.check", "--json", "train.py", "512"]
-    found, _ = read(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
+    finding, _ = read(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
     command = [sys.executable, "train.py", "2048"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    predicted = check.first_too_long(found, int(ended.stdout) << 10)
-    assert 0.7 * 2048 <= predicted <= 1.4 * 2048, (predicted, found)
+    predicted = check.first_too_long(finding, int(ended.stdout) << 10)
+    assert 0.7 * 2048 <= predicted <= 1.4 * 2048, (predicted, finding)

@@ -161,12 +161,14 @@ def test_measured_phases_stand_beside_predicted_ones_in_a_table_and_in_a_trace(d
     assert table[-1].endswith("of FWD and BWD transfers alone, place(computation=) adds what they compute")
     placed.trace(disk / "trace.json")
     events = json.loads((disk / "trace.json").read_text())["traceEvents"]
-    measured = [it for it in events if it.get("cat") == "measured"]
-    assert [(it["name"], it["args"]["step"]) for it in measured] == [
+    measured = [event for event in events if event.get("cat") == "measured"]
+    assert [(event["name"], event["args"]["step"]) for event in measured] == [
         (phase, step) for step in range(3) for phase in ("FWD", "BWD", "STEP")
     ]
-    assert all(it["dur"] > 0 and it["ts"] >= 0 for it in events if it["ph"] == "X")
-    assert {it["tid"] for it in events if it["ph"] == "X"} == {it["tid"] for it in events if it["ph"] == "M"}
+    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {
+        event["tid"] for event in events if event["ph"] == "M"
+    }
     timed = offload.place(ours, optimizer, "dram", **given, computation=(1.0, 2.0))
     assert timed.summary().endswith("predicted: from the tiers' rates")
 
@@ -244,23 +246,25 @@ def test_pinned_tensors_are_ranges_that_go_back_with_their_last_view() -> None:
     assert torch.equal(pinned, source) and pinned.data_ptr() != source.data_ptr()
     assert torch.equal(pins.pin(source, match_shape=False), source.view(-1))
     assert room.dtype == torch.bfloat16 and not room.any()
-    assert [it.nbytes for it in sorted(pins.ranges(), key=lambda it: it.nbytes)] == [4096, 12288]
+    assert [
+        pinned_range.nbytes for pinned_range in sorted(pins.ranges(), key=lambda pinned_range: pinned_range.nbytes)
+    ] == [4096, 12288]
     view = pinned[1]
     assert pins.unpin(pinned) and pins.is_pinned(view) and not pins.is_pinned(source)
     del pinned, room
-    assert [it.nbytes for it in pins.ranges()] == [4096] and torch.equal(view, source[1])
+    assert [pinned_range.nbytes for pinned_range in pins.ranges()] == [4096] and torch.equal(view, source[1])
     del view
     assert pins.ranges() == []
 
 
 def test_what_zero_cannot_place_is_one_clear_error(disk: Path) -> None:  # noqa: F811
     given = {"tiers": two_tiers(disk)}
-    for stage, found in (
+    for stage, actual in (
         ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, "stage 1 with cpu"),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "stage 3 with nvme"),
         ({"stage": 2}, "stage 2 with None"),
     ):
-        with pytest.raises(ArgumentError, match=f"offload_optimizer.device cpu, found {found}"):
+        with pytest.raises(ArgumentError, match=f"offload_optimizer.device cpu, found {actual}"):
             offload.zero(model(), {"zero_optimization": stage}, **given)
     ours = model()
     first = SimpleNamespace(place=None)

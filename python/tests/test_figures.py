@@ -38,7 +38,7 @@ def test_a_sweep_is_drawn_with_axes_units_its_machine_and_the_papers_points(tmp_
 def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by() -> None:
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
     rows = tomllib.loads((ROOT / "data/fabrics/cmpi-figures.toml").read_text())["row"]
-    said = set()
+    points = set()
     for row in rows:
         number, published = int(row["at"].split()[1]), row["published"]
         value = published.get("judged") or published.get("fitted") or published.get("not-judged", {}).get("says")
@@ -47,12 +47,12 @@ def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by
             figure, of = value.split()
             scale = 1000 if of == "MB/s" else 1
             path = row["of"]["path"].rsplit("-", 1)[1]
-            said.add((number, path, int(count) * units[unit], row["of"].get("processes"), float(figure) / scale))
-    assert said == set(figures.PUBLISHED)
+            points.add((number, path, int(count) * units[unit], row["of"].get("processes"), float(figure) / scale))
+    assert points == set(figures.PUBLISHED)
 
 
 @pytest.mark.parametrize(
-    ("name", "racks", "said"),
+    ("name", "racks", "texts"),
     [
         ("finetuning-b", 1, ["tier.cxl: ", "behind CXL"]),
         ("nvl72-cxl", 2, ["pool: memory nodes", "rack.nvl72: 72 accelerators"]),
@@ -61,13 +61,13 @@ def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by
     ],
 )
 def test_a_platform_is_drawn_with_what_it_has_and_no_more(
-    name: str, racks: int, said: list[str], tmp_path: Path
+    name: str, racks: int, texts: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "platform.svg"
     subprocess.run([sys.executable, "-m", "polder.figures", out, name], check=True)
     drawn = out.read_text()
-    for words in said:
+    for words in texts:
         assert words in drawn, words
     assert drawn.count(">rack.") == racks + drawn.count(".fabric<")
     # By its file too, which may extend another.

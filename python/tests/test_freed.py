@@ -321,10 +321,10 @@ def test_conjugated_views_and_subclasses_have_the_gradients_of_unplaced_training
         return (one.conj() * other).real.sum()
 
     (theirs,) = torch.autograd.grad(loss(), weight)
-    it = torch.nn.Linear(4, 4)
-    optimizer = offload.AdamW(it.parameters())
+    layer = torch.nn.Linear(4, 4)
+    optimizer = offload.AdamW(layer.parameters())
     given = {"tiers": two_tiers(disk), "activations": 8 << 20}
-    placed = offload.place(it, optimizer, {"activations": [0, 1]}, **given)
+    placed = offload.place(layer, optimizer, {"activations": [0, 1]}, **given)
     with placed.activations():
         saved = loss()
     (ours,) = torch.autograd.grad(saved, weight)
@@ -337,14 +337,16 @@ def test_a_step_that_failed_on_a_disk_does_not_keep_the_next_one_waiting_and_bre
     scratch: Path,
 ) -> None:
     parameter = torch.nn.Parameter(torch.ones(1 << 21))
-    it = torch.nn.ParameterList([parameter])
-    optimizer = offload.AdamW(it.parameters())
+    model = torch.nn.ParameterList([parameter])
+    optimizer = offload.AdamW(model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    offload.place(it, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
+    offload.place(model, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
     optimizer.step()
     kept = optimizer.state_dict()
-    files = [it for it in Path("/proc/self/fd").iterdir() if it.is_symlink() and f"{disk}/#" in str(it.readlink())]
-    file = max(files, key=lambda it: it.stat().st_size)
+    files = [
+        link for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and f"{disk}/#" in str(link.readlink())
+    ]
+    file = max(files, key=lambda link: link.stat().st_size)
     size = file.stat().st_size
     with file.open("r+b") as cut:
         cut.truncate(4096)
@@ -360,12 +362,12 @@ def test_a_step_that_failed_on_a_disk_does_not_keep_the_next_one_waiting_and_bre
                 optimizer.state_dict,
                 lambda: optimizer.moments(parameter),
                 lambda: copy.deepcopy(optimizer),
-                lambda: snapshot("job", it, optimizer, step=2, pool=pool),
+                lambda: snapshot("job", model, optimizer, step=2, pool=pool),
             ):
                 with pytest.raises(TierError, match=broken):
                     call()
             with pytest.raises(polder.NotFoundError):
-                restore("job", it, optimizer, pool=pool)
+                restore("job", model, optimizer, pool=pool)
         os.posix_fallocate(cut.fileno(), 0, size)
     # All buffers were on their way when it failed.
     optimizer.load_state_dict(kept)
@@ -377,14 +379,16 @@ def test_states_of_a_step_that_failed_are_left_where_they_are_when_the_placement
     disk: Path,  # noqa: F811
 ) -> None:
     parameter = torch.nn.Parameter(torch.ones(1 << 16))
-    it = torch.nn.ParameterList([parameter])
-    optimizer = offload.AdamW(it.parameters())
+    model = torch.nn.ParameterList([parameter])
+    optimizer = offload.AdamW(model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    placed = offload.place(it, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
+    placed = offload.place(model, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
     optimizer.step()
     kept = copy.deepcopy(optimizer.state_dict())
-    files = [it for it in Path("/proc/self/fd").iterdir() if it.is_symlink() and f"{disk}/#" in str(it.readlink())]
-    with max(files, key=lambda it: it.stat().st_size).open("r+b") as cut:
+    files = [
+        link for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and f"{disk}/#" in str(link.readlink())
+    ]
+    with max(files, key=lambda link: link.stat().st_size).open("r+b") as cut:
         cut.truncate(4096)
     with pytest.raises(TierError, match="something has truncated it"):
         optimizer.step()

@@ -107,13 +107,13 @@ def test_jobs_end_in_the_order_of_their_lane_and_a_descriptor_says_so(pool: pold
         puts = [cache.submit_put([key(name)], [block(name)]) for name in names]
         assert told.poll(60_000)
         ended = cache.drain(wait=True)
-        assert [it.job for it in ended] == puts
-        assert {(it.put, it.error, it.found) for it in ended} == {(kv.Put(1, 0, 0), None, None)}
+        assert [result.job for result in ended] == puts
+        assert {(result.put, result.error, result.found) for result in ended} == {(kv.Put(1, 0, 0), None, None)}
         assert told.poll(0) == [] and cache.drain(wait=True) == []
         buffers = [bytearray(BLOCK) for _ in range(3)]
         get = cache.submit_get([key(1), key(2), key(1000)], buffers)
         wrong = cache.submit_put([key(1)], [bytes(100)])
-        done = {it.job: it for it in cache.drain(wait=True)}
+        done = {result.job: result for result in cache.drain(wait=True)}
         assert done[get].found == [True, True, False] and done[get].seconds > 0
         assert buffers[:2] == [block(1), block(2)]
         assert isinstance(done[wrong].error, polder.ArgumentError) and "100 bytes" in str(done[wrong].error)
@@ -241,10 +241,10 @@ def test_the_command_shows_and_removes_a_cache(scratch: Path) -> None:
         assert polder_says("stat").endswith("no caches\n")
         with kv.Cache(pool, "llm", identity={"model": "a"}, block=BLOCK, budget="8MiB") as cache:
             cache.put([key(1), key(2)], [block(1), block(2)])
-            said = polder_says("stat")
-            assert said.startswith("cache llm: 2 blocks of 8.0 KiB; slabs take ")
-            assert "host 0: 2 blocks, 2 put, 0 evicted" in said
-            assert f"identity {cache.hash[:12]}: 2 blocks of 8.0 KiB: " in said
+            text = polder_says("stat")
+            assert text.startswith("cache llm: 2 blocks of 8.0 KiB; slabs take ")
+            assert "host 0: 2 blocks, 2 put, 0 evicted" in text
+            assert f"identity {cache.hash[:12]}: 2 blocks of 8.0 KiB: " in text
             assert '"claimed"' in polder_says("stat", "llm", "--json")
             assert "no cache" in polder_says("stat", "other") and "no cache" in polder_says("check", "other")
             assert polder_says("check") == "cache llm: 2 blocks, 0 of them read; 0 damaged\n"
@@ -271,10 +271,10 @@ def test_a_damaged_block_is_named_by_slab_and_slot_and_is_a_miss(scratch: Path) 
             bytes_there = file.read()
             file.seek(bytes_there.index(block(2)) + 100)
             file.write(b"damage")
-        code, said = check()
+        code, text = check()
         assert code == 1
-        assert "2 blocks, 2 of them read; 1 damaged" in said
-        assert "slab 0/0 slot 1 at offset 0x" in said and "does not match its checksum" in said
+        assert "2 blocks, 2 of them read; 1 damaged" in text
+        assert "slab 0/0 slot 1 at offset 0x" in text and "does not match its checksum" in text
         assert found_by(cache, [1, 2]) == [1]
 
 

@@ -116,7 +116,7 @@ def tier(scratch: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         # The tier finds it by this name.
         vllm_config = engine or Engine(model)
         view = memoryview(np.zeros((CHUNKS, CHUNK_BYTES), np.int8))
-        found = door.PolderTier(
+        polder_tier = door.PolderTier(
             offloading_spec=SimpleNamespace(
                 config=of or config(), kv_events_config=SimpleNamespace(enable_kv_cache_events=events)
             ),
@@ -125,9 +125,9 @@ def tier(scratch: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             **{"pool": str(pool), **options},
         )
         assert vllm_config
-        found.rows = np.asarray(view).view(np.uint8)
-        made.append(found)
-        return found
+        polder_tier.rows = np.asarray(view).view(np.uint8)
+        made.append(polder_tier)
+        return polder_tier
 
     yield make
     for it in made:
@@ -422,10 +422,12 @@ def test_routers_are_told_what_was_stored_and_what_was_gone(tier: Maker) -> None
     one = tier(events=True)
     known = keys(1, 2)
     assert store(one, known, [0, 1]).success
-    assert [(it.keys, it.medium, it.removed) for it in one.take_events()] == [(known, door.Medium.CPU, False)]
+    assert [(event.keys, event.medium, event.removed) for event in one.take_events()] == [
+        (known, door.Medium.CPU, False)
+    ]
     assert list(one.take_events()) == []
     assert not load(one, [*known, *keys(3)], [2, 3, 4]).success
-    assert [(it.keys, it.removed) for it in one.take_events()] == [(keys(3), True)]
+    assert [(event.keys, event.removed) for event in one.take_events()] == [(keys(3), True)]
     # A failure of the pool says nothing of the blocks.
     one._cache = Watched(one._cache, submit_get=fails)
     assert not load(one, known, [0, 1]).success
@@ -445,12 +447,14 @@ def test_a_drain_waits_for_all_transfers_and_their_results_are_kept(tier: Maker)
     one = tier()
     one._cache = watched = Watched(one._cache)
     submitted = [job(keys(number), [number]) for number in range(CHUNKS)]
-    for it in submitted:
-        one.submit_store(it)
+    for transfer in submitted:
+        one.submit_store(transfer)
     one.drain_jobs()
     assert watched.calls == [("submit_put", 1)] * CHUNKS + [("drain", True), ("close", 0)]
     assert one.has_pending_work()
-    assert [(it.job_id, it.success) for it in one.get_finished_jobs()] == [(it.job_id, True) for it in submitted]
+    assert [(transfer.job_id, transfer.success) for transfer in one.get_finished_jobs()] == [
+        (transfer.job_id, True) for transfer in submitted
+    ]
     assert not one.has_pending_work()
 
 
@@ -486,10 +490,10 @@ def test_after_a_drain_a_file_that_stands_for_the_weights_is_read_again(tier: Ma
     version.write_text("1")
     one = tier(weights=str(version))
     assert store(one, keys(1), [0]).success
-    for text, found in (("1", HIT), ("2", MISS), ("1", HIT)):
+    for text, expected in (("1", HIT), ("2", MISS), ("1", HIT)):
         version.write_text(text)
         one.drain_jobs()
-        assert look_up(one, keys(1)) == [found]
+        assert look_up(one, keys(1)) == [expected]
     version.unlink()
     one.drain_jobs()
     assert look_up(one, keys(1)) == [MISS]
@@ -599,7 +603,7 @@ def test_a_worker_on_a_cpu_brings_blocks_back_as_they_were(blocks_per_chunk: int
     pages = [64, 48, 32]
     tensors = [torch.randint(-128, 127, (12, page), dtype=torch.int8) for page in pages]
     caches = SimpleNamespace(
-        tensors=[SimpleNamespace(tensor=it, page_size_bytes=it.shape[1]) for it in tensors],
+        tensors=[SimpleNamespace(tensor=tensor, page_size_bytes=tensor.shape[1]) for tensor in tensors],
         group_data_refs=[
             [SimpleNamespace(tensor_idx=0, page_size_bytes=64), SimpleNamespace(tensor_idx=1, page_size_bytes=40)],
             [SimpleNamespace(tensor_idx=2, page_size_bytes=32)],
@@ -613,11 +617,11 @@ def test_a_worker_on_a_cpu_brings_blocks_back_as_they_were(blocks_per_chunk: int
         -(-(size + at % blocks_per_chunk) // blocks_per_chunk) for size, at in zip(group_sizes, first, strict=True)
     ]
     chunks = SimpleNamespace(block_ids=np.array([7, 2, 9, 0, 4, 5, 1, 3, 8][: sum(spans)]))
-    before = [it.clone() for it in tensors]
+    before = [tensor.clone() for tensor in tensors]
     assert worker.submit_store(1, moved([3, 1, 4, 0, 5, 9, 2, 6, 8], group_sizes, first), chunks)
     target = [11, 10, 7, 3, 1, 0, 11, 4, 5]
-    for it in tensors:
-        it.zero_()
+    for tensor in tensors:
+        tensor.zero_()
     assert worker.submit_load(2, chunks, moved(target, group_sizes, first), expedited=True)
     for old, new in zip([3, 1, 4, 0, 5], target[:5], strict=True):
         assert torch.equal(tensors[0][new], before[0][old])
@@ -625,7 +629,10 @@ def test_a_worker_on_a_cpu_brings_blocks_back_as_they_were(blocks_per_chunk: int
     for old, new in zip([9, 2, 6, 8], target[5:], strict=True):
         assert torch.equal(tensors[2][new], before[2][old])
     results = worker.get_finished()
-    assert [(it.job_id, it.success, it.transfer_size) for it in results] == [(1, True, 648), (2, True, 648)]
+    assert [(result.job_id, result.success, result.transfer_size) for result in results] == [
+        (1, True, 648),
+        (2, True, 648),
+    ]
     assert worker.get_finished() == []
     worker.shutdown()
     assert region.is_clean
@@ -695,9 +702,9 @@ def test_an_engine_loads_a_version_and_its_cache_knows_which(
     at = str(scratch / "pool")
     made, config_of = [Tiny(), Tiny()], SimpleNamespace(quantization=None)
     with polder.Pool(at) as pool:
-        numbers = [polder.weights.publish("llm", it.state_dict(), pool=pool).number for it in (*made, made[0])]
+        numbers = [polder.weights.publish("llm", model.state_dict(), pool=pool).number for model in (*made, made[0])]
     loaded = Tiny()
-    for number, it in ((1, made[0]), (2, made[1]), (None, made[0])):
+    for number, published in ((1, made[0]), (2, made[1]), (None, made[0])):
         given = {"name": "llm", "pool": at} | ({"number": numbers[number - 1]} if number else {})
         if number == 1:
             # Two are kept.
@@ -705,7 +712,9 @@ def test_an_engine_loads_a_version_and_its_cache_knows_which(
                 loader.PolderLoader(load_config(**given)).load_weights(loaded, config_of)
             continue
         loader.PolderLoader(load_config(**given)).load_weights(loaded, config_of)
-        assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), it.parameters(), strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(loaded.parameters(), published.parameters(), strict=True)
+        )
 
     def identity(**options: Any) -> str:
         engine = Engine(model)
@@ -766,7 +775,7 @@ def test_the_stub_has_the_signatures_of_vllm() -> None:
                 assert fields(ours) == fields(theirs), name
             elif inspect.isclass(ours):
                 assert abstract(ours) == abstract(theirs), name
-                assert [it.name for it in getattr(ours, "__members__", {}).values()] == [
+                assert [member.name for member in getattr(ours, "__members__", {}).values()] == [
                     *getattr(theirs, "__members__", ())
                 ]
                 for method, function in vars(ours).items():
@@ -776,7 +785,7 @@ def test_the_stub_has_the_signatures_of_vllm() -> None:
                 assert parameters(ours) == parameters(theirs), name
             else:
                 used = vars(ours).keys() - {"names"}
-                assert used and all(hasattr(theirs, it) for it in used), name
+                assert used and all(hasattr(theirs, attribute) for attribute in used), name
 
 
 def abstract(of: Any) -> set[str]:

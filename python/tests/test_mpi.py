@@ -191,13 +191,13 @@ def test_a_job_with_a_rank_mpiexec_or_polder_killed_ends_names_the_dead_and_leav
             os.kill(victims[victim], signal.SIGKILL)
             try:
                 # Its guard has the pipe too, and closes it when all is done.
-                _, said = job.communicate(timeout=60)
+                _, stderr = job.communicate(timeout=60)
             finally:
                 job.kill()
         assert job.returncode != 0
         assert not [rank for rank in ranks if is_running(rank)]
         assert own and not [file for file in own if Path(file).exists()]
-        assert "polder: removed " in said and f"host {host} pid {pid}" in said
+        assert "polder: removed " in stderr and f"host {host} pid {pid}" in stderr
         assert pool.list() == []
 
 
@@ -237,12 +237,12 @@ def test_many_ranks_do_what_mpi_says_in_a_pool_of_the_size_that_is_named(
     environment = {**os.environ, "POLDER_RUN": str(scratch)}
     polder._core.format(scratch / "pool", "5MiB", hosts=4, processes=8)
     refused = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    said = re.search(
+    advice = re.search(
         r"too small for the 240 small rings between 16 ranks; format one with --size (\d+MiB)", refused.stderr
     )
-    assert refused.returncode == 1 and said, refused.stderr
+    assert refused.returncode == 1 and advice, refused.stderr
     (scratch / "pool").unlink()
-    with polder.Pool(scratch / "pool", size=said[1], host=5, run=scratch) as pool:
+    with polder.Pool(scratch / "pool", size=advice[1], host=5, run=scratch) as pool:
         done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0 and done.stdout.count("is done") == 16, done.stdout + done.stderr
         assert pool.list() == []
@@ -273,10 +273,10 @@ def test_a_pool_without_room_for_small_rings_ends_the_job_with_a_line_of_each_ra
         for file in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
             file.unlink()
         assert done.returncode != 0 and "is done" not in done.stdout
-        said = [line for line in done.stderr.splitlines() if line.startswith("polder: ")]
-        assert 1 <= len(said) <= 4, done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("polder: ")]
+        assert 1 <= len(lines) <= 4, done.stderr
         full = re.compile(r"polder: the pool is full: .*; the MPI job cannot go on: end it, and start it again")
-        assert all(full.fullmatch(line) for line in said), said
+        assert all(full.fullmatch(line) for line in lines), lines
 
 
 def test_long_messages_that_are_looked_for_first_come_through_the_pipeline_of_mpich(scratch: Path) -> None:
@@ -402,16 +402,16 @@ NAMES = {
 
 def numbers(abi: str) -> dict[str, str]:
     """The numbers that a shim goes by, under MPI's names."""
-    found, part = {}, ""
+    values, part = {}, ""
     for line in (ROOT / f"crates/mpi-{abi}/src/lib.rs").read_text().splitlines():
         if opened := re.fullmatch(r"\s*(combiner|error): \w+ \{", line):
             part = opened[1] + "."
-        elif said := re.fullmatch(r"\s*(\w+): (-?[0-9][0-9a-fx_]*),", line):
+        elif entry := re.fullmatch(r"\s*(\w+): (-?[0-9][0-9a-fx_]*),", line):
             prefix = {"combiner.": "COMBINER_", "error.": "ERR_", "": ""}[part]
-            found[NAMES.get(part + said[1], prefix + said[1].upper())] = said[2].replace("_", "")
+            values[NAMES.get(part + entry[1], prefix + entry[1].upper())] = entry[2].replace("_", "")
         elif re.fullmatch(r"\s*\},", line):
             part = ""
-    return found
+    return values
 
 
 @pytest.mark.parametrize(
@@ -476,11 +476,11 @@ def test_a_traced_program_is_predicted_beside_what_it_took(scratch: Path) -> Non
     assert [word.split("=")[0] for word in here] == ["--latency", "--bandwidth"]
     done = planned("mpi", trace, *here, "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     # Each rank has one neighbour: a send and a receive a step; what goes to nobody moves nothing.
-    counts = {name: call["count"] for name, call in said["calls"].items()}
+    counts = {name: call["count"] for name, call in report["calls"].items()}
     assert counts == {"isend": 40, "ireceive": 40, "wait": 80, "all-reduce": 40, "other": 80}
-    assert said["predicted"]["messages"] == 0 and said["measured_s"] > 0 < said["predicted"]["total_s"]
+    assert report["predicted"]["messages"] == 0 and report["measured_s"] > 0 < report["predicted"]["total_s"]
     # Over two hosts every message crosses: those at the edges, and one of each rank in each all-reduce. Messages inside
     # a host have stated figures: on a busy machine a measured one takes longer than one between two hosts.
     fast = ["--latency=100ns", "--bandwidth=100GB/s"]

@@ -246,8 +246,8 @@ def linear_program(problem: dict, answer: dict) -> float:
     limits: list[tuple[np.ndarray, float]] = []
     for index, tier in enumerate(tiers):
         row = np.zeros(columns)
-        for number, it in enumerate(objects):
-            row[number * len(tiers) + index] = amount(it["bytes"]) / 1e9
+        for number, item in enumerate(objects):
+            row[number * len(tiers) + index] = amount(item["bytes"]) / 1e9
         limits.append((row, amount(tier["capacity"]) / 1e9))
     for index, phase in enumerate(phases):
         links = np.zeros((len(tiers), columns))
@@ -268,8 +268,8 @@ def linear_program(problem: dict, answer: dict) -> float:
         wholes[number, number * len(tiers) : (number + 1) * len(tiers)] = 1
     cost = np.zeros(columns)
     cost[len(objects) * len(tiers) :] = 1
-    open_to = lambda it, tier: not it["only"] or tier in it["only"]  # noqa: E731
-    bounds = [(0, 1 if open_to(it, tier) else 0) for it in objects for tier in range(len(tiers))]
+    open_to = lambda item, tier: not item["only"] or tier in item["only"]  # noqa: E731
+    bounds = [(0, 1 if open_to(item, tier) else 0) for item in objects for tier in range(len(tiers))]
     bounds += [(phase["least_s"], None) for phase in phases]
     rows, values = zip(*limits, strict=True)
     solved = linprog(cost, np.array(rows), np.array(values), wholes, np.ones(len(objects)), bounds, method="highs")
@@ -283,27 +283,32 @@ def instance(draw: random.Random) -> dict:
     # Some objects cannot lie in every tier.
     stays = lambda: sorted(draw.sample(range(count), draw.randint(1, count))) if draw.random() < 0.3 else []  # noqa: E731
     objects = [
-        {"name": f"object{it}", "kind": "other", "bytes": f"{draw.uniform(1e8, 2e11)} B", "only": stays()}
-        for it in range(draw.randint(1, 8))
+        {"name": f"object{index}", "kind": "other", "bytes": f"{draw.uniform(1e8, 2e11)} B", "only": stays()}
+        for index in range(draw.randint(1, 8))
     ]
-    whole = sum(float(it["bytes"].split()[0]) for it in objects)
+    whole = sum(float(item["bytes"].split()[0]) for item in objects)
     tiers = [
         {
-            "name": f"tier{it}",
-            "capacity": f"{whole * draw.uniform(0.1, 1) + (whole if it == 0 and draw.random() < 0.2 else 0)} B",
+            "name": f"tier{index}",
+            "capacity": f"{whole * draw.uniform(0.1, 1) + (whole if index == 0 and draw.random() < 0.2 else 0)} B",
             "cpu": rates(),
             "device": rates() if draw.random() < 0.5 else None,
-            "through": 0 if it and draw.random() < 0.3 else None,
+            "through": 0 if index and draw.random() < 0.3 else None,
         }
-        for it in range(count)
+        for index in range(count)
     ]
     moved = lambda: [  # noqa: E731
-        {"object": it, "read": draw.choice([0, 1, draw.uniform(0, 3)]), "write": draw.choice([0, 1])}
-        for it in range(len(objects))
+        {"object": index, "read": draw.choice([0, 1, draw.uniform(0, 3)]), "write": draw.choice([0, 1])}
+        for index in range(len(objects))
     ]
     phases = [
-        {"name": f"phase{it}", "by_device": draw.random() < 0.5, "least_s": draw.choice([0.0, 1.0]), "moved": moved()}
-        for it in range(draw.randint(1, 3))
+        {
+            "name": f"phase{index}",
+            "by_device": draw.random() < 0.5,
+            "least_s": draw.choice([0.0, 1.0]),
+            "moved": moved(),
+        }
+        for index in range(draw.randint(1, 3))
     ]
     return {"tiers": tiers, "objects": objects, "phases": phases}
 
@@ -463,10 +468,10 @@ def test_the_example_says_what_is_missing_outside_the_repository(tmp_path: Path)
     example.parent.mkdir()
     example.write_text((ROOT / "examples" / "offload.py").read_text())
     (tmp_path / "short.txt").write_text("short")
-    for given, said in (
+    for given, expected in (
         ([], f"repository, which lies elsewhere than {tmp_path}: 0 bytes, expected more than --context"),
         (["--text", tmp_path / "short.txt"], "short.txt: 5 bytes, expected more than --context and one; name a file"),
     ):
         ended = Rank(example, *given, "--folder", tmp_path)
         with ended:
-            assert said in ended.communicate(timeout=60)[0] and ended.wait() == 1
+            assert expected in ended.communicate(timeout=60)[0] and ended.wait() == 1

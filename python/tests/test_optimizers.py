@@ -150,26 +150,26 @@ def test_a_gradscaler_scales_and_skips_as_with_torch(our: Any, their: Any) -> No
 @pytest.mark.parametrize("scale", [1e-4, 1.0])
 def test_clipping_in_the_step_is_clip_grad_norm_before_it(dtype: torch.dtype, scale: float) -> None:
     ours = parameters(SHAPES, 0, dtype)
-    theirs = [torch.nn.Parameter(it.detach().float()) for it in ours]
+    theirs = [torch.nn.Parameter(parameter.detach().float()) for parameter in ours]
     mine, its = offload.AdamW(ours, lr=1e-2, max_norm=0.5), torch.optim.AdamW(theirs, lr=1e-2, fused=True)
     for step in range(4):
         set_gradients(ours, step, scale)
-        kept = [it.grad.clone() for it in ours]
+        kept = [parameter.grad.clone() for parameter in ours]
         mine.step()
-        assert all(torch.equal(it.grad, before) for it, before in zip(ours, kept, strict=True))
-        exact = torch.cat([it.view(-1).double() for it in kept]).norm().item()
+        assert all(torch.equal(parameter.grad, before) for parameter, before in zip(ours, kept, strict=True))
+        exact = torch.cat([gradient.view(-1).double() for gradient in kept]).norm().item()
         assert mine.norm == pytest.approx(exact, rel=1e-13)
         factor = _core.offload_clip(mine.norm, 0.5)
-        for it, gradient in zip(theirs, kept, strict=True):
-            it.grad = gradient.float()
+        for parameter, gradient in zip(theirs, kept, strict=True):
+            parameter.grad = gradient.float()
         # torch sums squares in 32 bits: its own factor differs in the last places.
-        its_norm = torch.nn.utils.get_total_norm([it.grad for it in theirs])
+        its_norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in theirs])
         assert factor == pytest.approx(min(1.0, 0.5 / (its_norm.item() + 1e-6)), rel=1e-5)
-        torch._foreach_mul_([it.grad for it in theirs], factor)
+        torch._foreach_mul_([parameter.grad for parameter in theirs], factor)
         its.step()
-        masters = [mine.state[it]["master"] if dtype == torch.bfloat16 else it for it in ours]
+        masters = [mine.state[parameter]["master"] if dtype == torch.bfloat16 else parameter for parameter in ours]
         assert_same(masters, theirs)
-        assert_same(ours, [it.to(dtype) for it in theirs])
+        assert_same(ours, [parameter.to(dtype) for parameter in theirs])
 
 
 def test_gradients_that_are_not_finite_reach_parameters_as_in_torch_or_are_skipped() -> None:
@@ -215,32 +215,35 @@ def lion(p: Any, g: Any, m: Any, lr: float, betas: tuple[float, float], decay: f
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_lion_has_the_bits_of_the_papers_algorithm_in_torch(weight_decay: float) -> None:
     ours = parameters(SHAPES, 0)
-    theirs, moments = [it.detach().clone() for it in ours], [torch.zeros(it.shape) for it in ours]
+    theirs, moments = (
+        [parameter.detach().clone() for parameter in ours],
+        [torch.zeros(parameter.shape) for parameter in ours],
+    )
     optimizer = offload.Lion(ours, lr=1e-2, weight_decay=weight_decay)
     for step in range(5):
         set_gradients(ours, step, odd=step == 3)
         optimizer.step()
-        for it, reference, moment in zip(ours, theirs, moments, strict=True):
-            lion(reference, it.grad, moment, 1e-2, (0.9, 0.99), weight_decay)
+        for parameter, reference, moment in zip(ours, theirs, moments, strict=True):
+            lion(reference, parameter.grad, moment, 1e-2, (0.9, 0.99), weight_decay)
         assert_same(ours, theirs)
-        assert_same([optimizer.state[it]["exp_avg"] for it in ours], moments)
+        assert_same([optimizer.state[parameter]["exp_avg"] for parameter in ours], moments)
 
 
 @pytest.mark.parametrize("make", [offload.Adam, offload.AdamW, offload.Lion])
 def test_brain_floats_train_through_masters_that_survive_a_checkpoint(make: Any) -> None:
     ours, wide = (parameters(SHAPES, 1, torch.bfloat16) for _ in range(2))
-    wide = [torch.nn.Parameter(it.detach().float()) for it in wide]
+    wide = [torch.nn.Parameter(parameter.detach().float()) for parameter in wide]
     mine, reference = make(ours, lr=1e-3), make(wide, lr=1e-3)
 
     def train(optimizer: Any, of: list[Any], steps: range) -> None:
         for step in steps:
             set_gradients(of, step)
-            for it in of:
-                it.grad = it.grad.to(torch.bfloat16).to(it.dtype)
+            for parameter in of:
+                parameter.grad = parameter.grad.to(torch.bfloat16).to(parameter.dtype)
             optimizer.step()
 
     train(mine, ours, range(5))
-    kept, weights = copy.deepcopy(mine.state_dict()), [it.detach().clone() for it in ours]
+    kept, weights = copy.deepcopy(mine.state_dict()), [parameter.detach().clone() for parameter in ours]
     # Another process: the model is loaded after its optimizer was made, and what masters were there go.
     again = parameters(SHAPES, 2, torch.bfloat16)
     other = make(again, lr=1.0)
@@ -251,8 +254,8 @@ def test_brain_floats_train_through_masters_that_survive_a_checkpoint(make: Any)
     train(other, again, range(5, 8))
     train(mine, ours, range(5, 8))
     train(reference, wide, range(8))
-    assert_same([mine.state[it]["master"] for it in ours], wide)
-    assert_same(ours, [it.to(torch.bfloat16) for it in wide])
+    assert_same([mine.state[parameter]["master"] for parameter in ours], wide)
+    assert_same(ours, [parameter.to(torch.bfloat16) for parameter in wide])
     assert_same(again, ours)
     for one, mirror in zip(again, ours, strict=True):
         for name in mine.state[mirror]:
@@ -541,11 +544,11 @@ def test_a_state_that_is_placed_says_so_where_a_program_looks_for_it() -> None:
     model = torch.nn.Linear(8, 8)
     optimizer = offload.AdamW(model.parameters())
     placed = offload.place(model, optimizer, "dram", tiers=[offload.Tier("dram", "1 GiB", 2e10, 2e10)])
-    said = (
+    message = (
         r"state exp_avg: the states are placed, .* read a copy in optimizer.state_dict\(\), or close\(\) the placement"
     )
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=message):
             _ = optimizer.state[model.weight]["exp_avg"]
         assert "exp_avg" not in optimizer.state[model.weight]
         with pytest.raises(KeyError):

@@ -30,30 +30,30 @@ def test_the_columns_of_a_table_are_the_fields_of_a_layout() -> None:
 
 def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     words = "plan train --model llama3-405b --platform nvl72-ndr --gpus 1024 --tp 8 --against nvl72-cxl --json"
-    said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
+    answer = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
     ours = plan.train("llama3-405b", "nvl72-ndr", 1024, tp=8, against="nvl72-cxl")
-    assert ours == plan._typed(plan.Plan, said)
+    assert ours == plan._typed(plan.Plan, answer)
     assert ours.against is not None and ours.against.step.total_s < ours.step.total_s
-    assert said.keys() == ours.__dataclass_fields__.keys()
+    assert answer.keys() == ours.__dataclass_fields__.keys()
     assert ours.machine == "CPUs attach by c2c; no fabric carries CXL"
     inside, between = ours.fabrics.inside, ours.fabrics.between
     assert inside is not None and between is not None
     assert inside.reached_bytes_per_s < inside.payload_bytes_per_s > between.payload_bytes_per_s
     assert 0 < inside.latency_s < between.latency_s
-    assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
-    assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
-    assert said["step"]["memory"][0].keys() == ours.step.memory[0].__dataclass_fields__.keys()
+    assert answer["step"].keys() == ours.step.__dataclass_fields__.keys()
+    assert answer["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
+    assert answer["step"]["memory"][0].keys() == ours.step.memory[0].__dataclass_fields__.keys()
 
     def leaves(value: object, at: str = "") -> list[str]:
         if isinstance(value, list):
             value = dict(enumerate(value))
         if not isinstance(value, dict):
             return [at]
-        return [leaf for key, it in value.items() for leaf in leaves(it, f"{at}.{key}".lstrip("."))]
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, f"{at}.{key}".lstrip("."))]
 
     # Tiers have names, and gradients are never offloaded.
     none = {"memory.0.tier", "memory.1.tier", "memory.1.gradients_bytes"}
-    figures = [leaf for leaf in leaves(said["step"]) if leaf not in none]
+    figures = [leaf for leaf in leaves(answer["step"]) if leaf not in none]
     assert figures == [path for _, path, *_ in plan._OF_STEP]
     assert sum(stage.blocks for stage in ours.stages) == 126
     assert (ours.sequence, ours.rack) == (8192, "nvl72")
@@ -92,14 +92,14 @@ def test_an_overlap_is_what_it_names_as_that_of_the_command() -> None:
 
 def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
     words = "plan train --model llama3-70b --platform dgx-h100 --gpus 64 --batch 16 --tp 8 --cp 1 --pp 4 --json --trace"
-    said = subprocess.run([POLDER, *words.split(), scratch / "step.json"], capture_output=True, check=True).stdout
+    printed = subprocess.run([POLDER, *words.split(), scratch / "step.json"], capture_output=True, check=True).stdout
     drawn: list[str] = []
     for name in ("once.svg", "again.svg"):
         command = [sys.executable, "-m", "polder.figures", scratch / name, scratch / "step.json"]
-        subprocess.run(command, input=said, check=True)
+        subprocess.run(command, input=printed, check=True)
         drawn.append((scratch / name).read_text())
     assert drawn[0] == drawn[1], "the same step gives the same file"
-    step = json.loads(said)["step"]
+    step = json.loads(printed)["step"]
     for text in ("stage 3", "data, between racks", "bubble", f"{step['total_s']:.2f} s a step, simulated"):
         assert text in drawn[0], text
     assert "stage 4" not in drawn[0] and "expert" not in drawn[0]
@@ -120,9 +120,9 @@ def test_a_platform_is_drawn_from_its_file(scratch: Path) -> None:
 
 def test_access_times_are_those_of_the_command_and_are_drawn(scratch: Path) -> None:
     words = ["plan", "memory", "--platform", "nvl72-cxl", "--against", "nvl72-ndr", "--nodes", "near", "--json"]
-    said = subprocess.run([POLDER, *words], capture_output=True, text=True, check=True).stdout
-    found = json.loads(said)
-    points = found["points"]
+    printed = subprocess.run([POLDER, *words], capture_output=True, text=True, check=True).stdout
+    answer = json.loads(printed)
+    points = answer["points"]
     access, sets = (np.array([point[name] for point in points]) for name in ("access_bytes", "working_set_bytes"))
     table = plan.memory("nvl72-cxl", "nvl72-ndr", nodes="near", access=access, working_set=sets)
     for index, name in enumerate(["baseline_s", "clusters_s", "tiered_s"]):
@@ -238,11 +238,11 @@ def test_inference_is_that_of_the_command() -> None:
 def test_coherent_regions_are_those_of_the_command() -> None:
     table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3])
     for at, writes in enumerate((0.0, 0.3)):
-        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes}")["regions"]
-        for column, it in zip(table["hits"][:, at], found, strict=True):
-            assert column == it["rates"]["hits"]
-        assert table["coherent_s"][:, at].tolist() == [it["coherent_s"] for it in found]
-        assert table["waited"][:, at].tolist() == [it["rates"]["waited"] for it in found]
+        regions = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes}")["regions"]
+        for column, region in zip(table["hits"][:, at], regions, strict=True):
+            assert column == region["rates"]["hits"]
+        assert table["coherent_s"][:, at].tolist() == [region["coherent_s"] for region in regions]
+        assert table["waited"][:, at].tolist() == [region["rates"]["waited"] for region in regions]
     for platform, given, why in (
         ("nvl72-ndr", {"region": 1e6}, "coherent: expected CXL inside the rack"),
         ("nvl72-cxl", {"region": 1}, "region: expected a line or more, found 0.0"),
@@ -262,17 +262,17 @@ def test_a_map_of_two_fabrics_is_that_of_the_command() -> None:
     # A pool of 50 GB/s is held back by a link of 25.
     assert table["times"].shape == (4, 2) and len(cells) == 8
     for name, of in (
-        ("against_between", lambda it: it["between_bytes_per_s"][1]),
-        ("pool", lambda it: it["pool_bytes_per_s"]),
-        ("total_s", lambda it: it["seconds"][0]),
-        ("times", lambda it: it["times"]),
-        ("times_most", lambda it: it["range"][1]),
-        ("against_energy_j", lambda it: it["costs"][0]["step"][1]),
-        ("energy_j_times_least", lambda it: it["costs"][0]["range"][0]),
+        ("against_between", lambda cell: cell["between_bytes_per_s"][1]),
+        ("pool", lambda cell: cell["pool_bytes_per_s"]),
+        ("total_s", lambda cell: cell["seconds"][0]),
+        ("times", lambda cell: cell["times"]),
+        ("times_most", lambda cell: cell["range"][1]),
+        ("against_energy_j", lambda cell: cell["costs"][0]["step"][1]),
+        ("energy_j_times_least", lambda cell: cell["costs"][0]["range"][0]),
     ):
-        assert table[name].ravel().tolist() == [of(it) for it in cells], name
-    is_sure = [1.0 if it["range"][0] > 1 else 0.0 if it["range"][1] < 1 else None for it in cells]
-    assert [None if np.isnan(it) else it for it in table["pays"].ravel()] == is_sure
+        assert table[name].ravel().tolist() == [of(cell) for cell in cells], name
+    is_sure = [1.0 if cell["range"][0] > 1 else 0.0 if cell["range"][1] < 1 else None for cell in cells]
+    assert [None if np.isnan(value) else value for value in table["pays"].ravel()] == is_sure
     assert dataclasses.asdict(table["against_layout"][0, 0]) == cells[0]["layouts"][1]
     own = plan.pays("llama3-8b", gpus=128, batch=512)
     assert own["times"].tolist() == [[said("pays --model llama3-8b --gpus 128 --batch 512")["own"]["times"]]]
@@ -291,10 +291,10 @@ def test_a_map_of_two_fabrics_is_that_of_the_command() -> None:
 def test_steps_on_racks_of_two_kinds_are_those_of_the_command() -> None:
     table = plan.mixed("llama3-70b", {"nvl72": [144, 288, 145], "ualink": 144}, tp=8, batch=720)
     two = "--platform mixed-nvlink-ualink-cxl,mixed-nvlink-ualink-cxl"
-    found = said(f"train --model llama3-70b {two} --rack nvl72,ualink --gpus 144,144 --tp 8 --pp 1 --batch 720")
-    assert table["total_s"][0] == found["total_s"] and table["even_s"][0] == found["even_s"]
+    answer = said(f"train --model llama3-70b {two} --rack nvl72,ualink --gpus 144,144 --tp 8 --pp 1 --batch 720")
+    assert table["total_s"][0] == answer["total_s"] and table["even_s"][0] == answer["even_s"]
     for name in ("copies", "sequences", "step_s", "alone_s"):
-        assert table[name][0].tolist() == [part[name] for part in found["parts"]]
+        assert table[name][0].tolist() == [part[name] for part in answer["parts"]]
     assert table["total_s"][1] < table["total_s"][0] and np.isnan(table["total_s"][2])
     assert table["reason"].tolist()[:2] == ["", ""]
     assert table["reason"][2] == "145 accelerators in racks nvl72: expected a multiple of the 8 of a copy"
@@ -358,9 +358,9 @@ def test_a_traced_step_is_predicted_as_by_the_command(tmp_path: Path) -> None:
         file = {"schema": "1.1.1-chakra.0.0.4", "nodes": its}
         Path(tmp_path, f"rank-{rank}.json").write_text(json.dumps(file))
     table = plan.chakra(tmp_path, compute=[1e9, 1e11], memory=1e10, launch=1e-6)
-    found = said(f"chakra {tmp_path} --compute 100GFLOP/s --memory 10GB/s --launch 1us")
-    assert table["total_s"][1] == found["predicted_s"]
-    assert table["rank_s"][1].tolist() == [it["step"]["total_s"] for it in found["ranks"]]
+    answer = said(f"chakra {tmp_path} --compute 100GFLOP/s --memory 10GB/s --launch 1us")
+    assert table["total_s"][1] == answer["predicted_s"]
+    assert table["rank_s"][1].tolist() == [rank["step"]["total_s"] for rank in answer["ranks"]]
     assert table["operators"].tolist() == ["aten::add", "aten::mm"] and table["operator_s"].shape == (2, 2)
     assert table["operator_s"].sum(axis=-1) == pytest.approx(table["total_s"])
     # A product of 256 x 256 x 256 has 33.5 million operations, and the slower rank has two of them.
@@ -368,16 +368,16 @@ def test_a_traced_step_is_predicted_as_by_the_command(tmp_path: Path) -> None:
     with pytest.raises(polder.ArgumentError, match="platform: expected what collective calls run on"):
         plan.chakra(tmp_path, compute=1e9, memory=1e10, launch=0, fidelity="L1")
     names = {"collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 1 << 20, "pg_size": 8}
-    called = node(5, "record_param_comms", []) | {"attrs": [{"name": it, "value": of} for it, of in names.items()]}
+    called = node(5, "record_param_comms", []) | {"attrs": [{"name": name, "value": of} for name, of in names.items()]}
     file = {"schema": "1.1.1-chakra.0.0.4", "nodes": [*nodes, called]}
     Path(tmp_path, "rank-1.json").write_text(json.dumps(file))
     for fidelity in ("L0", "L2"):
         step = {"compute": 1e11, "memory": 1e10, "launch": 1e-6}
         more = plan.chakra(tmp_path, **step, platform="dgx-h100", fidelity=fidelity)
         words = f"--compute 100GFLOP/s --memory 10GB/s --launch 1us --platform dgx-h100 --fidelity {fidelity}"
-        found = said(f"chakra {tmp_path} {words}")
-        assert more["total_s"] == found["predicted_s"] and found["fidelity"] == fidelity
-        assert more["communication_s"].tolist() == [it["communication"]["total_s"] for it in found["ranks"]]
+        answer = said(f"chakra {tmp_path} {words}")
+        assert more["total_s"] == answer["predicted_s"] and answer["fidelity"] == fidelity
+        assert more["communication_s"].tolist() == [rank["communication"]["total_s"] for rank in answer["ranks"]]
         assert more["communication_s"][0] == 0 < more["communication_s"][1] and more["collectives"] == 0
     with pytest.raises(polder.ArgumentError, match="compute: expected a number above 0, found 0"):
         plan.chakra(tmp_path, compute=0.0, memory=1e10, launch=1e-6)
@@ -445,12 +445,12 @@ def test_steps_with_a_parameter_service_equal_those_of_the_command() -> None:
     command = "sync --layers 125MB,24x50MB --workers 4 --forward 40ms --backward 80ms --worker-bandwidth 12GB/s"
     for row, proxies in enumerate((1, 4)):
         for column, shard in enumerate(("2MiB", "8MiB")):
-            found = said(f"{command} --link-bandwidth 24GB/s --proxies {proxies} --shard {shard}")
+            answer = said(f"{command} --link-bandwidth 24GB/s --proxies {proxies} --shard {shard}")
             for way in ("all_reduce", "overlapped", "service", "best"):
                 for of in ("step_s", "blocked_s"):
-                    assert table[f"{way}_{of}"][row, column] == found[way][of]
-            assert table["best_bytes"][row, column] == found["best"]["proxied_bytes"]
-            assert table["split_bytes"][row, column] == found["split_bytes"]
+                    assert table[f"{way}_{of}"][row, column] == answer[way][of]
+            assert table["best_bytes"][row, column] == answer["best"]["proxied_bytes"]
+            assert table["split_bytes"][row, column] == answer["split_bytes"]
     # More devices carry more.
     assert (table["service_step_s"][0] > table["service_step_s"][1]).all()
     assert plan.sync("llama3-8b", **passes)["all_reduce_step_s"].shape == ()

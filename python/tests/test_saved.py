@@ -84,17 +84,17 @@ FORWARDS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
 
 def held(model: torch.nn.Module, *inputs: Any) -> int:
     """Bytes of what is saved and held, each place in memory once, as another count than the package's."""
-    own = {it.untyped_storage().data_ptr() for it in (*model.parameters(), *model.buffers())}
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: list[torch.Tensor] = []
 
-    def pack(it: torch.Tensor) -> torch.Tensor:
-        saved.append(it)
-        return it
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         made = model(*inputs)
-    large = [it for it in saved if it.is_contiguous() and it.nbytes >= 64 << 10]
-    places = {(it.data_ptr(), it.nbytes) for it in large if it.untyped_storage().data_ptr() not in own}
+    large = [tensor for tensor in saved if tensor.is_contiguous() and tensor.nbytes >= 64 << 10]
+    places = {(tensor.data_ptr(), tensor.nbytes) for tensor in large if tensor.untyped_storage().data_ptr() not in own}
     del made
     return sum(nbytes for _, nbytes in places)
 
@@ -107,13 +107,13 @@ def test_what_is_said_to_be_saved_is_what_the_cpu_saves_and_a_placement_holds(na
     torch.manual_seed(0)
     model = make()
     with torch.autocast("cpu", torch.bfloat16) if is_brain else contextlib.nullcontext():
-        said = offload.saved_bytes(model, *inputs)
+        nbytes = offload.saved_bytes(model, *inputs)
         assert not hasattr(model, "cache") and getattr(model, "calls", 0) == 0
-        assert said == held(model, *inputs) > 0
-        placed = offload.place(model, offload.AdamW(model.parameters()), "dram", tiers=TIERS, activations=said)
+        assert nbytes == held(model, *inputs) > 0
+        placed = offload.place(model, offload.AdamW(model.parameters()), "dram", tiers=TIERS, activations=nbytes)
         with placed.activations():
             made = model(*inputs)
-    assert said == sum(row.bytes for row in placed.rows() if row.object == "activations")
+    assert nbytes == sum(row.bytes for row in placed.rows() if row.object == "activations")
     made.float().sum().backward()
 
 
@@ -166,12 +166,12 @@ def test_a_model_that_looks_at_numbers_runs_for_real_and_is_refused_on_the_meta_
             return y.sin() if y.detach().sum().item() > 1e9 else y.exp().exp()
 
     looking = Looking()
-    before = {name: it.clone() for name, it in looking.named_buffers()}
-    said = offload.saved_bytes(looking, X)
-    assert said == held(looking, X)
+    before = {name: buffer.clone() for name, buffer in looking.named_buffers()}
+    nbytes = offload.saved_bytes(looking, X)
+    assert nbytes == held(looking, X)
     looking.load_state_dict(before, strict=False)
-    assert offload.saved_bytes(looking, X) == said
-    assert all(torch.equal(it, before[name]) for name, it in looking.named_buffers())
+    assert offload.saved_bytes(looking, X) == nbytes
+    assert all(torch.equal(buffer, before[name]) for name, buffer in looking.named_buffers())
     with pytest.raises(ArgumentError, match="it lies on the meta device and looks at numbers"):
         offload.saved_bytes(Looking().to("meta"), X)
 

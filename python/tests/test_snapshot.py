@@ -128,7 +128,7 @@ def test_a_writer_that_is_killed_leaves_the_version_before_whole(scratch: Path) 
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
         store = _core.Store(pool, "s")
         for _ in range(8):
-            said = killed_after(WRITER, dice, 0.03, scratch / "pool", scratch, last)
+            published = killed_after(WRITER, dice, 0.03, scratch / "pool", scratch, last)
             version = store.open()
             assert dict(version.tensors()) == {"0": 1_600_000, "1": 1_600_000, "2": 1_600_000, "frozen": 8000}
             steps = set[int]()
@@ -139,7 +139,7 @@ def test_a_writer_that_is_killed_leaves_the_version_before_whole(scratch: Path) 
             version.close()
             assert len(steps) == 1, f"steps {steps} in one version"
             last = steps.pop()
-            assert last >= said, f"step {said} was published, {last} is the newest"
+            assert last >= published, f"step {published} was published, {last} is the newest"
             assert len(store.versions()) >= min(2, last)
         store.remove()
         assert pool.list("/version") == []
@@ -315,16 +315,16 @@ def test_a_process_that_is_killed_while_it_writes_to_disk_leaves_the_snapshot_be
     home = disk.home_of(scratch / "disk", "job", 0)
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
         for _ in range(3):
-            said = killed_after(FLUSHER, dice, 0.05, *(scratch / it for it in ("pool", ".", "disk")), last)
+            published = killed_after(FLUSHER, dice, 0.05, *(scratch / name for name in ("pool", ".", "disk")), last)
             kept = disk.kept(home)
-            assert len(kept) >= min(2, said)
+            assert len(kept) >= min(2, published)
             for step, folder in kept.items():
                 saved, read_leaf = disk.read(folder)
                 (weight,) = (leaf for key, leaf in saved["state"]["dict"][0][1]["dict"] if key == "weight")
                 assert saved["step"] == step
                 assert torch.equal(read_leaf(weight), torch.full((300, 300), float(step)))
             last = max(kept)
-            assert last >= said, f"step {said} was on disk, {last} is the newest"
+            assert last >= published, f"step {published} was on disk, {last} is the newest"
 
 
 @pytest.mark.torch

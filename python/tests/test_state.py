@@ -82,11 +82,11 @@ def test_two_attempts_are_never_mixed(scratch: Path, where: str, monkeypatch: py
         ("restore", "say", "wait", "fill=3", "1:snap=200"),
         ("restore", "say"),
     ]
-    said: list[str] = []
+    lines: list[str] = []
     for number, acts in enumerate(starts):
         monkeypatch.setenv("STATE_POOL", str(scratch / (f"pool-{number}" if where == "new pools" else "pool")))
-        said = start(scratch, 2, number, to, *acts)
-        assert number == 0 or said == ["100 1.0", "100 1.0"]
+        lines = start(scratch, 2, number, to, *acts)
+        assert number == 0 or lines == ["100 1.0", "100 1.0"]
 
 
 @pytest.mark.parametrize("where", ["pool", "folder"])
@@ -159,10 +159,10 @@ def test_another_number_of_ranks_goes_on_or_is_refused(scratch: Path, where: str
     assert start(scratch, 1, 2, to, "restore", "say", "fill=7", "snap=1200") == ["1100 6.0"]
     # Of ranks that do not have the same, others cannot go on; those of before do.
     assert start(scratch, 2, 3, to, "restore", "say", "1:fill=8", "snap=1300")[0] == "1200 7.0"
-    said = start(scratch, 3, 4, to, "restore", "fill=9", "snap=1")
-    for line in said:
-        assert line.startswith("UnusableError") and "2 ranks made version" in line, said
-        assert "/'model'/'weight' of rank 1 is not that of rank 0; restore it on 2 ranks" in line, said
+    lines = start(scratch, 3, 4, to, "restore", "fill=9", "snap=1")
+    for line in lines:
+        assert line.startswith("UnusableError") and "2 ranks made version" in line, lines
+        assert "/'model'/'weight' of rank 1 is not that of rank 0; restore it on 2 ranks" in line, lines
     # What that job has published since, which restored nothing, comes after; nothing of the others has gone.
     assert start(scratch, 3, 5, to, "restore", "say") == ["1 9.0"] * 3
 
@@ -521,17 +521,17 @@ def test_hostile_sums_of_a_folder_give_a_corrupt_error_alone(scratch: Path) -> N
             polder.torch.snapshot("job", filled(step), step=step, pool=pool, folder=folder).wait_flushed()
     at = folder / "job/0/00000002-step2/polder.json"
     whole = at.read_text()
-    said = json.loads(whole)
+    sums = json.loads(whole)
     hostile = [
         "",
         "[" * 100_000,
         "1" * 5000,
         "null",
-        json.dumps({**said, "files": {"../../x": [1, "a"]}}),
-        json.dumps({**said, "files": {".metadata": [1 << 70, "a"]}}),
-        json.dumps({**said, "identity": {**said["identity"], "world": 1 << 60}}),
-        *(json.dumps({key: value for key, value in said.items() if key != lost}) for lost in said),
-        *(json.dumps({f"{key}0" if key == other else key: value for key, value in said.items()}) for other in said),
+        json.dumps({**sums, "files": {"../../x": [1, "a"]}}),
+        json.dumps({**sums, "files": {".metadata": [1 << 70, "a"]}}),
+        json.dumps({**sums, "identity": {**sums["identity"], "world": 1 << 60}}),
+        *(json.dumps({key: value for key, value in sums.items() if key != lost}) for lost in sums),
+        *(json.dumps({f"{key}0" if key == other else key: value for key, value in sums.items()}) for other in sums),
     ]
     for _ in range(60):
         begin = dice.randrange(len(whole))
@@ -541,7 +541,7 @@ def test_hostile_sums_of_a_folder_give_a_corrupt_error_alone(scratch: Path) -> N
         for text in hostile:
             at.write_text(text)
             with contextlib.suppress(ValueError, RecursionError):
-                if json.loads(text) == said:
+                if json.loads(text) == sums:
                     continue
             with pytest.raises(polder.CorruptError, match=r"polder\.json cannot be read.*version 1 of step 1"):
                 polder.torch.restore("job", filled(0), pool=pool, folder=folder)

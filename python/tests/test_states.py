@@ -113,10 +113,10 @@ def assert_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours["state"].keys() == theirs["state"].keys()
     for number, state in theirs["state"].items():
         assert ours["state"][number].keys() == state.keys()
-        for name, it in state.items():
+        for name, value in state.items():
             assert (
-                torch.equal(torch.as_tensor(ours["state"][number][name]), torch.as_tensor(it))
-                if it is not None
+                torch.equal(torch.as_tensor(ours["state"][number][name]), torch.as_tensor(value))
+                if value is not None
                 else True
             )
 
@@ -125,11 +125,11 @@ def assert_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 def test_masters_of_16_bit_parameters_are_states_of_any_optimizer(disk: Path, far: float) -> None:  # noqa: F811
     policy = {"optimizer states": [1 - far, far]}
     reference = net(torch.bfloat16)
-    masters = [torch.nn.Parameter(it.detach().float()) for it in reference.parameters()]
+    masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in reference.parameters()]
     train(reference, optim.AdamW(masters, lr=1e-2), range(50), None, masters)
     # The program keeps them itself: one more line, and no other change.
     by_hand = net(torch.bfloat16)
-    masters = [torch.nn.Parameter(it.detach().float()) for it in by_hand.parameters()]
+    masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in by_hand.parameters()]
     optimizer = optim.AdamW(masters, lr=1e-2)
     placed = offload.place(by_hand, optimizer, policy, tiers=two_tiers(disk))
     train(by_hand, optimizer, range(50), placed, masters)
@@ -138,11 +138,11 @@ def test_masters_of_16_bit_parameters_are_states_of_any_optimizer(disk: Path, fa
     model = net(torch.bfloat16)
     optimizer = optim.AdamW(model.parameters(), lr=1e-2)
     placed = offload.place(model, optimizer, policy, tiers=two_tiers(disk), masters=True)
-    elements = sum(it.numel() for it in model.parameters())
+    elements = sum(parameter.numel() for parameter in model.parameters())
     assert optimizer._polder_states.nbytes() == pytest.approx(12 * elements, abs=4096)
     train(model, optimizer, range(30), placed)
     kept = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    assert {it.dtype for it in kept["optimizer"]["state"][0].values()} == {torch.float32}
+    assert {state.dtype for state in kept["optimizer"]["state"][0].values()} == {torch.float32}
     train(model, optimizer, range(30, 50), placed)
     assert_same(model, reference)
     other = net(torch.bfloat16)
@@ -200,7 +200,7 @@ def fine_tuned(
 @pytest.mark.parametrize("policy", ["dram", "interleave", "paper", "optimal"])
 def test_a_frozen_base_is_an_object_that_every_policy_places(disk: Path, policy: str) -> None:  # noqa: F811
     reference, _ = fine_tuned(range(50))
-    base = sum(it.nbytes for it in reference.parameters() if not it.requires_grad)
+    base = sum(parameter.nbytes for parameter in reference.parameters() if not parameter.requires_grad)
 
     def place(model: Any, optimizer: Any) -> offload.Placed:
         # All but `dram` find room for less than the base.
@@ -211,7 +211,7 @@ def test_a_frozen_base_is_an_object_that_every_policy_places(disk: Path, policy:
     assert placed is not None
     assert_same(model, reference)
     held = {row.tier: row.bytes for row in placed.rows() if row.object == "frozen weights"}
-    largest = max(it.nbytes for it in model.parameters())
+    largest = max(parameter.nbytes for parameter in model.parameters())
     assert sum(held.values()) == pytest.approx(base, abs=4096 * len(list(model.parameters())))
     assert held.get("disk", 0) == pytest.approx(placed.fractions["frozen weights"][1] * base, abs=largest)
     assert ("disk" in held) is (policy != "dram")
@@ -225,7 +225,7 @@ def test_a_frozen_base_is_an_object_that_every_policy_places(disk: Path, policy:
             predicted["frozen weights", "disk"], abs=4096 * len(list(model.parameters()))
         )
     placed.close()
-    assert not any(placed.holds(it) for it in model.parameters())
+    assert not any(placed.holds(parameter) for parameter in model.parameters())
     train(model, optim.SGD([model.up[0].weight], lr=0.1), range(1))
 
 
@@ -240,11 +240,11 @@ def test_a_frozen_base_lies_in_tiers_of_memory_and_keeps_what_a_program_writes(d
     words = {row.tier: row.word for row in placed.rows() if row.object == "frozen weights"}
     assert words == {"dram": "count", "near": "kernel: node 0", "disk": "size of the file"}
     with torch.no_grad():
-        for it in (*model.base.parameters(), model.table.weight):
-            it.fill_(2.0)
+        for tensor in (*model.base.parameters(), model.table.weight):
+            tensor.fill_(2.0)
     model(torch.ones(4, 64).bfloat16())
     model(torch.ones(4, 64).bfloat16())
-    assert all(bool((it == 2).all()) for it in (*model.base.parameters(), model.table.weight))
+    assert all(bool((tensor == 2).all()) for tensor in (*model.base.parameters(), model.table.weight))
 
 
 class Counted(optim.SGD):

@@ -29,11 +29,11 @@ def test_a_class_has_the_members_that_its_stub_has(name: str) -> None:
     actual = getattr(_core, name)
     bases = [base.id for base in CLASSES[name].bases if isinstance(base, ast.Name) and base.id in CLASSES]
     body = [node for of in (*bases, name) for node in CLASSES[of].body]
-    said = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    stubbed = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     # A buffer shows its methods from Python 3.12 on; the stub's base has them.
     inherited = set(dir(object)) | {"__weakref__", "__module__", "__buffer__", "__release_buffer__"}
-    assert set(dir(actual)) - inherited == set(said) - inherited
-    for member, node in said.items():
+    assert set(dir(actual)) - inherited == set(stubbed) - inherited
+    for member, node in stubbed.items():
         if any(isinstance(by, ast.Name) and by.id == "property" for by in node.decorator_list):
             continue
         call = actual if member == "__new__" else getattr(actual, member)

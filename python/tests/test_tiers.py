@@ -181,18 +181,18 @@ def test_what_a_model_loads_in_a_scope_lies_in_its_tier(tmp_path: Path, card: Pa
     bytes_of_weights = 2 * 2 * 128 * 256
     for name, place in (("node:0", "node 0"), (str(card), str(card))):
         with offload.tier(name) as scope:
-            it = Loaded.from_pretrained(tmp_path)
+            model = Loaded.from_pretrained(tmp_path)
         assert scope.where() == [(place, bytes_of_weights)]
-        assert all(map(torch.equal, it.parameters(), known.parameters()))
+        assert all(map(torch.equal, model.parameters(), known.parameters()))
         # What is loaded over weights that lie there stays there.
-        it.load_state_dict(known.state_dict())
+        model.load_state_dict(known.state_dict())
         assert scope.where() == [(place, bytes_of_weights)]
     with offload.tier("node:0") as scope:
-        it = torch.nn.Linear(256, 256, device="meta")
-        it.load_state_dict(
+        model = torch.nn.Linear(256, 256, device="meta")
+        model.load_state_dict(
             {"weight": torch.from_numpy(np.ones((256, 256), np.float32)), "bias": torch.ones(256)}, assign=True
         )
-        it.register_buffer("table", torch.from_numpy(np.ones((256, 256), np.float32)))
+        model.register_buffer("table", torch.from_numpy(np.ones((256, 256), np.float32)))
     assert scope.where() == [("node 0", 2 * 4 * 256 * 256)]
 
 

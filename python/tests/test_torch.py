@@ -160,12 +160,12 @@ def test_a_call_of_c10d_is_translated_with_its_type_and_its_reduction() -> None:
     found = (made.call, made.collective, made.reduction, made.root)
     assert found == ("reduce_scatter_tensor", "reduce-scatter", "avg", 3)
     assert all(backend._operation(call, torch.complex64) for call in backend._COLLECTIVES if "reduce" not in call)
-    for dtype, op, said in (
+    for dtype, op, problem in (
         (torch.bool, ops.AVG, "bools have no average"),
         (torch.complex64, ops.SUM, "complex64 cannot be combined"),
         (torch.quint8, ops.SUM, "no tensor of type quint8"),
     ):
-        with pytest.raises(polder.ArgumentError, match=said):
+        with pytest.raises(polder.ArgumentError, match=problem):
             backend._operation("all_reduce", dtype, hash(ops(op)))
 
 
@@ -345,7 +345,7 @@ def test_a_trace_that_cannot_be_written_ends_with_a_warning_and_the_job_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "reason"),
     [
         ("link", "it is a link, which is not followed"),
         ("pipe", "No such device or address"),
@@ -353,14 +353,14 @@ def test_a_trace_that_cannot_be_written_ends_with_a_warning_and_the_job_goes_on(
         ("nowhere", "No such file or directory"),
     ],
 )
-def test_a_trace_goes_into_no_link_and_no_pipe(tmp_path: Path, kind: str, said: str) -> None:
+def test_a_trace_goes_into_no_link_and_no_pipe(tmp_path: Path, kind: str, reason: str) -> None:
     path, other = tmp_path / "trace.json", tmp_path / "other"
     other.write_text("kept")
     made = {"link": lambda: path.symlink_to(other), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}
     made.get(kind, lambda: None)()
     named = path / "deeper" if kind == "nowhere" else path
     with Ranks("torch_trace.py", 2, tmp_path / "run", "", POLDER_TRACE=str(named)) as run:
-        warning = f"polder: POLDER_TRACE={named}: {said}; this process is not traced"
+        warning = f"polder: POLDER_TRACE={named}: {reason}; this process is not traced"
         assert [output.splitlines() for output in run.outputs()] == [[warning, "equal"]] * 2
     assert other.read_text() == "kept"
 

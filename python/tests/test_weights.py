@@ -80,14 +80,14 @@ def test_a_model_loads_a_version_and_strides_do_not_matter(pool: polder.Pool) ->
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2)).to(memory_format=torch.channels_last)
     polder.weights.publish("net", model.state_dict(), pool=pool)
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))
-    with polder.weights.open("net", pool=pool) as found:
-        other.load_state_dict(found)
+    with polder.weights.open("net", pool=pool) as weights:
+        other.load_state_dict(weights)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     lazy = torch.complex(torch.ones(3), torch.ones(3)).conj()
     polder.weights.publish("net", {"z": lazy}, pool=pool)
-    with polder.weights.open("net", pool=pool) as found:
-        assert torch.equal(found["z"], lazy)
+    with polder.weights.open("net", pool=pool) as weights:
+        assert torch.equal(weights["z"], lazy)
 
 
 def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool) -> None:
@@ -96,14 +96,14 @@ def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool
     dice = random.Random(seed)
     whole = {f"t{dims}": torch.randn([dice.randint(1, 6) for _ in range(dims)]) for dims in range(1, 5)}
     polder.weights.publish("llm", whole, pool=pool)
-    with polder.weights.open("llm", pool=pool) as found:
+    with polder.weights.open("llm", pool=pool) as weights:
         for _ in range(300):
             name = dice.choice(list(whole))
             tensor = whole[name]
             first = [dice.randrange(size) for size in tensor.shape]
             shape = [dice.randint(0, size - begin) for begin, size in zip(first, tensor.shape, strict=True)]
             into = torch.full(shape, torch.nan)
-            found.read_into(name, into, first)
+            weights.read_into(name, into, first)
             part = tensor[tuple(slice(begin, begin + size) for begin, size in zip(first, shape, strict=True))]
             assert torch.equal(into, part), (name, first, shape)
         into = torch.empty(2, 2)
@@ -115,26 +115,26 @@ def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool
             (torch.empty(1, dtype=torch.float64), None, "dtype"),
         ]:
             with pytest.raises(polder.ArgumentError, match=what):
-                found.read_into("t1", bad, offset)
+                weights.read_into("t1", bad, offset)
         with pytest.raises(polder.ArgumentError, match="contiguous"):
-            found.read_into("t2", into.T, (0, 0))
+            weights.read_into("t2", into.T, (0, 0))
         with pytest.raises(KeyError, match="'t9' is no tensor of the weights llm, version 1"):
-            found["t9"]
+            weights["t9"]
 
 
 def test_damage_is_found_in_a_part_too(pool: polder.Pool) -> None:
     polder.weights.publish("llm", {"w": torch.ones(100, 100)}, pool=pool)
-    with polder.weights.open("llm", pool=pool) as found:
+    with polder.weights.open("llm", pool=pool) as weights:
         at = Path(pool.path).read_bytes().index(bytes(torch.ones(1000).numpy()))
         for offset in (at + 4096, at + 20_000):
             damage(pool, offset)
             for _ in range(2):
                 with pytest.raises(polder.CorruptError):
-                    found.read_into("w", torch.empty(1, 1), (99, 99))
+                    weights.read_into("w", torch.empty(1, 1), (99, 99))
             with pytest.raises(polder.CorruptError):
-                found["w"]
+                weights["w"]
             damage(pool, offset)
-        found.read_into("w", part := torch.empty(1, 1), (99, 99))
+        weights.read_into("w", part := torch.empty(1, 1), (99, 99))
         assert part == 1
 
 
@@ -185,12 +185,12 @@ def test_a_reader_waits_for_the_next_version(pool: polder.Pool) -> None:
     with pytest.raises(TimeoutError, match="no version of the weights llm above 0"):
         polder.weights.wait("llm", timeout=0, pool=pool)
     polder.weights.publish("llm", filled(1), pool=pool)
-    with polder.weights.wait("llm", timeout=0, pool=pool) as found:
-        assert found.number == 1
+    with polder.weights.wait("llm", timeout=0, pool=pool) as weights:
+        assert weights.number == 1
     later = threading.Timer(0.05, lambda: polder.weights.publish("llm", filled(2), pool=pool))
     later.start()
-    with polder.weights.wait("llm", 1, timeout=60, pool=pool) as found:
-        same(found, filled(2))
+    with polder.weights.wait("llm", 1, timeout=60, pool=pool) as weights:
+        same(weights, filled(2))
     later.join()
 
 
@@ -231,21 +231,21 @@ def test_a_killed_trainer_leaves_the_last_whole_version(pool: polder.Pool) -> No
     seed = random.randrange(1 << 32)
     print("seed", seed)
     dice = random.Random(seed)
-    rounds, said = 8, 0
+    rounds, published = 8, 0
     for _ in range(rounds):
-        command = [sys.executable, "-c", PUBLISHER, str(pool.path), str(said)]
+        command = [sys.executable, "-c", PUBLISHER, str(pool.path), str(published)]
         environment = {**os.environ, "POLDER_RUN": str(Path(pool.path).parent)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
             assert child.stdout
             for _ in range(dice.randint(1, 12)):
-                said = int(child.stdout.readline())
+                published = int(child.stdout.readline())
             threading.Event().wait(dice.random() * 0.01)
             child.send_signal(signal.SIGKILL)
             for line in child.stdout:
                 with contextlib.suppress(ValueError):
-                    said = max(said, int(line))
-        with polder.weights.open("llm", pool=pool) as found:
-            values = {value for tensor in found.values() for value in tensor.unique().tolist()}
-        assert len(values) == 1 and min(values) in (said, said + 1), (values, said)
-        said = int(values.pop())
+                    published = max(published, int(line))
+        with polder.weights.open("llm", pool=pool) as weights:
+            values = {value for tensor in weights.values() for value in tensor.unique().tolist()}
+        assert len(values) == 1 and min(values) in (published, published + 1), (values, published)
+        published = int(values.pop())
     print(rounds, "kills")

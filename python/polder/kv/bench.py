@@ -256,13 +256,13 @@ class State:
     def look_up(self, name: str, turn: int) -> tuple[int, int, int]:
         """Looks up keys, over and over."""
         keys = self._keys(turn, 0)
-        lookup, found = self._contenders[name].lookup, [False]
+        lookup, present = self._contenders[name].lookup, [False]
         cpu, begin = time.process_time_ns(), time.perf_counter_ns()
         for _ in range(CALLS):
-            found = lookup(keys)
+            present = lookup(keys)
         cpu, end = time.process_time_ns() - cpu, time.perf_counter_ns()
-        if found != [turn == 0] * len(keys):
-            raise Failed(f"{name}: found {sum(found)} of {len(keys)} keys of round {turn}")
+        if present != [turn == 0] * len(keys):
+            raise Failed(f"{name}: found {sum(present)} of {len(keys)} keys of round {turn}")
         return cpu, begin, end
 
     def clear(self, name: str) -> None:

@@ -79,12 +79,12 @@ def _hash(path: Path) -> str:
         pass  # Nothing is remembered, or not as this version writes it.
     settled_before = time.time() - _SETTLED_SECONDS
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if _seen(path) != seen:
         raise ArgumentError(f"{path} changed while it was hashed; start again when its writer has finished")
     if seen[-1] < settled_before * 1e9:
-        _remember(note, json.dumps({"path": str(path), "seen": seen, "sha256": found}))
-    return found
+        _remember(note, json.dumps({"path": str(path), "seen": seen, "sha256": digest}))
+    return digest
 
 
 def _seen(path: Path) -> list[int]:

@@ -77,14 +77,14 @@ def key_of(offload_key: bytes) -> bytes:
     ArgumentError
         The hash is shorter.
     """
-    found, group = offload_key[:-_GROUP_BYTES], int.from_bytes(offload_key[-_GROUP_BYTES:], "big")
-    if len(found) < _KEY_BYTES:
+    digest, group = offload_key[:-_GROUP_BYTES], int.from_bytes(offload_key[-_GROUP_BYTES:], "big")
+    if len(digest) < _KEY_BYTES:
         raise ArgumentError(
-            f"a block's hash has {len(found)} bytes, expected {_KEY_BYTES} or more; "
+            f"a block's hash has {len(digest)} bytes, expected {_KEY_BYTES} or more; "
             "take --prefix-caching-hash-algo sha256"
         )
-    tail = int.from_bytes(found[_KEY_BYTES - _GROUP_BYTES : _KEY_BYTES], "big") ^ group
-    return found[: _KEY_BYTES - _GROUP_BYTES] + tail.to_bytes(_GROUP_BYTES, "big")
+    tail = int.from_bytes(digest[_KEY_BYTES - _GROUP_BYTES : _KEY_BYTES], "big") ^ group
+    return digest[: _KEY_BYTES - _GROUP_BYTES] + tail.to_bytes(_GROUP_BYTES, "big")
 
 
 # ------------------------------------------------------------------------------------------------------- identity
@@ -197,7 +197,7 @@ def weights_path(engine: Any) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
         )
     except (OSError, ValueError) as error:
@@ -205,7 +205,7 @@ def weights_path(engine: Any) -> Path:
             f"the weights of {model.model} are in no folder of this machine ({str(error).splitlines()[0]}); name a "
             'file or folder that stands for them, as "weights" of the tier'
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def fingerprint_in_force(engine: Any, stands_for: Path | None) -> str:
@@ -327,15 +327,15 @@ class PolderTier(SecondaryTierManager):
                 others = getattr(req_context, "_offload_key_positions", ())
                 asked += [other for other in others if other != key and other not in self._answers]
             self._answers.update(zip(asked, self._ask(asked), strict=True))
-        found = self._answers[key]
+        is_there = self._answers[key]
         if key in self._failed:
             # It is forgotten when the cache no longer has it: from then on another engine may have stored it anew.
-            if not found:
+            if not is_there:
                 self._failed.discard(key)
             return LookupResult.MISS
-        if found:
+        if is_there:
             self._hit.add(req_context.req_id)
-        return LookupResult.HIT if found else LookupResult.MISS
+        return LookupResult.HIT if is_there else LookupResult.MISS
 
     def _ask(self, keys: list[bytes]) -> Sequence[bool]:
         if self._cache is None:
@@ -449,13 +449,13 @@ class PolderTier(SecondaryTierManager):
         self._failed.clear()
         unknown = f"{_UNKNOWN}{uuid.uuid4()}"
         try:
-            found = fingerprint(self._weights) if self._weights else unknown
+            weights = fingerprint(self._weights) if self._weights else unknown
         except (OSError, PolderError) as error:
             self._warn("look at the weights", error)
-            found = unknown
-        if found != self._identity["weights"]:
+            weights = unknown
+        if weights != self._identity["weights"]:
             self._leave()
-            self._identity = {**self._identity, "weights": found}
+            self._identity = {**self._identity, "weights": weights}
             self._reopen()
 
     def _leave(self) -> None:
@@ -524,12 +524,12 @@ class CopyingWorker(OffloadingWorker):
         # Of each tensor: pages by block, and pages by chunk and place in it.
         self._pages = [
             (
-                it.tensor.view(torch.int8).view(-1, it.page_size_bytes),
-                region.create_next_worker_view(it.page_size_bytes * blocks_per_chunk).unflatten(
+                cached.tensor.view(torch.int8).view(-1, cached.page_size_bytes),
+                region.create_next_worker_view(cached.page_size_bytes * blocks_per_chunk).unflatten(
                     1, (blocks_per_chunk, -1)
                 ),
             )
-            for it in kv_caches.tensors
+            for cached in kv_caches.tensors
         ]
         self._results: list[Any] = []
 

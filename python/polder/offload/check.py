@@ -172,17 +172,17 @@ class Watch:
             self._memory.base = self._memory.now()
             self._memory.most()
         if id(module) not in self._modules:
-            self._modules |= {id(it) for it in module.modules()}
-            for it in (*module.parameters(), *module.buffers()):
-                self._weights.add(storage_of(it))
-                if it.requires_grad and it.is_leaf and id(it) not in self._gradients:
-                    self._gradients[id(it)] = (it.device.type, 0)
-                    it.register_post_accumulate_grad_hook(self._accumulated)  # pyright: ignore[reportUnknownMemberType]
-        for it in args if not self._is_sure else ():
-            if isinstance(it, torch.Tensor) and it.dim() > 1:
-                self._is_sure = it.dim() == 2 and not it.is_floating_point()
-                if self._is_sure or (it.dim() == 3 and not self._context):
-                    self._batch, self._context = it.shape[0], it.shape[1]
+            self._modules |= {id(inner) for inner in module.modules()}
+            for tensor in (*module.parameters(), *module.buffers()):
+                self._weights.add(storage_of(tensor))
+                if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._gradients:
+                    self._gradients[id(tensor)] = (tensor.device.type, 0)
+                    tensor.register_post_accumulate_grad_hook(self._accumulated)  # pyright: ignore[reportUnknownMemberType]
+        for argument in args if not self._is_sure else ():
+            if isinstance(argument, torch.Tensor) and argument.dim() > 1:
+                self._is_sure = argument.dim() == 2 and not argument.is_floating_point()
+                if self._is_sure or (argument.dim() == 3 and not self._context):
+                    self._batch, self._context = argument.shape[0], argument.shape[1]
                 if self._is_sure:
                     break
 
@@ -217,13 +217,13 @@ class Watch:
         if not is_second:
             self._note(optimizer, has_stepped=True)
         self._steps = max(self._steps, self._memory.most())
-        seen = {id(it) for known, _, _ in self._steppers.values() for it in _parameters(known)}
+        seen = {id(parameter) for known, _, _ in self._steppers.values() for parameter in _parameters(known)}
         # Wrappers of an optimizer have its parameters.
-        waiting = [it for it in _optimizers() if not {id(parameter) for parameter in _parameters(it)} <= seen]
+        waiting = [other for other in _optimizers() if not {id(parameter) for parameter in _parameters(other)} <= seen]
         if waiting and not is_second:
             return
-        for it in waiting:
-            self._note(it, has_stepped=False)
+        for other in waiting:
+            self._note(other, has_stepped=False)
         self.found = self._finding()
         raise _SteppedError
 
@@ -246,14 +246,16 @@ class Watch:
         weights: dict[int, torch.Tensor] = {}
         for optimizer, model, _ in self._steppers.values():
             known = _parameters(optimizer) if model is None else model.parameters()
-            weights |= {id(it): it for it in known}
+            weights |= {id(parameter): parameter for parameter in known}
             for device, nbytes in self._states_of(optimizer):
                 rows[device]["optimizer states"] += nbytes
-        for number, it in weights.items():
-            device, nbytes = self._of(it)
-            rows[device]["weights" if it.requires_grad else "frozen weights"] += nbytes
+        for number, parameter in weights.items():
+            device, nbytes = self._of(parameter)
+            rows[device]["weights" if parameter.requires_grad else "frozen weights"] += nbytes
             # What came may be gone again.
-            device, nbytes = self._of(it.grad) if it.grad is not None else self._gradients.get(number, ("cpu", 0))
+            device, nbytes = (
+                self._of(parameter.grad) if parameter.grad is not None else self._gradients.get(number, ("cpu", 0))
+            )
             if nbytes:
                 rows[device]["gradients"] += nbytes
         for device, live in self._saved.items():
@@ -263,8 +265,12 @@ class Watch:
         moments = {(self._steps, 0), *((stays + gradients, max(0, more)) for gradients, more in self._moments)}
         # To the next MiB. One that has no more of either than another says nothing.
         moments = {(_up(stays), _up(grows)) for stays, grows in moments}
-        most = [it for it in moments if not any(it != by and it[0] <= by[0] and it[1] <= by[1] for by in moments)]
-        steppers = [it for _, _, it in self._steppers.values()]
+        most = [
+            moment
+            for moment in moments
+            if not any(moment != by and moment[0] <= by[0] and moment[1] <= by[1] for by in moments)
+        ]
+        steppers = [stepper for _, _, stepper in self._steppers.values()]
         return Found(
             dict(rows),
             self._squared,
@@ -272,7 +278,7 @@ class Watch:
             self._context,
             self._batch,
             sorted(most),
-            sorted(steppers, key=lambda it: -it.states),
+            sorted(steppers, key=lambda stepper: -stepper.states),
             _trainer(),
         )
 
@@ -337,10 +343,10 @@ def _names(
     optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
 ) -> tuple[torch.nn.Module | None, tuple[str, str, bool]]:
     """The model over the parameters; how the script calls the optimizer and it, and whether it calls both."""
-    wanted = {id(it) for it in parameters}
+    wanted = {id(parameter) for parameter in parameters}
     known = [pair for variables in _variables() for pair in variables.items()]
-    ours = next((name for name, it in known if it is optimizer), None)
-    modules = [(name, it) for name, it in known if isinstance(it, torch.nn.Module)]
+    ours = next((name for name, value in known if value is optimizer), None)
+    modules = [(name, value) for name, value in known if isinstance(value, torch.nn.Module)]
     over = [pair for pair in modules if wanted <= {id(parameter) for parameter in pair[1].parameters()}]
     over = over or [pair for pair in modules if all(is_master(pair[1], parameter) for parameter in parameters)]
     if not over:
@@ -359,40 +365,40 @@ def _trainer() -> str:
     return next((name for known in _variables() for name, value in known.items() if value is it), "trainer")
 
 
-def needed(found: Found, context: int) -> float:
+def needed(finding: Found, context: int) -> float:
     """Bytes of memory that steps of a context need.
 
     Activations grow with the context, those of a square shape with its square, and so does what is made of them for a
     while. All else stays.
     """
-    whole, square = found.bytes["cpu"]["activations"], found.squared.get("cpu", 0)
-    part = context / found.context
+    whole, square = finding.bytes["cpu"]["activations"], finding.squared.get("cpu", 0)
+    part = context / finding.context
     grown = ((whole - square) * part + square * part * part) / whole
-    return max(stays + grows * grown for stays, grows in found.moments)
+    return max(stays + grows * grown for stays, grows in finding.moments)
 
 
-def first_too_long(found: Found, room: int) -> int:
+def first_too_long(finding: Found, room: int) -> int:
     """The first context that does not fit in ``room`` bytes; 0 if any does, or nothing says."""
-    saved = found.bytes.get("cpu", {}).get("activations", 0)
-    if not found.context or not saved or not any(grows for _, grows in found.moments):
+    saved = finding.bytes.get("cpu", {}).get("activations", 0)
+    if not finding.context or not saved or not any(grows for _, grows in finding.moments):
         return 0
-    low, high = 0, found.context
-    while needed(found, high) <= room:
+    low, high = 0, finding.context
+    while needed(finding, high) <= room:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if needed(found, middle) <= room else (low, middle)
+        low, high = (middle, high) if needed(finding, middle) <= room else (low, middle)
     return high
 
 
-def lines(found: Found, tiers: str) -> list[str]:
+def lines(finding: Found, tiers: str) -> list[str]:
     """What to paste into the script, if its optimizer can be placed: it runs as it is."""
-    first, activations = found.optimizers[0], found.placed
+    first, activations = finding.optimizers[0], finding.placed
     if first.refused or not tiers:
         return []
     pasted = ["import polder.offload"]
     model, optimizer = first.model, first.name
-    if name := found.trainer:
+    if name := finding.trainer:
         model, optimizer = f"{name}.model", f"{name}.optimizer"
         pasted.append(f"{name}.create_optimizer()")
     given = f'{model}, {optimizer}, "optimal", {tiers}, activations={activations}'
@@ -400,19 +406,22 @@ def lines(found: Found, tiers: str) -> list[str]:
     return [*pasted, *([f"placed.cover({model})"] if activations else [])]
 
 
-def _answer(found: Found, tiers: str) -> list[str]:
+def _answer(finding: Found, tiers: str) -> list[str]:
     """What to do, for people."""
-    first, *others = found.optimizers
+    first, *others = finding.optimizers
     out: list[str] = []
-    for it in others:
+    for other in others:
         states = (
-            f"{it.states / 1e6:.1f} MB of states" if it.has_stepped else "no step yet, so its states are not counted"
+            f"{other.states / 1e6:.1f} MB of states"
+            if other.has_stepped
+            else "no step yet, so its states are not counted"
         )
         out.append(
-            f"another optimizer: {it.name} ({it.kind}) over {it.model}: {it.weights / 1e6:.1f} MB of weights, {states}"
+            f"another optimizer: {other.name} ({other.kind}) over {other.model}: "
+            f"{other.weights / 1e6:.1f} MB of weights, {states}"
         )
-        if it.refused:
-            out.append(f"    cannot be placed: {it.refused}")
+        if other.refused:
+            out.append(f"    cannot be placed: {other.refused}")
     if others:
         out += ["a placement has one optimizer and its model: give each a part of every tier", ""]
     if first.refused:
@@ -423,12 +432,12 @@ def _answer(found: Found, tiers: str) -> list[str]:
             "nothing to paste: no folder on a disk was found for a second tier; measure one by "
             "`polder probe --disk FOLDER --out platform.toml`, and check with --platform platform.toml",
         ]
-    place = found.trainer or first.name
-    if found.trainer or first.is_named:
+    place = finding.trainer or first.name
+    if finding.trainer or first.is_named:
         out.append(f"paste below the line that makes {place}:")
     else:
         out.append("paste where the optimizer is made; the lines call it optimizer, and its model model:")
-    out += [f"    {it}" for it in lines(found, tiers)]
+    out += [f"    {line}" for line in lines(finding, tiers)]
     if tiers.startswith("tiers="):
         out += [
             "",
@@ -437,26 +446,26 @@ def _answer(found: Found, tiers: str) -> list[str]:
     return out
 
 
-def table(found: Found, room: int, platform: Path | None, tiers: str) -> str:
+def table(finding: Found, room: int, platform: Path | None, tiers: str) -> str:
     """The answer for people."""
-    out = [f"{'object':18}" + "".join(f"{device:>14}" for device in found.bytes)]
+    out = [f"{'object':18}" + "".join(f"{device:>14}" for device in finding.bytes)]
     for name in _OBJECTS:
-        cells = "".join(f"{of[name] / 1e6:11.1f} MB" for of in found.bytes.values())
+        cells = "".join(f"{of[name] / 1e6:11.1f} MB" for of in finding.bytes.values())
         out.append(f"{name:18}{cells}")
-    out.append(f"{'all else':18}{_rest(found) / 1e6:11.1f} MB  the most memory of a step, less the rows above")
+    out.append(f"{'all else':18}{_rest(finding) / 1e6:11.1f} MB  the most memory of a step, less the rows above")
     out.append("")
-    longest = first_too_long(found, room)
+    longest = first_too_long(finding, room)
     if longest:
-        out.append(f"measured with a context of {found.context} and a batch of {found.batch}")
+        out.append(f"measured with a context of {finding.context} and a batch of {finding.batch}")
         out.append(f"first context that will not fit in {room / 1e9:.1f} GB of memory: {longest}")
     else:
         out.append("no call says what the context is, or no activation lies in memory: no context is predicted")
     if platform is not None and longest:
         whole = sum(tier.nbytes for tier in tiers_of(platform) if tier.name != "dram")
-        states = found.bytes["cpu"]["optimizer states"]
-        placed = first_too_long(found, room + whole)
+        states = finding.bytes["cpu"]["optimizer states"]
+        placed = first_too_long(finding, room + whole)
         out.append(f"with states ({states / 1e6:.1f} MB) and activations in all tiers of {platform}: {placed} at best")
-    return "\n".join([*out, "", *_answer(found, tiers)])
+    return "\n".join([*out, "", *_answer(finding, tiers)])
 
 
 def _rest(found: Found) -> int:
@@ -500,17 +509,17 @@ def main() -> int:
     # As much as there is before the script has taken some.
     room = memory_limit() + _Memory().now()
 
-    def say(found: Found) -> None:
+    def say(finding: Found) -> None:
         if given.json:
-            answer = dataclasses.asdict(found) | {"room": room, "rest": _rest(found), "tiers": tiers}
-            answer["paste"] = lines(found, tiers)
-            said = json.dumps(answer | {"first_too_long": first_too_long(found, room)})
+            answer = dataclasses.asdict(finding) | {"room": room, "rest": _rest(finding), "tiers": tiers}
+            answer["paste"] = lines(finding, tiers)
+            text = json.dumps(answer | {"first_too_long": first_too_long(finding, room)})
         else:
-            said = table(found, room, given.platform, tiers)
-        print(said, file=sys.__stdout__, flush=True)
+            text = table(finding, room, given.platform, tiers)
+        print(text, file=sys.__stdout__, flush=True)
 
-    def ended(found: Found) -> None:
-        say(found)
+    def ended(finding: Found) -> None:
+        say(finding)
         os._exit(0)
 
     watch = Watch(ended)

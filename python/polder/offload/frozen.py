@@ -28,28 +28,28 @@ _MADV_PAGEOUT = 21
 def frozen_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Parameters that are not trained and can move: contiguous on a CPU, and no bytes of another's."""
     spans: list[tuple[int, int, int]] = []
-    for it in (*model.parameters(), *model.buffers()):
-        if is_plain(it) and it.device.type == "cpu" and it.nbytes:
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_plain(tensor) and tensor.device.type == "cpu" and tensor.nbytes:
             # Of one with gaps everything to the end of its storage.
-            nbytes = it.nbytes if it.is_contiguous() else it.untyped_storage().nbytes()
-            spans.append((it.data_ptr(), it.data_ptr() + nbytes, id(it)))
+            nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes()
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + nbytes, id(tensor)))
     spans.sort()
     shared: set[int] = set()
     end, last = 0, 0
-    for begin, until, it in spans:
+    for begin, until, key in spans:
         if begin < end:
-            shared |= {it, last}
+            shared |= {key, last}
         if until > end:
-            end, last = until, it
+            end, last = until, key
     return [
-        it
-        for it in model.parameters()
-        if not it.requires_grad
-        and is_plain(it)
-        and it.device.type == "cpu"
-        and it.is_contiguous()
-        and it.nbytes
-        and id(it) not in shared
+        parameter
+        for parameter in model.parameters()
+        if not parameter.requires_grad
+        and is_plain(parameter)
+        and parameter.device.type == "cpu"
+        and parameter.is_contiguous()
+        and parameter.nbytes
+        and id(parameter) not in shared
     ]
 
 
@@ -75,22 +75,26 @@ class Frozen:
         #: Bytes of each tier.
         self.dealt: dict[str, int] = {}
         tiers = list(shares)
-        for tier, chosen in zip(tiers, _dealt(tensors, list(shares.values())), strict=True):
-            self.dealt[tier.name] = sum(it.nbytes for it in chosen)
+        for tier, chosen in zip(tiers, _tensors_by_tier(tensors, list(shares.values())), strict=True):
+            self.dealt[tier.name] = sum(tensor.nbytes for tensor in chosen)
             if tier is tiers[0] or not chosen:
-                self._stay |= {id(it): it for it in chosen}
+                self._stay |= {id(tensor): tensor for tensor in chosen}
             elif tier.folder is None:
-                kept = Memory(memory(sum(taken(it.nbytes) for it in chosen), tier))
+                kept = Memory(memory(sum(taken(tensor.nbytes) for tensor in chosen), tier))
                 self._near.append(kept)
-                for it in chosen:
-                    self._move(it, kept.tensor(it).copy_(it.detach()))
+                for tensor in chosen:
+                    self._move(tensor, kept.tensor(tensor).copy_(tensor.detach()))
             else:
                 disk = _Disk(Path(tier.folder), chosen, self._move)
                 self._disks.append(disk)
                 self.on_disk[tier.name] = disk.nbytes
-                self._of |= {storage_of(it): (disk, number) for number, it in enumerate(chosen)}
+                self._of |= {storage_of(tensor): (disk, number) for number, tensor in enumerate(chosen)}
         for module in model.modules() if self._disks else ():
-            own = [self._of[key] for it in module.parameters(recurse=False) if (key := storage_of(it)) in self._of]
+            own = [
+                self._of[key]
+                for parameter in module.parameters(recurse=False)
+                if (key := storage_of(parameter)) in self._of
+            ]
             # Of a table only the rows that are looked up are read.
             if own and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
                 self._watch(module, own)
@@ -170,8 +174,8 @@ class _Window:
     def need(self, number: int, step: int) -> tuple[list[int], list[int]]:
         """A weight is needed, and those after it soon: which are read, and which are not needed any more."""
         gone = [self._last] if step < 0 and self._last not in (-1, number) else []
-        for it in gone:
-            self.drop(it)
+        for index in gone:
+            self.drop(index)
         self._last = number if step < 0 else -1
         read: list[int] = []
         ahead = 0
@@ -183,7 +187,7 @@ class _Window:
             if ahead > _AHEAD:
                 break
         self._here.update(read)
-        self.most = max(self.most, sum(self._nbytes[it] for it in self._here))
+        self.most = max(self.most, sum(self._nbytes[index] for index in self._here))
         return read, gone
 
     def drop(self, number: int) -> None:
@@ -197,8 +201,8 @@ class _Disk:
     def __init__(self, folder: Path, tensors: Sequence[torch.nn.Parameter], move: Any) -> None:
         self._spans: list[tuple[int, int]] = []
         at = 0
-        for it in tensors:
-            self._spans.append((at, (it.nbytes + PAGE - 1) // PAGE * PAGE))
+        for tensor in tensors:
+            self._spans.append((at, (tensor.nbytes + PAGE - 1) // PAGE * PAGE))
             at += self._spans[-1][1]
         self.nbytes = at
         self.window = _Window([nbytes for _, nbytes in self._spans])
@@ -214,9 +218,9 @@ class _Disk:
         weakref.finalize(self, os.close, self._file)
         self._map = mmap.mmap(self._file, at)
         done = 0
-        for it, (begin, nbytes) in zip(tensors, self._spans, strict=True):
-            flat = torch.frombuffer(self._map, dtype=it.dtype, count=it.numel(), offset=begin)
-            move(it, flat.view(it.shape).copy_(it.detach()))
+        for tensor, (begin, nbytes) in zip(tensors, self._spans, strict=True):
+            flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+            move(tensor, flat.view(tensor.shape).copy_(tensor.detach()))
             if begin + nbytes - done >= _AHEAD or begin + nbytes == at:
                 os.fdatasync(self._file)
                 self._forget(done, begin + nbytes - done)
@@ -260,13 +264,15 @@ def _page_out(tensor: torch.Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _MADV_PAGEOUT)
 
 
-def _dealt(tensors: Sequence[torch.nn.Parameter], fractions: Sequence[float]) -> list[list[torch.nn.Parameter]]:
+def _tensors_by_tier(
+    tensors: Sequence[torch.nn.Parameter], fractions: Sequence[float]
+) -> list[list[torch.nn.Parameter]]:
     """The tensors of each tier, in their order: the largest goes first, to the tier that lacks most."""
-    whole = sum(it.nbytes for it in tensors)
-    lacks = [whole * it for it in fractions]
+    whole = sum(tensor.nbytes for tensor in tensors)
+    lacks = [whole * fraction for fraction in fractions]
     tier_of: dict[int, int] = {}
-    for it in sorted(tensors, key=lambda it: -it.nbytes):
+    for tensor in sorted(tensors, key=lambda tensor: -tensor.nbytes):
         tier = max(range(len(lacks)), key=lambda number: lacks[number])
-        tier_of[id(it)] = tier
-        lacks[tier] -= it.nbytes
-    return [[it for it in tensors if tier_of[id(it)] == number] for number in range(len(lacks))]
+        tier_of[id(tensor)] = tier
+        lacks[tier] -= tensor.nbytes
+    return [[tensor for tensor in tensors if tier_of[id(tensor)] == number] for number in range(len(lacks))]

@@ -55,10 +55,10 @@ def check_named(tensors: Any, others: Collection[str], model: torch.nn.Module) -
     tensors = cast("Mapping[str, Any]", tensors)
     sharing: dict[int, list[tuple[str, torch.Tensor]]] = {}
     parts: tuple[tuple[str, Any], ...] = (*model.named_parameters(), *model.named_buffers())
-    for name, it in (*tensors.items(), *parts) if tensors else ():
+    for name, tensor in (*tensors.items(), *parts) if tensors else ():
         # Another tensor of the model, or any under a second name.
-        if isinstance(it, torch.Tensor) and it.layout == torch.strided and it.device.type == "cpu":
-            sharing.setdefault(storage_of(it), []).append((name, it))
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu":
+            sharing.setdefault(storage_of(tensor), []).append((name, tensor))
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
@@ -68,10 +68,10 @@ def check_named(tensors: Any, others: Collection[str], model: torch.nn.Module) -
             raise ArgumentError(f"tensors: {name!r} is an object of every step; give it another name")
         is_plain = not hasattr(tensor, "to_local") and tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or not tensor.is_contiguous() or not tensor.nbytes:
-            found = f"{type(tensor).__name__} of shape {tuple(tensor.shape)} on {tensor.device}"
-            raise ArgumentError(f"tensors: {name!r}: expected a contiguous tensor on a CPU, found {found}")
+            given = f"{type(tensor).__name__} of shape {tuple(tensor.shape)} on {tensor.device}"
+            raise ArgumentError(f"tensors: {name!r}: expected a contiguous tensor on a CPU, found {given}")
         users = sharing[storage_of(tensor)]
-        known = [of for of, it in users if it is not tensor or (of in tensors and of != name)]
+        known = [of for of, user in users if user is not tensor or (of in tensors and of != name)]
         if known:
             raise ArgumentError(
                 f"tensors: {name!r} shares its bytes with {known[0]!r}, which would not follow it; name neither, or "

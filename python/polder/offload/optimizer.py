@@ -257,14 +257,14 @@ class Fused(torch.optim.Optimizer):
         threads = torch.get_num_threads()
         for group in self.param_groups:
             self._check_group(group)
-        found = [
+        updates = [
             # A gradient that is a negated view has the numbers that torch reads, not those in its memory.
             (parameter, local(parameter), local(parameter.grad).resolve_neg(), group)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        for parameter, shard, gradient, _ in found:
+        for parameter, shard, gradient, _ in updates:
             check(shard, gradient, self._name())
             self._check_state(parameter, shard, gradient)
         scale, factor = 1.0, 1.0
@@ -276,14 +276,17 @@ class Fused(torch.optim.Optimizer):
             return self._skip("GradScaler found an infinity or NaN among the gradients", loss)
         if self.max_norm is not None or self.skip_overflow:
             with Held("the step ends") as held:
-                arrays = [(held.address(it), it.numel(), it.dtype == torch.bfloat16) for _, _, it, _ in found]
+                arrays = [
+                    (held.address(gradient), gradient.numel(), gradient.dtype == torch.bfloat16)
+                    for _, _, gradient, _ in updates
+                ]
                 squares = _core.offload_squares(arrays, threads)
             whole_norm = math.sqrt(sum(squares)) / scale
             if self.skip_overflow and not math.isfinite(whole_norm):
-                index = next(index for index, it in enumerate(squares) if not math.isfinite(it))
-                return self._skip(self._overflow(found[index][0]), loss)
+                index = next(index for index, square in enumerate(squares) if not math.isfinite(square))
+                return self._skip(self._overflow(updates[index][0]), loss)
             if self.max_norm is not None:
-                if any(hasattr(parameter, "to_local") for parameter, *_ in found):
+                if any(hasattr(parameter, "to_local") for parameter, *_ in updates):
                     raise ArgumentError(
                         "max_norm: the gradients are shards of DTensors, so this process does not have their norm; "
                         "leave max_norm out and call torch.nn.utils.clip_grad_norm_ before the step"
@@ -292,7 +295,7 @@ class Fused(torch.optim.Optimizer):
                 factor = _core.offload_clip(whole_norm, self.max_norm)
         try:
             with Held("the step ends") as held:
-                self._update(found, scale, factor, threads, held)
+                self._update(updates, scale, factor, threads, held)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
@@ -304,15 +307,15 @@ class Fused(torch.optim.Optimizer):
         names = [*self._names, *(["master"] if shard.dtype == torch.bfloat16 else [])]
         if self._states is None:
             for name in names if state else ():
-                it = local(state[name]) if name in state else None
-                if name == "master" and it is None:
+                tensor = local(state[name]) if name in state else None
+                if name == "master" and tensor is None:
                     continue
-                is_known = it is not None and (it.dtype, it.shape) == (torch.float32, shard.shape)
-                if it is None or not is_known or not address.is_plain(it) or it.device.type != "cpu":
-                    found = "none" if it is None else _described(it)
+                is_known = tensor is not None and (tensor.dtype, tensor.shape) == (torch.float32, shard.shape)
+                if tensor is None or not is_known or not address.is_plain(tensor) or tensor.device.type != "cpu":
+                    given = "none" if tensor is None else _described(tensor)
                     raise ArgumentError(
                         f"state {name} of a parameter of shape {tuple(shard.shape)}: expected contiguous float32 of "
-                        f"that shape, found {found}; give a new optimizer parameters whose shapes have changed"
+                        f"that shape, found {given}; give a new optimizer parameters whose shapes have changed"
                     )
             return
         if gradient.dtype != torch.float32:
@@ -336,12 +339,12 @@ class Fused(torch.optim.Optimizer):
                     return f"the gradient of parameter {position} of group {number}, of shape {shape}, is not finite"
         raise AssertionError("a gradient belongs to a parameter")
 
-    def _update(self, found: list[_Found], scale: float, factor: float, threads: int, held: Held) -> None:
+    def _update(self, updates: list[_Found], scale: float, factor: float, threads: int, held: Held) -> None:
         # Groups that ascend have a factor of their own.
         for is_ascent in (False, True):
             tensors: list[_Tensor] = []
             placed: list[tuple[int, int, int, int, _Settings, float]] = []
-            for parameter, shard, gradient, group in found:
+            for parameter, shard, gradient, group in updates:
                 if bool(group["maximize"]) is not is_ascent:
                     continue
                 beta1, beta2 = group["betas"]
@@ -353,11 +356,11 @@ class Fused(torch.optim.Optimizer):
                 number, count = float(state["step"]), shard.numel()
                 if self._states is not None:
                     self._written.add(parameter)
-                    to, of = (held.address(it, torch.float32, count) for it in (shard, gradient))
+                    to, of = (held.address(tensor, torch.float32, count) for tensor in (shard, gradient))
                     placed.append((self._begin[parameter], to, of, count, settings, number))
                     continue
                 kept = [local(state[name]) if name in state else None for name in _MOMENTS]
-                mean, square = (0 if it is None else held.address(it, torch.float32, count) for it in kept)
+                mean, square = (0 if moment is None else held.address(moment, torch.float32, count) for moment in kept)
                 is_half = shard.dtype == torch.bfloat16
                 master = local(state["master"]) if is_half else shard
                 copy = held.address(shard, torch.bfloat16, count) if is_half else 0
@@ -368,9 +371,9 @@ class Fused(torch.optim.Optimizer):
                 _core.offload_step(tensors, scale, signed, threads)
             if self._states is not None and placed:
                 # Groups may stand in another order than when they were placed.
-                placed.sort(key=lambda it: it[0])
+                placed.sort(key=lambda entry: entry[0])
                 self._states.step(placed, scale, signed, threads)
-        for parameter, shard, *_ in found:
+        for parameter, shard, *_ in updates:
             # A backward pass that saved the old parameter fails, as after a step of torch's.
             torch.autograd.graph.increment_version(parameter)
             if shard.dtype == torch.bfloat16:
@@ -411,10 +414,10 @@ class Fused(torch.optim.Optimizer):
         for number, parameter in pairs:
             if state := state_dict["state"].get(number):
                 for name in self._names:
-                    found = tuple(state[name].shape) if name in state else "none"
-                    if found != tuple(parameter.shape):
+                    shape = tuple(state[name].shape) if name in state else "none"
+                    if shape != tuple(parameter.shape):
                         raise ArgumentError(
-                            f"parameter {number}: expected {name} of shape {tuple(parameter.shape)}, found {found}; "
+                            f"parameter {number}: expected {name} of shape {tuple(parameter.shape)}, found {shape}; "
                             f"load the state dict of an optimizer like {self._name()} over this model"
                         )
 
@@ -580,14 +583,18 @@ def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "pol
         raise ArgumentError(
             f"gradient of a parameter of shape {tuple(parameter.shape)}: expected that shape, found {found}"
         )
-    for what, it in (("parameter", parameter), ("gradient", gradient)):
-        if it.device.type != "cpu" or it.dtype not in (torch.float32, torch.bfloat16) or not address.is_plain(it):
+    for what, tensor in (("parameter", parameter), ("gradient", gradient)):
+        if (
+            tensor.device.type != "cpu"
+            or tensor.dtype not in (torch.float32, torch.bfloat16)
+            or not address.is_plain(tensor)
+        ):
             raise ArgumentError(
-                f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {_described(it)} on "
-                f"{it.device}; use torch.optim.AdamW"
+                f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {_described(tensor)} on "
+                f"{tensor.device}; use torch.optim.AdamW"
             )
         # Before anything changes: a tensor whose storage was freed has no memory.
-        address.of(it, what=f"{what}: {optimizer}")
+        address.of(tensor, what=f"{what}: {optimizer}")
 
 
 def _described(tensor: torch.Tensor) -> str:

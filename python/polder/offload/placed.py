@@ -142,7 +142,7 @@ class Placed:
         self._near: list[Tier] = []
         self._far: list[Tier] = []
         if _ACTIVATIONS in objects:
-            placed = [tier for tier, it in zip(tiers, self.fractions[_ACTIVATIONS], strict=True) if it > 0]
+            placed = [tier for tier, fraction in zip(tiers, self.fractions[_ACTIVATIONS], strict=True) if fraction > 0]
             self._near = [tier for tier in placed if tier.place is not None]
             self._far = [tier for tier in placed if tier.folder is not None]
         self._saved, near, missed = self._room_for_saved()
@@ -157,7 +157,11 @@ class Placed:
         optimizer.placed_by = self
         optimizer.place(self._states, folder)
         shares = {
-            name: {tier: it for tier, it in zip(tiers, self.fractions[name], strict=True) if tier.folder is None}
+            name: {
+                tier: fraction
+                for tier, fraction in zip(tiers, self.fractions[name], strict=True)
+                if tier.folder is None
+            }
             for name in (*_IN_MEMORY, *named)
         }
         self._kept = keep(shares) if keep is not None else None
@@ -306,10 +310,14 @@ class Placed:
             for place, nbytes in _where(ranges).items()
         ]
         if self._kept is None:
-            weights = [local(it) for it in self._parameters if not self.holds(it) and not self._frozen.counts(it)]
-            gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
+            weights = [
+                local(parameter)
+                for parameter in self._parameters
+                if not self.holds(parameter) and not self._frozen.counts(parameter)
+            ]
+            gradients = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
             rows = [
-                Row(name, dram, sum(it.nbytes for it in tensors), "count")
+                Row(name, dram, sum(tensor.nbytes for tensor in tensors), "count")
                 for name, tensors in ((_WEIGHTS, weights), (_GRADIENTS, gradients))
             ] + rows
         else:
@@ -326,7 +334,9 @@ class Placed:
             for tier, nbytes in zip(self._with_states, on_disk, strict=True)
         ]
         rows.append(Row(_ACTIVATIONS, dram, memory, "most at once"))
-        rows += [Row(_ACTIVATIONS, tier.name, it, "most at once") for tier, it in zip(self._far, far, strict=True)]
+        rows += [
+            Row(_ACTIVATIONS, tier.name, nbytes, "most at once") for tier, nbytes in zip(self._far, far, strict=True)
+        ]
         rows.append(Row("staging", dram, staged + buffers + self._frozen.staged(), "count"))
         return [row for row in rows if row.bytes]
 
@@ -531,15 +541,17 @@ def carry_out(
     if not _is_count(activations):
         raise ArgumentError(f"activations: expected bytes from 0 on, found {activations!r}")
     if not _is_pair(computation):
-        found = repr(computation)
-        raise ArgumentError(f"computation: expected the seconds of a forward and of a backward pass, found {found}")
+        given = repr(computation)
+        raise ArgumentError(f"computation: expected the seconds of a forward and of a backward pass, found {given}")
     check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS, _FROZEN), model)
-    own = [storage_of(it) for it in named.values()]
-    frozen = [it for it in frozen if storage_of(it) not in own]
-    others = {id(it) for it in frozen}
+    own = [storage_of(tensor) for tensor in named.values()]
+    frozen = [parameter for parameter in frozen if storage_of(parameter) not in own]
+    others = {id(parameter) for parameter in frozen}
     objects = {
         _WEIGHTS: sum(
-            local(it).nbytes for it in parameters if is_sharded or (storage_of(it) not in own and id(it) not in others)
+            local(parameter).nbytes
+            for parameter in parameters
+            if is_sharded or (storage_of(parameter) not in own and id(parameter) not in others)
         ),
         _GRADIENTS: sum(local(parameter).nbytes for parameter in parameters if parameter.requires_grad),
         _STATES: optimizer.nbytes(),
@@ -547,12 +559,15 @@ def carry_out(
     if activations > 0:
         objects[_ACTIVATIONS] = activations
     if frozen:
-        objects[_FROZEN] = sum(it.nbytes for it in frozen)
-    objects |= {name: it.nbytes for name, it in named.items()}
+        objects[_FROZEN] = sum(parameter.nbytes for parameter in frozen)
+    objects |= {name: tensor.nbytes for name, tensor in named.items()}
     moves = {phase: dict(of) for phase, of in (_SHARDED_MOVES if is_sharded else _MOVES).items()}
-    stepped = [storage_of(it) for it in parameters if not is_sharded]
-    for name, it in named.items():
-        for phase, passes in (*_NAMED_MOVES.items(), *([("STEP", (1.0, 1.0))] if storage_of(it) in stepped else [])):
+    stepped = [storage_of(parameter) for parameter in parameters if not is_sharded]
+    for name, tensor in named.items():
+        for phase, passes in (
+            *_NAMED_MOVES.items(),
+            *([("STEP", (1.0, 1.0))] if storage_of(tensor) in stepped else []),
+        ):
             moves[phase][name] = passes
     memory = [number for number, tier in enumerate(tiers) if tier.folder is None]
     only = dict.fromkeys(_IN_MEMORY, memory if is_sharded else [0]) | dict.fromkeys(named, memory)
@@ -564,8 +579,8 @@ def carry_out(
     else:
         rows = dict(zip(objects, _fractions(policy, list(objects), tiers), strict=True))
         answer = json.loads(_core.offload_place(problem, "", json.dumps([rows[name] for name in there])))
-    found = dict(zip(there, answer["fractions"], strict=True))
-    answer["fractions"] = [found.get(name, [1.0] + [0.0] * (len(tiers) - 1)) for name in objects]
+    by_name = dict(zip(there, answer["fractions"], strict=True))
+    answer["fractions"] = [by_name.get(name, [1.0] + [0.0] * (len(tiers) - 1)) for name in objects]
     check_tiers(tiers)
     return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named, frozen, any(computation))
 
@@ -679,16 +694,16 @@ def _fractions(
     policy: str | Path | Mapping[str, Sequence[float] | Mapping[str, float]], objects: list[str], tiers: Sequence[Tier]
 ) -> list[list[float]]:
     """Fractions of every object; one that is not named lies in the first tier."""
-    said = "policy"
+    source = "policy"
     if not isinstance(policy, Mapping):
         try:
             path = Path(policy)
         except TypeError:
-            found = type(policy).__name__
-            raise ArgumentError(f"policy: expected a name, a file or fractions by object, found {found}") from None
+            given = type(policy).__name__
+            raise ArgumentError(f"policy: expected a name, a file or fractions by object, found {given}") from None
         if not path.is_file():
             raise PlacementError(f"{str(policy)!r} is no policy and no file; there are {', '.join(POLICIES)}")
-        said = str(path)
+        source = str(path)
         try:
             policy = json.loads(path.read_text())
         except OSError as error:
@@ -700,25 +715,25 @@ def _fractions(
     if unknown := [name for name in policy if name not in objects]:
         raise PlacementError(f"{unknown[0]!r} is no object of this step; there are {', '.join(objects)}")
     first = [1.0] + [0.0] * (len(tiers) - 1)
-    return [_row(f"{said}: {name}", policy[name], tiers) if name in policy else first for name in objects]
+    return [_row(f"{source}: {name}", policy[name], tiers) if name in policy else first for name in objects]
 
 
-def _row(said: str, given: Any, tiers: Sequence[Tier]) -> list[float]:
+def _row(source: str, given: Any, tiers: Sequence[Tier]) -> list[float]:
     """A fraction for each tier: from a list in their order, or by their names, where one that is not named has none."""
     names = [tier.name for tier in tiers]
     if isinstance(given, Mapping):
         given = cast("Mapping[str, float]", given)
         if unknown := [name for name in given if name not in names]:
-            raise PlacementError(f"{said}: {unknown[0]!r} is no tier; there are {', '.join(names)}")
+            raise PlacementError(f"{source}: {unknown[0]!r} is no tier; there are {', '.join(names)}")
         given = [given.get(name, 0.0) for name in names]
     try:
         if isinstance(given, str):
             raise TypeError
-        row = [float(it) for it in given]
+        row = [float(number) for number in given]
     except (TypeError, ValueError):
-        raise PlacementError(f"{said}: expected a list of fractions, or fractions by tier, found {given!r}") from None
-    if odd := [it for it in row if not 0 <= it <= 1]:
-        raise PlacementError(f"{said}: expected fractions from 0 to 1, found {odd[0]}")
+        raise PlacementError(f"{source}: expected a list of fractions, or fractions by tier, found {given!r}") from None
+    if odd := [fraction for fraction in row if not 0 <= fraction <= 1]:
+        raise PlacementError(f"{source}: expected fractions from 0 to 1, found {odd[0]}")
     return row
 
 

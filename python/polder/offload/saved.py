@@ -118,15 +118,15 @@ def saved_bytes(model: torch.nn.Module, *inputs: Any, **named: Any) -> int:
     262144
     """
     check_materialised(model)
-    tensors = [it for it in tree_leaves((inputs, named)) if isinstance(it, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, torch.Tensor)]
     tensors += [*model.parameters(), *model.buffers()]
-    device = next((it.device for it in tensors if it.device.type == "cuda"), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), torch.device("cpu"))
     # Training goes on with the numbers that it would have drawn.
     drawing = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawing):  # pyright: ignore[reportUnknownMemberType]
         with contextlib.suppress(Exception):
             return _on_fakes(model, device, inputs, named)
-        if any(it.is_meta for it in tensors):
+        if any(tensor.is_meta for tensor in tensors):
             raise ArgumentError(
                 "model: it lies on the meta device and looks at numbers, or cannot be copied, so that it would have to "
                 "run for real; make it on a CPU or a GPU"
@@ -138,19 +138,19 @@ def _on_fakes(model: torch.nn.Module, device: torch.device, inputs: Sequence[Any
     """`saved_bytes` of a copy of the model that has no numbers."""
     fake = _Fakes(allow_non_fake_inputs=True)
 
-    def there(it: torch.Tensor) -> torch.Tensor:
-        if not (_is_without_numbers(it) or it.is_meta):
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        if not (_is_without_numbers(tensor) or tensor.is_meta):
             # The program may change them.
-            return it.to(device, copy=True)
-        if it.device == device:
-            return fake.from_tensor(it)
+            return tensor.to(device, copy=True)
+        if tensor.device == device:
+            return fake.from_tensor(tensor)
         with fake:
-            made = torch.empty_strided(it.shape, it.stride(), dtype=it.dtype, device=device)
-            if isinstance(it, torch.nn.Parameter):
-                return torch.nn.Parameter(made, it.requires_grad)
-            return made.requires_grad_(it.requires_grad)
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if isinstance(tensor, torch.nn.Parameter):
+                return torch.nn.Parameter(made, tensor.requires_grad)
+            return made.requires_grad_(tensor.requires_grad)
 
-    known = {id(it): there(it) for it in (*model.parameters(), *model.buffers())}
+    known = {id(tensor): there(tensor) for tensor in (*model.parameters(), *model.buffers())}
     with FakeCopyMode(fake):
         model = copy.deepcopy(model, known)
     inputs, named = tree_map_only(torch.Tensor, there, (tuple(inputs), named))
@@ -198,15 +198,15 @@ class _Numbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [it for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if func in _OF_UNKNOWN_SIZE:
             return _sized(func, args, kwargs)
         if any(map(_is_without_numbers, given)):
             return func(*args, **kwargs)
         with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
             fake = func(*args, **kwargs)
-            made = [it for it in tree_leaves(fake) if isinstance(it, torch.Tensor)]
-            if any(it.is_floating_point() or it.is_complex() or it.nbytes > _LOOKED_AT for it in made):
+            made = [leaf for leaf in tree_leaves(fake) if isinstance(leaf, torch.Tensor)]
+            if any(leaf.is_floating_point() or leaf.is_complex() or leaf.nbytes > _LOOKED_AT for leaf in made):
                 return fake
         with unset_fake_temporarily():
             return func(*args, **kwargs)
@@ -219,11 +219,11 @@ def _is_without_numbers(tensor: torch.Tensor) -> bool:
 def _sized(func: Any, args: Any, kwargs: Any) -> Any:
     """Fake tensors of the sizes that a kernel makes of zeros."""
 
-    def zeros(it: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(it.shape, dtype=it.dtype, device=it.device)
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-    def empty(it: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(it.shape, it.stride(), dtype=it.dtype, device=it.device)
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     with unset_fake_temporarily():
         args, kwargs = tree_map_only(torch.Tensor, zeros, (args, kwargs))

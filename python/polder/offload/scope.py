@@ -116,17 +116,22 @@ class InTier(TorchDispatchMode):
                 stacklevel=2,
             )
 
-    def _got(self, module: torch.nn.Module, name: str, it: Any) -> None:
+    def _got(self, module: torch.nn.Module, name: str, tensor: Any) -> None:
         """Moves a parameter or a buffer that a module gets, and that no operation in the scope has made."""
-        if not isinstance(it, torch.Tensor) or it.device.type != "cpu" or not is_plain(it) or it.nbytes < _LEAST:
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.device.type != "cpu"
+            or not is_plain(tensor)
+            or tensor.nbytes < _LEAST
+        ):
             return
         with self._lock:
-            if any(0 <= it.data_ptr() - kept.address < kept.nbytes for kept in self._made):
+            if any(0 <= tensor.data_ptr() - kept.address < kept.nbytes for kept in self._made):
                 return
             # The bytes of the tensor alone: that of a checkpoint may be a view of the whole file.
-            like = torch.empty_like(it, device="meta")
-            if (kept := self._room(like.nbytes, it)) is not None:
-                it.data = ranges.tensor(kept, it.shape, it.dtype, like.stride()).copy_(it.detach())
+            like = torch.empty_like(tensor, device="meta")
+            if (kept := self._room(like.nbytes, tensor)) is not None:
+                tensor.data = ranges.tensor(kept, tensor.shape, tensor.dtype, like.stride()).copy_(tensor.detach())
 
     def where(self) -> list[tuple[str, int]]:
         """Bytes of the tensors that were made here and still live, by place, as the kernel says."""
@@ -142,20 +147,22 @@ class InTier(TorchDispatchMode):
         if func is _ATEN.lift_fresh.default:
             given: set[int] = set()
         else:
-            tensors = [it for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)]
-            given = {storage_of(it) for it in tensors if it.layout == torch.strided and not it.is_nested}
+            tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+            given = {
+                storage_of(tensor) for tensor in tensors if tensor.layout == torch.strided and not tensor.is_nested
+            }
         moved: dict[int, _core.Range | None] = {}
 
-        def move(it: torch.Tensor) -> torch.Tensor:
-            if type(it) is not torch.Tensor or it.device.type != "cpu" or not is_plain(it):
-                return it
-            key = storage_of(it)
-            if it.untyped_storage().nbytes() < _LEAST or key in given:
-                return it
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or not is_plain(tensor):
+                return tensor
+            key = storage_of(tensor)
+            if tensor.untyped_storage().nbytes() < _LEAST or key in given:
+                return tensor
             if key not in moved:
-                moved[key] = self._range(it, is_blank=func in _BLANK)
-            kept, begin = moved[key], int(it.storage_offset())
-            return it if kept is None else ranges.tensor(kept, it.shape, it.dtype, it.stride(), begin)
+                moved[key] = self._range(tensor, is_blank=func in _BLANK)
+            kept, begin = moved[key], int(tensor.storage_offset())
+            return tensor if kept is None else ranges.tensor(kept, tensor.shape, tensor.dtype, tensor.stride(), begin)
 
         return tree_map_only(torch.Tensor, move, made)
 
@@ -168,14 +175,14 @@ class InTier(TorchDispatchMode):
             ranges.tensor(kept, (storage.nbytes(),), torch.uint8).copy_(whole)
         return kept
 
-    def _room(self, nbytes: int, it: torch.Tensor) -> _core.Range | None:
+    def _room(self, nbytes: int, tensor: torch.Tensor) -> _core.Range | None:
         """Memory of the tier for a tensor, if there is some."""
         try:
             kept = ranges.memory(nbytes, self._tier)
         except TierFullError as error:
             if not self._warned:
                 self._warned = True
-                what = f"tensor of shape {tuple(it.shape)}, {it.dtype}"
+                what = f"tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
                 warnings.warn(
                     f"{what}: not in tier {self._tier.name}, but in memory: {error}",
                     PlacementWarning,

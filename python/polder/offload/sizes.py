@@ -57,14 +57,14 @@ def line(nbytes: int) -> dict[str, int | str]:
     ranges.tensor(kept, (nbytes,), torch.uint8).fill_(1)
     places = kept.where()
     del kept
-    found: dict[str, int | str] = {
+    sizes: dict[str, int | str] = {
         "asked_for": nbytes,
         "range": sum(of for place, of in places if place != "not touched"),
         "torch": grown(lambda: torch.empty(nbytes, dtype=torch.uint8)),
     }
     for name, threshold in (("torch_pinned", None), (f"torch_pinned_above_{_ROUNDED}_mb", _ROUNDED)):
-        found[name] = _pinned(nbytes, threshold) if torch.cuda.is_available() else rounded(nbytes, threshold)
-    return {**found, "pinned": "measured" if torch.cuda.is_available() else "computed: no GPU here"}
+        sizes[name] = _pinned(nbytes, threshold) if torch.cuda.is_available() else rounded(nbytes, threshold)
+    return {**sizes, "pinned": "measured" if torch.cuda.is_available() else "computed: no GPU here"}
 
 
 def _pinned(nbytes: int, threshold: int | None) -> int:

@@ -163,7 +163,9 @@ class OptimizerStates:
         alike: dict[tuple[Any, ...], dict[str, Any]] = {}
         for number, group in enumerate(self.optimizer.param_groups):
             parameters: list[torch.Tensor] = group["params"]
-            stepped = [it for it in parameters if it.requires_grad or self.optimizer.state.get(it)]
+            stepped = [
+                parameter for parameter in parameters if parameter.requires_grad or self.optimizer.state.get(parameter)
+            ]
 
             def probed(parameter: torch.Tensor, number: int = number, group: dict[str, Any] = group) -> dict[str, Any]:
                 shard = local(parameter)
@@ -174,7 +176,7 @@ class OptimizerStates:
 
             if stepped:
                 # Also where all have states: a step may need all parameters at once.
-                least = min(stepped, key=lambda it: local(it).numel())
+                least = min(stepped, key=lambda parameter: local(parameter).numel())
                 probed(least)
                 if not self._together and not self._steps_apart(group, least):
                     self._together = "a step of two parameters at once is another than that of each alone"
@@ -224,19 +226,19 @@ class OptimizerStates:
         numbers = [torch.randn(shape, generator=draw).to(dtype) for _ in range(2)]
 
         def stepped(turns: list[list[int]]) -> list[torch.nn.Parameter]:
-            parameters = [torch.nn.Parameter(it.clone()) for it in numbers]
+            parameters = [torch.nn.Parameter(tensor.clone()) for tensor in numbers]
             other = self._trial(group, parameters)
             with self._trying(f"two parameters of shape {tuple(shape)}"):
                 for factor in (1e3, 1.0):
-                    for it, number in zip(parameters, numbers, strict=True):
-                        it.grad = number * factor
+                    for trial, number in zip(parameters, numbers, strict=True):
+                        trial.grad = number * factor
                     for turn in turns:
-                        other.param_groups[0]["params"] = [parameters[it] for it in turn]
+                        other.param_groups[0]["params"] = [parameters[index] for index in turn]
                         _raw_step(type(self.optimizer))(other)
             return parameters
 
         pairs = zip(stepped([[0, 1]]), stepped([[0], [1]]), strict=True)
-        return all(torch.allclose(one, it, rtol=0, atol=0, equal_nan=True) for one, it in pairs)
+        return all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs)
 
     @contextmanager
     def _trying(self, what: str) -> Generator[None]:
@@ -321,19 +323,19 @@ class OptimizerStates:
                 self._hooks.pop().remove()
             delattr(self.optimizer, _ATTRIBUTE)
         elif not self._hooks:
-            it = self.optimizer
+            optimizer = self.optimizer
             self._hooks = [
-                it.register_step_pre_hook(self._before),
-                it.register_state_dict_post_hook(self._saved),
-                it.register_load_state_dict_pre_hook(self._check_loaded),
-                it.register_load_state_dict_post_hook(self._take_over),
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_state_dict_post_hook(self._saved),
+                optimizer.register_load_state_dict_pre_hook(self._check_loaded),
+                optimizer.register_load_state_dict_post_hook(self._take_over),
             ]
         if room is not None:
             setattr(self.optimizer, _ATTRIBUTE, self)
             self._order()
             # Those that step, and those that are read or written meanwhile.
-            _, far = self._turns([it for it in self.parameters() if it in self._entries])
-            spans = [sum(self._entries[it].nbytes for it in turn) for turn in far]
+            _, far = self._turns([parameter for parameter in self.parameters() if parameter in self._entries])
+            spans = [sum(self._entries[parameter].nbytes for parameter in turn) for turn in far]
             room.staged = max((one + other for one, other in zip(spans, [*spans[1:], 0], strict=False)), default=0)
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
@@ -462,11 +464,11 @@ class OptimizerStates:
         other = self._like_it([])
         own = dict(_attributes(other))
         before = [(group, group["params"]) for group in self.optimizer.param_groups]
-        wanted = {id(it) for it in turn}
+        wanted = {id(parameter) for parameter in turn}
         stepped: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
             for group, parameters in before:
-                pairs = [(it, self._stand_in(it)) for it in parameters if id(it) in wanted]
+                pairs = [(parameter, self._stand_in(parameter)) for parameter in parameters if id(parameter) in wanted]
                 stepped += pairs
                 if pairs:
                     group["params"] = [stand_in for _, stand_in in pairs]
@@ -480,7 +482,7 @@ class OptimizerStates:
                     self._take_back(parameter, stand_in)
         # What it notes about itself.
         _attributes(self.optimizer).update(
-            {key: it for key, it in _attributes(other).items() if it is not own.get(key)}
+            {key: value for key, value in _attributes(other).items() if value is not own.get(key)}
         )
 
     def _stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -538,26 +540,26 @@ class OptimizerStates:
         for name, (_, of) in entry.tensors.items():
             if name not in state or not _is_like(state[name], of):
                 continue
-            view, it = self._view(entry, name, part), state[name]
-            if not local(it).is_meta:
+            view, value = self._view(entry, name, part), state[name]
+            if not local(value).is_meta:
                 # Made, loaded or set since it was put there.
-                view.copy_(local(it))
-            state[name] = whole(it, view)
+                view.copy_(local(value))
+            state[name] = whole(value, view)
 
     def _collect(self, parameter: torch.Tensor, entry: _Entry, part: torch.Tensor | None, *, is_far: bool) -> None:
         """Takes the states of a parameter to its places, and leaves what stands for them."""
         state = self.optimizer.state.get(parameter, {})
-        for name, it in state.items():
+        for name, value in state.items():
             known = entry.tensors.get(name)
-            if known is None or not _is_like(it, known[1]):
-                self._warn_of(name, it)
+            if known is None or not _is_like(value, known[1]):
+                self._warn_of(name, value)
                 continue
-            view, given = self._view(entry, name, part), local(it)
+            view, given = self._view(entry, name, part), local(value)
             if given.data_ptr() != view.data_ptr():
                 view.copy_(given)
-                state[name] = whole(it, view)
+                state[name] = whole(value, view)
             if is_far:
-                state[name] = whole(it, local(known[1]))
+                state[name] = whole(value, local(known[1]))
 
     def _warn_of(self, name: str, it: Any) -> None:
         nbytes = sum(local(part).nbytes for part in tree_leaves(it) if isinstance(part, torch.Tensor) and part.dim())
@@ -594,10 +596,10 @@ class OptimizerStates:
         for number, parameter in zip(known, self.parameters(), strict=False):
             entry, state = self._entries.get(parameter), state_dict["state"].get(number, {})
             for name, (_, of) in entry.tensors.items() if entry is not None else ():
-                it = state.get(name)
-                if isinstance(it, torch.Tensor) and local(it).shape != local(of).shape:
+                value = state.get(name)
+                if isinstance(value, torch.Tensor) and local(value).shape != local(of).shape:
                     raise ArgumentError(
-                        f"parameter {number}: expected {name} of shape {tuple(of.shape)}, found {tuple(it.shape)}; "
+                        f"parameter {number}: expected {name} of shape {tuple(of.shape)}, found {tuple(value.shape)}; "
                         "load the state dict of an optimizer like this one over this model"
                     )
         self._loaded = {**state_dict, "known": known}
@@ -647,18 +649,18 @@ def _copied(it: Any) -> Any:
 
 def _likes(state: Mapping[str, Any]) -> dict[str, Any]:
     """Of the states that can be placed a tensor of the meta device for each."""
-    found: dict[str, Any] = {}
-    for name, it in state.items():
-        if not isinstance(it, torch.Tensor):
+    likes: dict[str, Any] = {}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
             continue
-        shard = local(it)
+        shard = local(value)
         is_meta = shard.device.type == "meta"
         if not is_meta and not (is_plain(shard) and shard.device.type == "cpu" and _is_dense(shard)):
             continue
         if shard.dim() and shard.nbytes:
             like = torch.empty_strided(shard.shape, shard.stride(), dtype=shard.dtype, device="meta")
-            found[name] = it if is_meta else whole(it, like)
-    return found
+            likes[name] = value if is_meta else whole(value, like)
+    return likes
 
 
 def _is_dense(it: torch.Tensor) -> bool:

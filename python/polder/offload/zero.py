@@ -94,11 +94,11 @@ def zero(
 def _pinning(config: Mapping[str, Any], is_ours: bool) -> dict[str, Any]:
     """A configuration that pins what it offloads, and takes an optimizer of Polder."""
     stage: dict[str, Any] = dict(config.get("zero_optimization", {}))
-    found = stage.get("stage"), stage.get("offload_optimizer", {}).get("device")
-    if found not in ((2, "cpu"), (3, "cpu")):
+    given = stage.get("stage"), stage.get("offload_optimizer", {}).get("device")
+    if given not in ((2, "cpu"), (3, "cpu")):
         raise ArgumentError(
             "config: expected zero_optimization of stage 2 or 3 with offload_optimizer.device cpu, "
-            f"found stage {found[0]} with {found[1]}"
+            f"found stage {given[0]} with {given[1]}"
         )
     for name in ("offload_optimizer", "offload_param"):
         if name in stage:
@@ -189,14 +189,14 @@ class Zero:
 
     def ranges(self) -> dict[str, list[_core.Range]]:
         """The ranges of each object."""
-        gradients = [it.grad for it in self.masters if it.grad is not None]
+        gradients = [master.grad for master in self.masters if master.grad is not None]
         named = {"weights": self.masters, "gradients": gradients, "optimizer states": self.states}
         of: dict[str, list[_core.Range]] = {
-            name: [found for it in tensors if (found := self._pins.range_of(it)) is not None]
+            name: [kept for tensor in tensors if (kept := self._pins.range_of(tensor)) is not None]
             for name, tensors in named.items()
         }
-        known = {it.address for ranges in of.values() for it in ranges}
-        return {**of, "other pinned buffers": [it for it in self._pins.ranges() if it.address not in known]}
+        known = {pinned.address for ranges in of.values() for pinned in ranges}
+        return {**of, "other pinned buffers": [pinned for pinned in self._pins.ranges() if pinned.address not in known]}
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of this process lies in a range."""

@@ -189,14 +189,14 @@ def wait(name: str, newer_than: int = 0, *, timeout: float | None = None, pool: 
         while True:
             if store.marked() > newer_than:
                 try:
-                    found = store.open(None)
+                    version = store.open(None)
                 except NotFoundError:
                     # Its publisher removed it between the two looks.
-                    found = None
-                if found is not None and found.number > newer_than:
-                    return Weights(name, found)
-                if found is not None:
-                    found.close()
+                    version = None
+                if version is not None and version.number > newer_than:
+                    return Weights(name, version)
+                if version is not None:
+                    version.close()
             if time.monotonic() >= until:
                 raise TimeoutError(f"no version of the weights {name} above {newer_than} within {timeout} s")
             time.sleep(pause)
@@ -349,12 +349,12 @@ def _parse(said: bytes, sizes: Mapping[str, int]) -> tuple[str, dict[str, Layout
     record = json.loads(said)
     label, layouts = record["label"], dict[str, Layout]()
     for key, (dtype, shape) in record["tensors"].items():
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+        torch_dtype = getattr(torch, dtype, None)
+        if not isinstance(torch_dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"{key!r} has dtype {dtype!r} and shape {shape!r}")
-        if math.prod(shape) * found.itemsize != sizes.get(f"/{key}"):
+        if math.prod(shape) * torch_dtype.itemsize != sizes.get(f"/{key}"):
             raise ValueError(f"{key!r} has {sizes.get(f'/{key}')} bytes")
-        layouts[key] = Layout(found, tuple(shape))
+        layouts[key] = Layout(torch_dtype, tuple(shape))
     if not isinstance(label, str):
         raise TypeError("its label is no text")
     return label, layouts

@@ -96,11 +96,11 @@ class PolderLoader(BaseModelLoader):
                 f"{workers} workers load these weights, and the newest version may be another for each; give "
                 '--model-loader-extra-config a "number"'
             )
-        with Pool(options.get("pool")) as pool, _opened(self.load_config, pool) as found:
-            loaded = model.load_weights(found.items())
+        with Pool(options.get("pool")) as pool, _opened(self.load_config, pool) as weights:
+            loaded = model.load_weights(weights.items())
             missing = {name for name, _ in model.named_parameters()} - (loaded or set())
             if loaded is not None and missing and model_config.quantization is None:
                 raise ArgumentError(
-                    f"version {found.number} of the weights {found.name} lacks {', '.join(sorted(missing)[:5])}"
+                    f"version {weights.number} of the weights {weights.name} lacks {', '.join(sorted(missing)[:5])}"
                     f"{' and more' if len(missing) > 5 else ''}; publish all of the model's state_dict()"
                 )

@@ -98,13 +98,13 @@ def main(rank: int, folder: str, card: str, far: str, first: str, last: str, che
         del model_state, optimizer_state
     train(ours, optimizer, range(int(first), int(last)), placed)
     assert all(set(state) == {"step"} for state in optimizer.state.values()), "a state lies outside the placement"
-    assert all(it.grad is not None for it in ours.parameters() if it.requires_grad)
+    assert all(parameter.grad is not None for parameter in ours.parameters() if parameter.requires_grad)
     assert outside(placed.holds) == 0
     held = {(row.object, row.tier): row.bytes for row in placed.rows()}
     assert held["activations", "disk"] > 0, held
     assert held["optimizer states", "disk"] >= float(far) * 8 * optimizer.elements() - 8192, held
     # The kernel's word; both objects are in whole pages.
-    elements = sum(it.numel() for it in locals_of(ours))
+    elements = sum(tensor.numel() for tensor in locals_of(ours))
     assert held["gradients", "card"] >= 3.9 * elements, held
     assert held["weights", "card"] == pytest.approx(float(far) * 4 * elements, abs=3 * 4096), held
     assert held["weights", "dram"] == pytest.approx(near * 4 * elements, abs=3 * 4096), held
@@ -121,7 +121,7 @@ def main(rank: int, folder: str, card: str, far: str, first: str, last: str, che
         del model_state, optimizer_state
     check_a_gradient_that_is_kept(ours, placed)
     check_a_placement_that_is_closed_while_weights_are_gathered(ours, placed)
-    assert not any(placed.holds(it) for it in locals_of(ours) if it.numel())
+    assert not any(placed.holds(tensor) for tensor in locals_of(ours) if tensor.numel())
     dist.destroy_process_group()
 
 

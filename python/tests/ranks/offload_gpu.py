@@ -57,13 +57,13 @@ def mover(folder: str, near: list[float], far: float) -> Mover:
 
 def check(folder: str, near: list[float], far: float) -> None:
     """What was saved comes back in the other order, in each step; on a GPU other tensors have taken its bytes."""
-    it = mover(folder, near, far)
+    store = mover(folder, near, far)
     for step in range(4):
         saved = values(step)
         packed = []
         for value in saved:
             tensor = given(value)
-            packed.append(it.put(tensor))
+            packed.append(store.put(tensor))
             nbytes = tensor.nbytes
             del tensor
             if IS_REAL:
@@ -79,9 +79,9 @@ def check(folder: str, near: list[float], far: float) -> None:
             del last
             assert holds(tensor, saved[len(packed)]) and holds(again, saved[len(packed)]), (step, len(packed))
         gc.collect()
-    most = it.saved.most()
+    most = store.saved.most()
     assert (sum(most[1]) > 0) == bool(near) and (sum(most[2]) > 0) == bool(far), most
-    it.settle()
+    store.settle()
 
 
 folder = sys.argv[2]

@@ -103,7 +103,7 @@ def placed_run() -> tuple[offload.Placed, list[torch.Tensor]]:
         engine.load_checkpoint(f"{folder}/checkpoint")
     train(engine, range(SAVED) if part == "first" else range(SAVED, STEPS))
     held = {(row.object, row.tier): row.bytes for row in placed.rows()}
-    elements = sum(it.numel() for it in weights(engine))
+    elements = sum(weight.numel() for weight in weights(engine))
     assert held["weights", "dram"] >= 4 * elements, held
     assert held["gradients", "dram"] >= 4 * elements, held
     assert held["activations", "disk"] > 0, held
@@ -112,14 +112,14 @@ def placed_run() -> tuple[offload.Placed, list[torch.Tensor]]:
         assert held["optimizer states", "disk"] >= float(far) * 8 * elements - 8192, held
     else:
         assert held["optimizer states", "dram"] >= 8 * elements, held
-    mine = [it for it in weights(engine)] + [it.grad for it in weights(engine)]
+    mine = [weight for weight in weights(engine)] + [weight.grad for weight in weights(engine)]
     assert all(map(placed.holds, mine)), "a weight or a gradient lies outside the placement"
-    for it in placed.outside():
-        sys.stderr.write(f"outside: {it.dtype} {tuple(it.shape)} {it.untyped_storage().nbytes()} bytes\n")
+    for tensor in placed.outside():
+        sys.stderr.write(f"outside: {tensor.dtype} {tuple(tensor.shape)} {tensor.untyped_storage().nbytes()} bytes\n")
     assert not outside(placed), "an array of 32-bit numbers lies outside the placement"
     if part == "first":
         engine.save_checkpoint(f"{folder}/checkpoint")
-    ours = [it.detach().clone() for it in (*weights(engine), *of_state_dict(engine))]
+    ours = [tensor.detach().clone() for tensor in (*weights(engine), *of_state_dict(engine))]
     if part == "last":
         spoil(engine)
     return placed, ours

@@ -75,7 +75,7 @@ def calls(of: Callable[[int], Tensor], lazy: Kind) -> Iterator[tuple[str, Tensor
         got = [empty(whole) for _ in range(size)] if rank == root else []
         world.gather([got] if got else [], [lazy(own)], _rooted(dist.GatherOptions(), root)).wait()
         yield f"gather to {root}", _joined(got, own), torch.cat(everyone) if rank == root else own
-        got, given = empty(part), [[lazy(it) for it in parts(own)]] if rank == root else []
+        got, given = empty(part), [[lazy(piece) for piece in parts(own)]] if rank == root else []
         world.scatter([got], given, _rooted(dist.ScatterOptions(), root)).wait()
         yield f"scatter from {root}", got, parts(everyone[root])[rank]
     got = [empty(whole) for _ in range(size)]
@@ -86,14 +86,14 @@ def calls(of: Callable[[int], Tensor], lazy: Kind) -> Iterator[tuple[str, Tensor
     yield "all_gather_into_tensor", got, torch.cat(everyone)
     got = empty(whole)
     world.all_to_all_single(got, lazy(own), [], [], options()).wait()
-    exchanged = torch.cat([parts(it)[rank] for it in everyone])
+    exchanged = torch.cat([parts(each)[rank] for each in everyone])
     yield "all_to_all_single", got, exchanged
     if got.dim() == 1:
         got = empty(whole)
         world.all_to_all_single(got, lazy(own), [part] * size, [part] * size, options()).wait()
         yield "all_to_all_single with lengths", got, exchanged
     got = [empty(part) for _ in range(size)]
-    world.alltoall(got, [lazy(it) for it in parts(own)], options()).wait()
+    world.alltoall(got, [lazy(piece) for piece in parts(own)], options()).wait()
     yield "all_to_all", _joined(got, own), exchanged
     got = empty(whole)
     works = [world.send([lazy(own)], (rank + 1) % size, 3), world.recv([got], (rank - 1) % size, 3)]
@@ -111,7 +111,7 @@ def calls(of: Callable[[int], Tensor], lazy: Kind) -> Iterator[tuple[str, Tensor
         yield f"reduce to {root}", got, sum(everyone) if rank == root else own
     reduced = parts(sum(everyone))[rank]
     got = empty(part)
-    world.reduce_scatter([got], [[lazy(it) for it in parts(own)]]).wait()
+    world.reduce_scatter([got], [[lazy(piece) for piece in parts(own)]]).wait()
     yield "reduce_scatter", got, reduced
     got = empty(part)
     world.reduce_scatter_single(got, lazy(own)).wait()
