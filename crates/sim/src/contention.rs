@@ -15,11 +15,11 @@ mod sharing;
 mod transfers;
 
 pub use flits::{Deadlock, FlitFlow, FlitRun, FlitTiming, follow};
-pub(crate) use flits::{Flits, News};
+pub(crate) use flits::{Flits, FlowEvent};
 pub use network::{Network, NetworkError, Node, Routing};
 pub use pattern::{
     FabricAnswer, FabricError, FabricQuestion, FlowTime, LinkUse, Quantiles, TrafficPattern, answer,
 };
 pub use sharing::{Flow, finish_times};
 pub use transfers::{FlitCount, FlitOptions, TransferError, TransferTimes, Transfers};
-pub(crate) use transfers::{FlitWork, MOST_FLOWS, expect_few_of_all, flit_payload};
+pub(crate) use transfers::{FlitWork, MOST_FLOWS, check_total_flit_hops, flit_payload};

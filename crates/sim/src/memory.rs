@@ -286,12 +286,18 @@ impl<'a> Site<'a> {
     }
 
     /// The memory of so many other accelerators, over this fabric.
-    fn others(&self, name: &'static str, count: f64, fabric: &Fabric, how: How) -> Tier {
-        self.others_by(name, count, [fabric; 2], how)
+    fn other_accelerators(&self, name: &'static str, count: f64, fabric: &Fabric, how: How) -> Tier {
+        self.other_accelerators_over(name, count, [fabric; 2], how)
     }
 
     /// The same, asked for over one fabric and got over another.
-    fn others_by(&self, name: &'static str, count: f64, [fabric, back]: [&Fabric; 2], how: How) -> Tier {
+    fn other_accelerators_over(
+        &self,
+        name: &'static str,
+        count: f64,
+        [fabric, back]: [&Fabric; 2],
+        how: How,
+    ) -> Tier {
         let memory = &self.rack.accelerator.memory;
         let rate = (back.payload().value() * back.carried()[1]).min(memory.read.value());
         let access = Access::over([Way::far(fabric), Way::far(back)], how, memory.latency.value(), rate);
@@ -310,14 +316,14 @@ impl<'a> Site<'a> {
     fn rack(&self) -> Option<Tier> {
         let how = if self.ways.inside == Inside::Load { How::Load } else { How::Copy };
         let fabric = self.rack.fabric.as_ref()?;
-        Some(self.others("rack", self.inside - 1.0, fabric, how))
+        Some(self.other_accelerators("rack", self.inside - 1.0, fabric, how))
     }
 
     /// Accelerators alone: own memory, that of the rack, that of other racks.
     fn clusters(&self) -> Vec<Tier> {
         let racks = self.platform.between.as_ref().map(|fabric| {
             let how = if fabric.carries.contains(&Protocol::Cache) { How::Load } else { How::Copy };
-            self.others("racks", self.outside, fabric, how)
+            self.other_accelerators("racks", self.outside, fabric, how)
         });
         present(std::iter::once(self.own()).chain(self.host()).chain(self.rack()).chain(racks))
     }
@@ -327,7 +333,7 @@ impl<'a> Site<'a> {
         let coherent = self.rack.coherent.as_ref();
         let rack = coherent.map(|fabric| {
             let back = self.rack.fabric.as_ref().filter(|_| self.ways.bulk).unwrap_or(fabric);
-            self.others_by("rack", self.inside - 1.0, [fabric, back], How::Load)
+            self.other_accelerators_over("rack", self.inside - 1.0, [fabric, back], How::Load)
         });
         let pool = self.pool();
         // Without nodes what the rack lacks is in others.

@@ -64,7 +64,7 @@ pub struct Space {
     pub offload: Vec<Offload>,
 }
 
-/// Of each kind, at most, in [`Space::usual`].
+/// Of each kind, at most, in [`Space::default_for`].
 const MOST_RANKS: u32 = 64;
 /// Tokens beyond which sequences are long, and ranks that share one up to there, and beyond.
 const LONG: u32 = 16_384;
@@ -76,7 +76,7 @@ impl Space {
     /// All that a user would try today: everything that divides, fused attention, all that can overlap in the usual schedules
     /// overlapped, no offload; without what [`Space::left_out`] says.
     #[must_use]
-    pub fn usual(model: &Model, accelerators: u32, batch: u32) -> Self {
+    pub fn default_for(model: &Model, accelerators: u32, batch: u32) -> Self {
         let divisors = |of: u32, most: u32| {
             (1..=of.min(most)).filter(|divisor| of.is_multiple_of(*divisor)).collect::<Vec<_>>()
         };
@@ -107,7 +107,7 @@ impl Space {
         }
     }
 
-    /// What [`Space::usual`] leaves out, in words.
+    /// What [`Space::default_for`] leaves out, in words.
     #[must_use]
     pub fn left_out() -> String {
         let [most, most_of_long] = MOST_OF_SEQUENCE;
@@ -258,7 +258,7 @@ impl Best {
         self.fits += 1;
         let cost = Cost::of(&shared.finish(layout, memory), place);
         if !self.is_covered(&cost) {
-            self.enter(&cost, || FoundLayout { layout: *layout, step: shared.step(layout) });
+            self.offer(&cost, || FoundLayout { layout: *layout, step: shared.step(layout) });
         }
     }
 
@@ -275,7 +275,7 @@ impl Best {
 
     #[cold]
     #[inline(never)]
-    fn enter(&mut self, cost: &Cost, found: impl FnOnce() -> FoundLayout) {
+    fn offer(&mut self, cost: &Cost, found: impl FnOnce() -> FoundLayout) {
         for index in (0..self.costs.len()).rev() {
             if cost.covers(&self.costs[index]) {
                 self.costs.swap_remove(index);
@@ -292,13 +292,13 @@ impl Best {
         self.points += count as u64;
         if self.fits == 0 {
             let found = || FoundLayout { layout: *layout, step: shared.step(layout) };
-            self.come_near(over(memory), place, found);
+            self.offer_nearest(over(memory), place, found);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn come_near(&mut self, over: f64, place: u64, found: impl FnOnce() -> FoundLayout) {
+    fn offer_nearest(&mut self, over: f64, place: u64, found: impl FnOnce() -> FoundLayout) {
         if self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at)) {
             self.nearest = Some((over, place, found()));
         }
@@ -307,14 +307,14 @@ impl Best {
     fn join(&mut self, other: Self) {
         for (cost, layout) in other.costs.iter().zip(&other.front) {
             if !self.is_covered(cost) {
-                self.enter(cost, || **layout);
+                self.offer(cost, || **layout);
             }
         }
         if let Some((place, refusal)) = other.refusal {
             self.refuse(place, refusal);
         }
         if let Some((over, place, layout)) = other.nearest {
-            self.come_near(over, place, || layout);
+            self.offer_nearest(over, place, || layout);
         }
         self.points += other.points;
         self.fits += other.fits;

@@ -113,7 +113,7 @@ fn space(model: &Model, tp: Vec<u32>, interleave: Vec<u32>) -> Space {
         zero: vec![Zero::None, Zero::Optimizer],
         wide_gradients: vec![false],
         overlap: vec![Overlap::default()],
-        ..Space::usual(model, 64, 64)
+        ..Space::default_for(model, 64, 64)
     }
 }
 
@@ -235,7 +235,7 @@ fn changed(of: &Value, pointer: &str, value: &Value) -> Value {
     changed
 }
 
-fn each_says<T: std::fmt::Debug, E: std::fmt::Display + std::fmt::Debug>(
+fn assert_refusals<T: std::fmt::Debug, E: std::fmt::Display + std::fmt::Debug>(
     of: &Value,
     cases: &[Case],
     load: impl Fn(&str) -> Result<T, E>,
@@ -250,7 +250,7 @@ fn each_says<T: std::fmt::Debug, E: std::fmt::Display + std::fmt::Debug>(
 
 #[test]
 fn a_bad_model_gets_one_line() {
-    each_says(
+    assert_refusals(
         &megatron_22b(),
         &[
             ("/hidden", json!(null), "hidden: expected a whole number from 1 to 67108864, found nothing"),
@@ -272,7 +272,7 @@ fn a_bad_model_gets_one_line() {
 fn a_bad_system_gets_one_line() {
     let curve = "expected pairs of a size and a part from 0 to 1, the largest size first and 0 last, found";
     let curve = |key: &str, found: &str| format!("{key}: {curve} {found}").leak() as &'static str;
-    each_says(
+    assert_refusals(
         &a100(),
         &[
             (
@@ -343,7 +343,7 @@ fn a_bad_system_gets_one_line() {
         ],
         Platform::load,
     );
-    each_says(
+    assert_refusals(
         &execution(),
         &[("/training", json!(true), "expected a system of Calculon, found an execution of Calculon")],
         Platform::load,
@@ -363,7 +363,7 @@ fn every_data_type_of_calculon_is_known() {
 
 #[test]
 fn what_an_execution_cannot_ask_for_gets_one_line() {
-    each_says(
+    assert_refusals(
         &execution(),
         &[
             ("/training", json!(false), "training: expected true: inference is not predicted, found false"),

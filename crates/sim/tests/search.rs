@@ -24,7 +24,7 @@ impl Dice {
 
 fn random_space(dice: &mut Dice, model: &Model) -> Space {
     let accelerators = [64, 512, 1024, 6144][dice.roll(4)];
-    let all = Space::usual(model, accelerators, [1024, 1536, 6144][dice.roll(3)]);
+    let all = Space::default_for(model, accelerators, [1024, 1536, 6144][dice.roll(3)]);
     let offloads: Vec<_> = Offload::all(TierId::Host).chain(Offload::all(TierId::Pool)).collect();
     Space {
         tp: dice.two(&all.tp),
@@ -317,7 +317,7 @@ fn every_model_has_a_layout_on_every_platform_with_enough_accelerators() {
         {
             let platform = Platform::load(platform).unwrap();
             let outcome =
-                search(&Job::new(&platform), &model, &Space::usual(&model, 2048, 2048), 1, &|_, _| ());
+                search(&Job::new(&platform), &model, &Space::default_for(&model, 2048, 2048), 1, &|_, _| ());
             let best = outcome.best().unwrap_or_else(|| panic!("{} on {}", model.title, platform.title));
             assert!(best.step.total_s > 0.0 && best.step.total_s.is_finite());
         }

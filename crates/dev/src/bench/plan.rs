@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let job = Job::new(&platform);
     let mut rows = vec![];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let usual = Space::usual(&model, ACCELERATORS, BATCH);
+    let usual = Space::default_for(&model, ACCELERATORS, BATCH);
     for (name, space) in [("search", space(usual.clone())), ("usual search", usual)] {
         for threads in [1, cores] {
             let rate = |_| {
@@ -81,7 +81,7 @@ fn billion(job: &Job<'_>, model: &Model, threads: usize) -> Result<[Row; 2], Fai
         if points >= 1_000_000_000 {
             break;
         }
-        let space = space(Space::usual(model, ACCELERATORS, batch));
+        let space = space(Space::default_for(model, ACCELERATORS, batch));
         points += search(job, model, &space, threads, &|_, _| ()).points;
     }
     let seconds = begin.elapsed().as_secs_f64();

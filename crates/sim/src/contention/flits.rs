@@ -139,7 +139,7 @@ impl Line {
 
 /// What happened to a flow.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum News {
+pub(crate) enum FlowEvent {
     /// Its port has sent all of it, at this second.
     Left(u32, f64),
     /// All of it has arrived, at this second.
@@ -152,7 +152,7 @@ pub(crate) struct Flits {
     epoch: u128,
     /// When the last event was, and what happened that nobody was told.
     now: u64,
-    news: Vec<News>,
+    news: Vec<FlowEvent>,
     channels: usize,
     error: u64,
     seed: u64,
@@ -299,11 +299,11 @@ impl Flits {
     pub(crate) fn advance_until(&mut self, until_s: Option<f64>) -> bool {
         let until = until_s.map_or(u128::MAX, femtoseconds);
         self.near(until).is_some_and(|near| self.advance(near))
-            || self.wound(until) && self.near(until).is_some_and(|near| self.advance(near))
+            || self.rebase_before(until) && self.near(until).is_some_and(|near| self.advance(near))
     }
 
     /// What happened since it was asked last.
-    pub(crate) fn news(&mut self) -> std::vec::Drain<'_, News> {
+    pub(crate) fn news(&mut self) -> std::vec::Drain<'_, FlowEvent> {
         self.news.drain(..)
     }
 
@@ -324,7 +324,7 @@ impl Flits {
     fn run_until(&mut self, until: u128) {
         while let Some(near) = self.near(until) {
             while self.advance(near) {}
-            if !self.wound(until) {
+            if !self.rebase_before(until) {
                 break;
             }
         }
@@ -336,17 +336,17 @@ impl Flits {
     }
 
     /// Lets the clock begin anew if the next event is beyond its end, but not later than this; says whether it did.
-    fn wound(&mut self, until: u128) -> bool {
+    fn rebase_before(&mut self, until: u128) -> bool {
         let next = self.next();
         let is_beyond = next > LATEST && next < u64::MAX && self.epoch + u128::from(next) <= until;
         if is_beyond {
-            self.wind(next.into());
+            self.rebase_clock(next.into());
         }
         is_beyond
     }
 
     /// Lets the clock begin anew at this time by it, which no event is before.
-    fn wind(&mut self, to: u128) {
+    fn rebase_clock(&mut self, to: u128) {
         for line in [&mut self.arrivals, &mut self.frees, &mut self.replays, &mut self.returns] {
             line.events.iter_mut().for_each(|(at, _)| *at -= to as u64);
         }
@@ -365,7 +365,7 @@ impl Flits {
         if after > LATEST.into() {
             let next = self.next();
             let to = if next < u64::MAX { after.min(next.into()) } else { after };
-            self.wind(to);
+            self.rebase_clock(to);
             after -= to;
         }
         self.now = after as u64;
@@ -464,7 +464,7 @@ impl Flits {
             self.returns.cause(now, input);
         } else if is_all {
             // A port's queue has one flow.
-            self.tell(News::Left, flow, now + self.flit);
+            self.push_event(FlowEvent::Left, flow, now + self.flit);
         }
         if !is_last {
             self.arrivals.cause(now, hop + 1);
@@ -475,11 +475,11 @@ impl Flits {
         if *left == 0 {
             let end = now + self.flit + self.propagation;
             self.ends[flow as usize] = self.seconds(end);
-            self.tell(News::Arrived, flow, end);
+            self.push_event(FlowEvent::Arrived, flow, end);
         }
     }
 
-    fn tell(&mut self, what: fn(u32, f64) -> News, flow: u32, at: u64) {
+    fn push_event(&mut self, what: fn(u32, f64) -> FlowEvent, flow: u32, at: u64) {
         self.news.push(what(flow, self.seconds(at)));
     }
 

@@ -334,7 +334,7 @@ impl Sharing {
                 level = level.min(self.courses[flow as usize].rate);
                 self.leave(flow, end);
             }
-            self.forget_ended();
+            self.remove_ended_flows();
             let count =
                 waiting.iter().take_while(|flow| self.courses[**flow as usize].start <= until).count();
             let come: &[u32];
@@ -398,7 +398,7 @@ impl Sharing {
     }
 
     /// Takes flows that have ended off the links that they crossed.
-    fn forget_ended(&mut self) {
+    fn remove_ended_flows(&mut self) {
         for link in &self.touched {
             let link = &mut self.links[*link as usize];
             let mut kept = link.first;

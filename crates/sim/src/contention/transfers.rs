@@ -524,7 +524,7 @@ impl Transfers<'_> {
 }
 
 /// Refuses more flit-hops than are followed of messages of which no window says anything.
-pub(crate) fn expect_few_of_all(hops: u64) -> Result<(), String> {
+pub(crate) fn check_total_flit_hops(hops: u64) -> Result<(), String> {
     match hops <= MOST_FLIT_HOPS {
         true => Ok(()),
         false => Err(format!(

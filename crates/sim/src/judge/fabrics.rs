@@ -283,7 +283,7 @@ impl Entry {
             question.predict(machine).map_err(|(at, problem)| wrong(&format!("{key}.{at}"), problem))
         };
         let simulated = predict("of", &of, &machine)?;
-        let plain = predict("of", &of, &bare(machine.clone()))?;
+        let plain = predict("of", &of, &without_fits(machine.clone()))?;
         let mut why = None;
         let (role, value, measure) = match published {
             Claim::NotJudged { says, why: reason } => {
@@ -375,9 +375,10 @@ impl Question {
                 Ok(message::throughput(server, path, bytes.value(), senders(*processes)?))
             }
             Self::UpTo { each, path, over, bytes, processes } => {
-                let (sizes, counts) = (doubled("bytes", bytes.map(Bytes::value))?, processes.map(f64::from));
+                let (sizes, counts) =
+                    (doubling_steps("bytes", bytes.map(Bytes::value))?, processes.map(f64::from));
                 let mut most = 0.0;
-                for processes in doubled("processes", counts)? {
+                for processes in doubling_steps("processes", counts)? {
                     let senders = senders(processes as u32)?;
                     for bytes in &sizes {
                         let of = |path: &str| {
@@ -427,7 +428,7 @@ fn way<'a>(
 }
 
 /// From the first on, each twice the one before, to the last at most.
-fn doubled(key: &'static str, [first, last]: [f64; 2]) -> Result<Vec<f64>, (&'static str, String)> {
+fn doubling_steps(key: &'static str, [first, last]: [f64; 2]) -> Result<Vec<f64>, (&'static str, String)> {
     match first >= 1.0 && first <= last {
         true => {
             Ok(std::iter::successors(Some(first), |it| Some(2.0 * it)).take_while(|it| *it <= last).collect())
@@ -451,7 +452,7 @@ fn evenly(ranks: u32, nodes: u32) -> Result<u32, (&'static str, String)> {
 }
 
 /// The platform with nothing that was fitted to what ran on it, and no software.
-fn bare(mut platform: Platform) -> Platform {
+fn without_fits(mut platform: Platform) -> Platform {
     let none = Time::new(0.0);
     for server in platform.server.values_mut() {
         for memory in server.tiers.values_mut() {

@@ -99,11 +99,11 @@ impl Verified {
     pub fn all_reduce(&self, exchange: &str, hosts: &[u16], bytes: u64, place: MessagePlace) -> Option<f64> {
         let constants = self.sharing.exchange.get(exchange)?;
         let walked = collective(&self.sharing, constants, Collective::AllReduce, hosts, bytes, place)?;
-        Some(walked * self.missed(exchange, hosts.len(), bytes, place))
+        Some(walked * self.correction(exchange, hosts.len(), bytes, place))
     }
 
     /// How many times longer than walked an all-reduce takes, by the fitted rows that are like it.
-    fn missed(&self, exchange: &str, ranks: usize, bytes: u64, place: MessagePlace) -> f64 {
+    fn correction(&self, exchange: &str, ranks: usize, bytes: u64, place: MessagePlace) -> f64 {
         let (mut sum, mut weights) = (0.0, NOTHING);
         for row in self.rows.iter().filter(|row| row.fitted) {
             let other = &row.measured;
@@ -153,7 +153,7 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let mut verified = Verified { sharing: refitted, rows };
     let missed = |row: &Comparison| {
         let Measured { exchange, place, hosts, bytes, .. } = &row.measured;
-        verified.missed(exchange, hosts.len(), *bytes, *place)
+        verified.correction(exchange, hosts.len(), *bytes, *place)
     };
     let missed: Vec<_> = verified.rows.iter().map(missed).collect();
     verified.rows.iter_mut().zip(missed).for_each(|(row, missed)| row.predicted_s *= missed);

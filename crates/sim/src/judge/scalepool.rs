@@ -58,13 +58,13 @@ pub struct Choice {
     /// What was taken.
     pub taken: String,
     /// What is plausible besides.
-    pub instead: Vec<Instead>,
+    pub instead: Vec<Alternative>,
 }
 
 /// What a figure may rest on instead.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Instead {
+pub struct Alternative {
     /// What it is, in a word.
     pub value: String,
     /// Which workloads it is of; all when left out.
@@ -175,7 +175,7 @@ impl Figure {
     ///
     /// # Errors
     /// When a layout has no such key.
-    pub fn with(&self, instead: &Instead) -> Result<Self, DataError> {
+    pub fn with(&self, instead: &Alternative) -> Result<Self, DataError> {
         let wrong = |error: serde_json::Error| {
             DataError::new(
                 "scalepool-fig6",
@@ -248,7 +248,7 @@ impl Figure {
         };
         let bandwidths_gb_per_s = [reached(&from), reached(&to), share(&to, TierId::Pool)[0]];
         let [infiniband, cxl, pool] = bandwidths_gb_per_s;
-        let replaced = Instead {
+        let replaced = Alternative {
             value: "the platforms'".into(),
             open: BTreeMap::from([
                 (Parameter::InfinibandBandwidth, infiniband),
@@ -256,7 +256,7 @@ impl Figure {
                 (Parameter::PoolBandwidth, pool),
                 (Parameter::HostBandwidth, share(&from, TierId::Host)[1]),
             ]),
-            ..Instead::default()
+            ..Alternative::default()
         };
         Ok(Shipped {
             platforms: [baseline.clone(), scalepool.clone()],

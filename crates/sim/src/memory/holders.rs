@@ -34,7 +34,7 @@ pub(super) struct Readers {
 
 /// What each reader asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct ReadRequest {
     /// In all.
     pub(super) bytes: f64,
     /// In so many accesses, each to one holder.
@@ -48,12 +48,16 @@ impl Holders {
     }
 
     /// Messages to each reader: one from each holder, or from as many as it has accesses.
-    pub(super) fn messages_each(&self, readers: &Readers, asked: Asked) -> u32 {
+    pub(super) fn messages_each(&self, readers: &Readers, asked: ReadRequest) -> u32 {
         asked.accesses.ceil().clamp(1.0, self.holders(readers).into()) as u32
     }
 
     /// Messages that begin together. Where readers have fewer than there are holders, the next reader goes on with the next holder.
-    fn messages(&self, readers: &Readers, asked: Asked) -> Result<(Vec<(u32, u32)>, u32), TransferError> {
+    fn messages(
+        &self,
+        readers: &Readers,
+        asked: ReadRequest,
+    ) -> Result<(Vec<(u32, u32)>, u32), TransferError> {
         let (first, holders) = (self.first.max(readers.count), self.holders(readers));
         let each = self.messages_each(readers, asked);
         let parts = u64::from(readers.count) * u64::from(each) * u64::from(self.fabric.links);
@@ -92,7 +96,7 @@ impl Holders {
     ///
     /// # Errors
     /// As [`Self::rate`], but that nothing is followed.
-    pub(super) fn work(&self, readers: &Readers, asked: Asked) -> Result<FlitWork, TransferError> {
+    pub(super) fn work(&self, readers: &Readers, asked: ReadRequest) -> Result<FlitWork, TransferError> {
         let (pairs, each) = self.messages(readers, asked)?;
         let transfers = self.transfers(readers, asked.bytes / f64::from(each));
         Ok(transfers.work(&transfers.ways(&mut self.network()?, &pairs)?))
@@ -106,7 +110,7 @@ impl Holders {
     pub(super) fn rate(
         &self,
         readers: &Readers,
-        asked: Asked,
+        asked: ReadRequest,
     ) -> Result<(f64, Option<FlitCount>), TransferError> {
         let (pairs, each) = self.messages(readers, asked)?;
         let bytes = asked.bytes / f64::from(each);

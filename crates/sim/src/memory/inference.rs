@@ -3,7 +3,7 @@
 use polder_platform::Platform;
 use serde::{Deserialize, Serialize};
 
-use super::holders::{Asked, Holders, Readers};
+use super::holders::{Holders, ReadRequest, Readers};
 use super::{Access, Configuration, MemoryError, Nodes, Question, Tier, configurations, job};
 use crate::contention::{FlitCount, FlitOptions, FlitWork};
 use crate::fidelity::Fidelity;
@@ -172,7 +172,7 @@ impl Inference {
             for (load, on) in each() {
                 let step = load.step(on, f64::from(self.serving));
                 for (tier, part) in on.tiers.iter().zip(step.iter().flat_map(|it| &it.tiers)) {
-                    if let Some((holders, asked)) = load.asked(tier, part) {
+                    if let Some((holders, asked)) = load.reads_of(tier, part) {
                         work.add(holders.work(&self.readers, asked).map_err(|error| on.refused(error))?);
                     }
                 }
@@ -200,7 +200,7 @@ impl Inference {
             return Ok(Some(step));
         }
         for (tier, part) in on.tiers.iter().zip(&mut step.tiers) {
-            let Some((holders, asked)) = load.asked(tier, part) else { continue };
+            let Some((holders, asked)) = load.reads_of(tier, part) else { continue };
             // By flows, messages of other sizes that go the same ways reach the same rate.
             let messages = holders.messages_each(&self.readers, asked);
             let same = |it: &&(&Tier, u32, f64)| std::ptr::eq(it.0, tier) && it.1 == messages;
@@ -319,10 +319,10 @@ impl InferenceLoad {
     }
 
     /// What is asked of those that hold a part of the set, if that is reached over a fabric.
-    fn asked<'a>(&self, tier: &'a Tier, part: &InferenceTier) -> Option<(&'a Holders, Asked)> {
+    fn reads_of<'a>(&self, tier: &'a Tier, part: &InferenceTier) -> Option<(&'a Holders, ReadRequest)> {
         let holders = tier.holders.as_ref().filter(|_| part.bytes > 0.0)?;
         let accesses = self.accesses * part.bytes / self.set_bytes;
-        Some((holders, Asked { bytes: accesses * self.access_bytes, accesses }))
+        Some((holders, ReadRequest { bytes: accesses * self.access_bytes, accesses }))
     }
 
     fn taken(&self, access: &Access, bytes: f64) -> f64 {

@@ -393,7 +393,7 @@ fn placed(
     }
     let placement = match placement {
         Ok(placement) => placement,
-        Err(error) => return Placed { lacks: Some(lacks(&error)), ..nothing },
+        Err(error) => return Placed { lacks: Some(missing_memory(&error)), ..nothing },
     };
     let seconds = problem.seconds(&placement);
     let phases = problem.phases.iter().zip(&seconds);
@@ -414,7 +414,7 @@ fn placed(
 }
 
 /// Which memory is too small, in the digits of tables.
-fn lacks(error: &PlaceError) -> String {
+fn missing_memory(error: &PlaceError) -> String {
     match error {
         PlaceError::TooSmall { tier, capacity, bytes } => {
             let [has, used] = [capacity, bytes].map(|bytes| bytes.value() / 1e9);

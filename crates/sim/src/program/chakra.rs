@@ -303,7 +303,7 @@ impl StepTrace {
         // Only operators have a schema. One that calls others counts by them, unless they are its helpers alone.
         let operators: BTreeMap<u64, &Node> =
             file.nodes.iter().filter(|node| schemas(node)).map(|node| (node.id, node)).collect();
-        let mut called: BTreeMap<u64, Called> = BTreeMap::new();
+        let mut called: BTreeMap<u64, CalledTotals> = BTreeMap::new();
         // Callers have lower ids than what they call.
         for node in operators.values().rev() {
             let own = called.get(&node.id).copied().unwrap_or_default();
@@ -316,7 +316,7 @@ impl StepTrace {
         let mut operations = vec![];
         for node in operators.values() {
             let is_inside = node.ctrl_deps.is_some_and(|caller| inside.contains(&caller));
-            let works = called.get(&node.id).is_none_or(|called| node.works_beside(*called));
+            let works = called.get(&node.id).is_none_or(|called| node.has_own_work(*called));
             if is_inside || works {
                 inside.insert(node.id);
             }
@@ -414,13 +414,13 @@ fn is_among(words: &str, name: &str) -> bool {
 
 /// What an operator calls, all together.
 #[derive(Clone, Copy, Default)]
-struct Called {
+struct CalledTotals {
     bytes: f64,
     has_product: bool,
     is_sparse: bool,
 }
 
-impl Called {
+impl CalledTotals {
     /// One more, which calls these in its turn.
     fn add(&mut self, node: &Node, own: Self) {
         let plain = node.plain();
@@ -437,7 +437,7 @@ impl Node {
     }
 
     /// Whether it does its work itself, beside what it calls: a product, and an operator of whose largest side that moves less than half.
-    fn works_beside(&self, called: Called) -> bool {
+    fn has_own_work(&self, called: CalledTotals) -> bool {
         let plain = self.plain();
         let side = self.inputs.bytes().max(self.outputs.bytes());
         let moves = !is_among(VIEWS, plain) && !called.is_sparse && 2.0 * called.bytes < side;

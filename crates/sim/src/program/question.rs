@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{
     HostLinks, Meeting, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over,
 };
-use crate::contention::{FlitOptions, TransferError, expect_few_of_all};
+use crate::contention::{FlitOptions, TransferError, check_total_flit_hops};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 
@@ -119,7 +119,7 @@ impl ProgramTrace {
             }
         }
         if let Some(links) = &links {
-            expect_few_of_all(links.flit_hops(&ranks, &network.hosts))
+            check_total_flit_hops(links.flit_hops(&ranks, &network.hosts))
                 .map_err(|problem| GivenError::new("fidelity", problem))?;
         }
         let meeting = match (question.fidelity, links) {

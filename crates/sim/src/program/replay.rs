@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wires::{OnWire, Wires};
 use super::{HostLinks, Operation, UNWAITED};
-use crate::contention::News;
+use crate::contention::FlowEvent;
 use crate::message;
 
 /// What a message takes.
@@ -190,7 +190,7 @@ enum Left {
 }
 
 #[derive(Clone, Copy)]
-enum Begun {
+enum PendingRequest {
     Sent(Left),
     Receive { channel: usize, index: usize },
 }
@@ -200,7 +200,7 @@ struct Rank {
     clock: f64,
     compute_s: f64,
     next: usize,
-    begun: BTreeMap<u32, Begun>,
+    begun: BTreeMap<u32, PendingRequest>,
 }
 
 /// A rank that can go on, the earliest first.
@@ -301,18 +301,18 @@ pub fn replay_over(
         let next = all.ready.peek().map(|Reverse(Ready(at, _))| *at);
         // What happens on wires before the next rank goes on may wake another.
         if all.wires.as_mut().is_some_and(|it| it.flits.advance_until(next)) {
-            all.hear();
+            all.handle_wire_events();
             continue;
         }
         let Some(Reverse(Ready(_, rank))) = all.ready.pop() else { break };
-        all.go_on(rank)?;
+        all.step_rank(rank)?;
     }
-    all.ended()
+    all.finish()
 }
 
 impl Replay<'_> {
     /// Does the next operation of a rank.
-    fn go_on(&mut self, rank: usize) -> Result<(), ReplayError> {
+    fn step_rank(&mut self, rank: usize) -> Result<(), ReplayError> {
         let Some(operation) = self.programs[rank].get(self.ranks[rank].next) else { return Ok(()) };
         self.ranks[rank].next += 1;
         match *operation {
@@ -325,11 +325,11 @@ impl Replay<'_> {
                 let left = self.send(rank, to, bytes, tag);
                 match request {
                     None => {
-                        self.wait_left(rank, left);
+                        self.wait_until_sent(rank, left);
                         return Ok(());
                     }
                     Some(UNWAITED) => {}
-                    Some(request) => drop(self.ranks[rank].begun.insert(request, Begun::Sent(left))),
+                    Some(request) => drop(self.ranks[rank].begun.insert(request, PendingRequest::Sent(left))),
                 }
             }
             Operation::Receive { from, tag, request } => {
@@ -343,17 +343,17 @@ impl Replay<'_> {
                         return Ok(());
                     }
                     Some(request) => {
-                        self.ranks[rank].begun.insert(request, Begun::Receive { channel, index });
+                        self.ranks[rank].begun.insert(request, PendingRequest::Receive { channel, index });
                     }
                 }
             }
             Operation::Wait { request } => match self.ranks[rank].begun.remove(&request) {
                 None => return Err(ReplayError::NoRequest { rank, request }),
-                Some(Begun::Sent(left)) => {
-                    self.wait_left(rank, left);
+                Some(PendingRequest::Sent(left)) => {
+                    self.wait_until_sent(rank, left);
                     return Ok(());
                 }
-                Some(Begun::Receive { channel, index }) => {
+                Some(PendingRequest::Receive { channel, index }) => {
                     self.wait(rank, channel, index);
                     return Ok(());
                 }
@@ -386,7 +386,7 @@ impl Replay<'_> {
     }
 
     /// Goes on when the bytes of a message have left the host.
-    fn wait_left(&mut self, rank: usize, left: Left) {
+    fn wait_until_sent(&mut self, rank: usize, left: Left) {
         let at = match (left, &mut self.wires) {
             (Left::OnWire(message), Some(wires)) => {
                 let sent = &mut wires.messages[message];
@@ -404,20 +404,20 @@ impl Replay<'_> {
     }
 
     /// Hears what happened on the wires.
-    fn hear(&mut self) {
+    fn handle_wire_events(&mut self) {
         let Some(wires) = &mut self.wires else { return };
         let news: Vec<_> = wires.flits.news().collect();
         for event in news {
             let Some(wires) = &mut self.wires else { return };
             match event {
-                News::Left(message, at) => {
+                FlowEvent::Left(message, at) => {
                     let message = &mut wires.messages[message as usize];
                     message.left = Some(at);
                     if let Some(rank) = message.waits.take() {
                         self.wake(rank, at);
                     }
                 }
-                News::Arrived(message, at) => {
+                FlowEvent::Arrived(message, at) => {
                     let OnWire { channel, index, later_s, .. } = wires.messages[message as usize];
                     self.arrive(channel, index, at + later_s);
                 }
@@ -476,7 +476,7 @@ impl Replay<'_> {
         Left::At(begin + busy)
     }
 
-    fn ended(self) -> Result<Replayed, ReplayError> {
+    fn finish(self) -> Result<Replayed, ReplayError> {
         let waits = self.names.iter().filter_map(|((from, _, tag), at)| {
             self.channels[*at].waiter.map(|(rank, _)| ReplayError::Waits { rank, from: *from, tag: *tag })
         });

@@ -48,7 +48,7 @@ pub struct CallSeconds {
 const MOST_BYTES: u64 = 1 << 53;
 
 /// What is wrong in a line, without where.
-type Wrong = String;
+type LineProblem = String;
 
 /// Reads the texts of all ranks, each with its name, in any order.
 ///
@@ -113,7 +113,8 @@ struct RankTrace {
 impl RankTrace {
     fn read(name: &str, text: &str, calls: &mut BTreeMap<String, CallSeconds>) -> Result<Self, DataError> {
         let mut lines = text.lines().enumerate();
-        let wrong = |at: usize, problem: Wrong| DataError::new(name, &format!("line {}", at + 1), problem);
+        let wrong =
+            |at: usize, problem: LineProblem| DataError::new(name, &format!("line {}", at + 1), problem);
         match lines.next() {
             Some((_, VERSION)) => {}
             found => {
@@ -149,7 +150,7 @@ impl RankTrace {
         }
     }
 
-    fn begin(line: &str) -> Result<Self, Wrong> {
+    fn begin(line: &str) -> Result<Self, LineProblem> {
         let wrong = || format!("expected rank RANK OF HOST, found \"{}\"", quoted(line));
         let mut words = line.split(' ');
         let (Some("rank"), Some(rank), Some(of), Some(host), None) =
@@ -170,7 +171,7 @@ impl RankTrace {
     }
 
     /// Reads a line; whether it is the last.
-    fn line(&mut self, line: &str, calls: &mut BTreeMap<String, CallSeconds>) -> Result<bool, Wrong> {
+    fn line(&mut self, line: &str, calls: &mut BTreeMap<String, CallSeconds>) -> Result<bool, LineProblem> {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {
             ["comm", number, ranks] => {
@@ -212,7 +213,7 @@ impl RankTrace {
     }
 
     /// What lies between two calls is computing.
-    fn gap(&mut self, until: u64) -> Result<(), Wrong> {
+    fn gap(&mut self, until: u64) -> Result<(), LineProblem> {
         let Some(gap) = until.checked_sub(self.until) else {
             return Err(format!("expected a time from {} on, found {until}", self.until));
         };
@@ -223,13 +224,13 @@ impl RankTrace {
     }
 
     /// A size of which each rank may have a piece.
-    fn size(&self, number: i64) -> Result<u64, Wrong> {
+    fn size(&self, number: i64) -> Result<u64, LineProblem> {
         let most = MOST_BYTES / u64::from(self.of.max(1));
         let size = u64::try_from(number).ok().filter(|it| *it <= most);
         size.ok_or_else(|| format!("expected a size from 0 to {most}, found {number}"))
     }
 
-    fn call(&mut self, call: &str, numbers: &[i64]) -> Result<(), Wrong> {
+    fn call(&mut self, call: &str, numbers: &[i64]) -> Result<(), LineProblem> {
         let done = match (call, numbers) {
             ("send", [to, tag, bytes]) => {
                 Operation::Send { to: small(*to)?, bytes: self.size(*bytes)?, tag: *tag, request: None }
@@ -293,11 +294,11 @@ fn collective(call: &str) -> Option<Collective> {
     })
 }
 
-fn whole(word: &str) -> Result<i64, Wrong> {
+fn whole(word: &str) -> Result<i64, LineProblem> {
     word.parse().map_err(|_| format!("expected a whole number, found \"{}\"", quoted(word)))
 }
 
-fn small(number: i64) -> Result<u32, Wrong> {
+fn small(number: i64) -> Result<u32, LineProblem> {
     u32::try_from(number).map_err(|_| format!("expected a number from 0 on, found {number}"))
 }
 

@@ -381,9 +381,9 @@ mod tests {
             known: RefCell::default(),
         };
         kind.with(20).unwrap();
-        let first = followed.asked();
+        let first = followed.distinct_sets();
         kind.with(24).unwrap();
-        assert!(first > 0 && followed.asked() == first, "{first} {}", followed.asked());
+        assert!(first > 0 && followed.distinct_sets() == first, "{first} {}", followed.distinct_sets());
         let error = request.predict().unwrap_err();
         let MixedError::Transfers(TransferError::TooManyFlits { window: Some(kib), .. }) = error else {
             panic!("{error}");

@@ -101,7 +101,7 @@ impl Question<'_> {
 
     fn found(&self, given: &GivenLayout, accelerators: u32) -> Option<FoundLayout> {
         given.check_counts().ok()?;
-        let space = leanest(given.space(self.job, self.model, accelerators));
+        let space = least_kept(given.space(self.job, self.model, accelerators));
         search(self.job, self.model, &space, 1, &|_, _| ()).best().copied()
     }
 
@@ -174,7 +174,7 @@ impl Question<'_> {
     fn others(&self) -> impl Iterator<Item = Change> {
         let Layout { tp, cp, dp, pp, .. } = self.given.alone(1);
         let ranks = [tp, cp, dp, pp].into_iter().fold(1, u32::saturating_mul).max(1);
-        let (from, most) = (self.accelerators / ranks, self.job.most() / ranks);
+        let (from, most) = (self.accelerators / ranks, self.job.most_accelerators() / ranks);
         let below =
             (!self.accelerators.is_multiple_of(ranks)).then_some(from).filter(|it| (1..=most).contains(it));
         // Where nothing near is even, powers of two are.
@@ -198,7 +198,8 @@ impl Question<'_> {
     fn without_counts(&self) -> impl Iterator<Item = Change> {
         let mut free = self.given.clone();
         COUNTS.iter().for_each(|(_, of)| *of(&mut free) = None);
-        let counts = std::iter::once(self.accelerators).chain(outward(self.accelerators, self.job.most()));
+        let counts = std::iter::once(self.accelerators)
+            .chain(outward(self.accelerators, self.job.most_accelerators()));
         let words = self.words();
         counts
             .take(TRIED)
@@ -207,7 +208,7 @@ impl Question<'_> {
 
     /// The fewest times as many accelerators with which `fits` has something to say.
     fn times(&self, fits: impl Fn(u32) -> Option<String>) -> Option<String> {
-        let most = self.job.most() / self.accelerators.max(1);
+        let most = self.job.most_accelerators() / self.accelerators.max(1);
         let tried = |times: u32| {
             fits(times * self.accelerators).map(|words| accelerators(times * self.accelerators) + &words)
         };
@@ -228,7 +229,7 @@ impl Question<'_> {
 }
 
 /// Of layouts that differ in what they keep those that keep least.
-fn leanest(space: Space) -> Space {
+fn least_kept(space: Space) -> Space {
     fn ends<T: Copy>(all: &[T]) -> Vec<T> {
         all.first().into_iter().chain(all.last().filter(|_| all.len() > 1)).copied().collect()
     }
@@ -242,7 +243,7 @@ fn leanest(space: Space) -> Space {
     }
 }
 
-/// Numbers from 1 to `most` but this one, the nearest first, and of two the smaller.
+/// Numbers from 1 to `most_accelerators` but this one, the nearest first, and of two the smaller.
 fn outward(from: u32, most: u32) -> impl Iterator<Item = u32> {
     let near = from.clamp(1, most.max(1));
     let both = (0..=near.max(most - near.min(most))).flat_map(move |step| {

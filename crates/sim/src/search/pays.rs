@@ -151,13 +151,13 @@ struct Side {
 }
 
 /// One of both platforms, as it is asked about.
-struct Asked {
+struct PlatformRequest {
     name: String,
     request: Request,
     platform: Platform,
 }
 
-impl Asked {
+impl PlatformRequest {
     fn new(name: &str, file: &str, request: Request) -> Result<Self, PaysError> {
         let platform = Platform::load(file).map_err(RequestError::from)?;
         Ok(Self { name: name.into(), request, platform })
@@ -213,15 +213,15 @@ impl PaysQuestion<'_> {
     /// When a file is damaged, a platform lacks what is tried, or no layout runs or fits there.
     pub fn map(&self, threads: usize, progress: Progress<'_>) -> Result<FabricMap, PaysError> {
         let Request { platform: name, .. } = self.request;
-        let there = Asked::new(name, name, self.request.clone())?;
+        let there = PlatformRequest::new(name, name, self.request.clone())?;
         let (file, request) = self.request.on(self.against);
-        let other = Asked::new(self.against, file, request)?;
+        let other = PlatformRequest::new(self.against, file, request)?;
         let (mut between, mut pool) = (self.between.to_vec(), self.pool.to_vec());
         for tried in [&mut between, &mut pool] {
             tried.sort_by(|a, b| a.value().total_cmp(&b.value()));
             tried.dedup();
         }
-        let platforms = |asked: &Asked| {
+        let platforms = |asked: &PlatformRequest| {
             let tried = between.iter().map(|bandwidth| asked.with_between(*bandwidth));
             std::iter::once(Ok(asked.platform.clone())).chain(tried).collect::<Result<Vec<_>, _>>()
         };

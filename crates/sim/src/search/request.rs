@@ -168,7 +168,7 @@ impl GivenLayout {
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
-        let all = Space::usual(model, accelerators, self.batch(model, accelerators));
+        let all = Space::default_for(model, accelerators, self.batch(model, accelerators));
         fn only<T>(all: Vec<T>, one: Option<T>) -> Vec<T> {
             one.map_or(all, |one| vec![one])
         }

@@ -242,7 +242,7 @@ impl<'a> Sizes<'a> {
         let [into, width] = [into, width].map(|it| f64::from(it) / self.tp);
         let operations = 6.0 * self.tokens * width * f64::from(state);
         let bytes = self.value * (into + width) * self.tokens;
-        let products = self.key.precision.elsewhere();
+        let products = self.key.precision.outside_weights();
         scores.forward += self.machine.fused(operations, products).max(self.machine.moved(bytes));
         scores.backward +=
             self.machine.fused(2.0 * operations, products).max(self.machine.moved(2.0 * bytes));
@@ -251,7 +251,7 @@ impl<'a> Sizes<'a> {
     /// Attention's scores, and what they weigh.
     fn scores(&self) -> Passes {
         let Self { machine, width, heads, sequence, tokens, value, mask, key, model, .. } = *self;
-        let products = key.precision.elsewhere();
+        let products = key.precision.outside_weights();
         let mut scores = Passes::default();
         self.recurrence(&mut scores);
         if !model.attends() {
@@ -290,7 +290,7 @@ impl<'a> Sizes<'a> {
             }
             return feed;
         };
-        feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.elsewhere());
+        feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.outside_weights());
         let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
         let mut one = Passes::default();
         self.through(&mut one, tokens * active / here, self.inside);
@@ -363,8 +363,8 @@ impl Block {
     /// A block of the model: where they differ, the mean of all, as if each stage had as many of each kind.
     pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
         let mut kinds =
-            model.kinds().into_iter().map(|kind| (kind.layers, Self::alike(machine, &kind, layout)));
-        let Some((mut blocks, mut mean)) = kinds.next() else { return Self::alike(machine, model, layout) };
+            model.kinds().into_iter().map(|kind| (kind.layers, Self::uniform(machine, &kind, layout)));
+        let Some((mut blocks, mut mean)) = kinds.next() else { return Self::uniform(machine, model, layout) };
         for (more, block) in kinds {
             blocks += more;
             mean = mean.towards(&block, f64::from(more) / f64::from(blocks));
@@ -394,7 +394,7 @@ impl Block {
     }
 
     /// One of blocks that are all alike.
-    fn alike(machine: &Machine, model: &Model, layout: &Layout) -> Self {
+    fn uniform(machine: &Machine, model: &Model, layout: &Layout) -> Self {
         let (key, ranks) = (&Key::of(layout), layout.ranks());
         let sizes = Sizes::new(machine, model, key);
         let Sizes { tp, hidden, width, heads, tokens, shared, value, .. } = sizes;
@@ -525,7 +525,7 @@ fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) 
     let mut embedding = Passes::default();
     embedding.moved(machine, 3.0 * value * hidden * shared, 3.0 * value * hidden * shared);
     let mut head = Passes::default();
-    head.weights(machine, [tokens, vocabulary, hidden], key.precision.elsewhere());
+    head.weights(machine, [tokens, vocabulary, hidden], key.precision.outside_weights());
     // The loss in 32 bits, as Megatron-Core computes it over a shared vocabulary: widen, maximum, subtract, exponentiate,
     // sum, divide; backward multiply and narrow.
     head.moved(machine, 38.0 * vocabulary * tokens, 14.0 * vocabulary * tokens);

@@ -204,7 +204,7 @@ impl Cut {
             [&block.tensor, &block.context, &block.expert].map(|it| it.exposed.sum());
         let sending = tensor + context + expert;
         let each = block.forward + block.backward + block.again + sending;
-        let layers = [split.first, split.most_of_middle(pp), split.last].map(f64::from);
+        let layers = [split.first, split.largest_middle_stage(pp), split.last].map(f64::from);
         let works = [0, 1, 2].map(|index| work(layers[index], each, edges[index]));
         let slow =
             if works[2] >= works[0] && works[2] >= works[1] { 2 } else { usize::from(works[1] > works[0]) };

@@ -243,11 +243,11 @@ struct Shared {
     /// All that was counted.
     work: FlitWork,
     /// What is counted or followed already.
-    known: Vec<Known>,
+    known: Vec<TimedFlows>,
 }
 
 /// What some flows took, each with this window.
-fn sum<'a>(window_bytes: Option<f64>, known: impl Iterator<Item = &'a Known>) -> StepFlits {
+fn sum<'a>(window_bytes: Option<f64>, known: impl Iterator<Item = &'a TimedFlows>) -> StepFlits {
     let none = StepFlits { window_bytes, flit_hops: 0, replays: 0, steady_window_bytes: 0.0 };
     known.fold(none, |sum, it| StepFlits {
         flit_hops: sum.flit_hops + it.flit_hops,
@@ -259,8 +259,8 @@ fn sum<'a>(window_bytes: Option<f64>, known: impl Iterator<Item = &'a Known>) ->
 
 /// Flows that begin together.
 #[derive(Debug)]
-struct Known {
-    asked: Asked,
+struct TimedFlows {
+    asked: FlowSet,
     /// As how many that share a link the last ends; what took how many flits.
     times: f64,
     flit_hops: u64,
@@ -270,7 +270,7 @@ struct Known {
 
 /// Flows of so many bytes each between endpoints of a fabric, which reach a part of its payload.
 #[derive(Debug)]
-struct Asked {
+struct FlowSet {
     fabric: Fabric,
     reached: f64,
     endpoints: u32,
@@ -279,7 +279,7 @@ struct Asked {
     bytes: f64,
 }
 
-impl PartialEq for Asked {
+impl PartialEq for FlowSet {
     fn eq(&self, other: &Self) -> bool {
         let is_network = match (&self.failed, &other.failed) {
             (None, None) => true,
@@ -298,7 +298,7 @@ impl FollowedFlits {
 
     /// How many questions were counted or followed.
     #[cfg(test)]
-    pub(crate) fn asked(&self) -> usize {
+    pub(crate) fn distinct_sets(&self) -> usize {
         self.lock().known.len()
     }
 
@@ -351,11 +351,11 @@ impl Followed {
         }
         let Some((fabric, reached, endpoints)) = self.fabrics[scope].clone() else { return 1.0 };
         let failed = self.failed.clone().filter(|_| scope == 1);
-        let asked = Asked { fabric, reached, endpoints, failed, flows, bytes };
+        let asked = FlowSet { fabric, reached, endpoints, failed, flows, bytes };
         let shared = self.shared.clone();
         let mut shared = shared.lock();
         let known = shared.known.iter().position(|it| it.asked == asked);
-        let at = known.map_or_else(|| self.looked_at(scope, asked, &mut shared), Ok);
+        let at = known.map_or_else(|| self.time_flows(scope, asked, &mut shared), Ok);
         match at {
             Ok(at) => {
                 self.used.push(at);
@@ -369,8 +369,13 @@ impl Followed {
     }
 
     /// Counts or follows flows; where they stand then.
-    fn looked_at(&mut self, scope: usize, asked: Asked, shared: &mut Shared) -> Result<usize, TransferError> {
-        let Asked { fabric, reached, endpoints, flows, bytes, .. } = &asked;
+    fn time_flows(
+        &mut self,
+        scope: usize,
+        asked: FlowSet,
+        shared: &mut Shared,
+    ) -> Result<usize, TransferError> {
+        let FlowSet { fabric, reached, endpoints, flows, bytes, .. } = &asked;
         let parts = flows.len() as u64 * u64::from(fabric.links);
         if parts > MOST_FLOWS {
             return Err(TransferError::TooManyFlows { parts, most: MOST_FLOWS });
@@ -399,7 +404,7 @@ impl Followed {
             shared.work.add(transfers.work(&transfers.ways(&mut network, flows)?));
         }
         self.networks[scope] = Some(network);
-        let known = Known {
+        let known = TimedFlows {
             times,
             flit_hops: count.map_or(0, |it| it.flit_hops),
             replays: count.map_or(0, |it| it.replays),

@@ -260,7 +260,7 @@ impl<'a> Job<'a> {
     }
 
     /// The most accelerators that the platform has ports and ids for.
-    pub(crate) fn most(&self) -> u32 {
+    pub(crate) fn most_accelerators(&self) -> u32 {
         let has = |accelerators| self.filled(accelerators).check_ports(accelerators, false).is_ok();
         let (mut most, mut beyond) = (1, Layout::MOST + 1);
         while most + 1 < beyond {
@@ -276,11 +276,11 @@ impl<'a> Job<'a> {
 
     /// The machine for a layout, of which the closest groups of ranks stay together.
     pub(crate) fn machine(&self, layout: &Layout) -> Machine {
-        self.looked_at(layout.accelerators(), self.fill(layout), &FollowedFlits::default())
+        self.machine_for(layout.accelerators(), self.fill(layout), &FollowedFlits::default())
     }
 
     /// The machine for so many ranks, with so many in each rack, of which flits are counted or followed with those of `followed`.
-    fn looked_at(&self, ranks: u32, fill: u32, followed: &FollowedFlits) -> Machine {
+    fn machine_for(&self, ranks: u32, fill: u32, followed: &FollowedFlits) -> Machine {
         let machine = Machine::new(self.platform, self.rack, fill, self.order);
         match self.fidelity {
             Fidelity::L0 => machine,
@@ -313,7 +313,7 @@ impl<'a> Job<'a> {
             return Err(Refusal::Missing { what: "a collective", needs: "a fabric inside racks", remedy });
         }
         let followed = self.followed.clone().unwrap_or_default();
-        let machine = self.looked_at(ranks, fill, &followed);
+        let machine = self.machine_for(ranks, fill, &followed);
         let mut group = [1; 5];
         group[TP] = ranks;
         let span = machine.span(&group, &[TP]);
@@ -359,7 +359,7 @@ impl<'a> Job<'a> {
     ) -> Result<(PlannedStep, Vec<Stage>), Refusal> {
         layout.check(model)?;
         let followed = self.followed.clone().unwrap_or_default();
-        let machine = self.looked_at(layout.accelerators(), self.fill(layout), &followed);
+        let machine = self.machine_for(layout.accelerators(), self.fill(layout), &followed);
         machine.check(layout)?;
         self.check_failed(layout.accelerators(), machine.fill)?;
         let priced = || {

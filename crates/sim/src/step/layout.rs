@@ -115,7 +115,7 @@ pub enum Precision {
 impl Precision {
     /// Of what is computed besides products with weights.
     #[must_use]
-    pub(crate) const fn elsewhere(self) -> Self {
+    pub(crate) const fn outside_weights(self) -> Self {
         match self {
             Self::Bf16 | Self::Fp8 => Self::Bf16,
             Self::Fp32 => Self::Fp32,
@@ -143,7 +143,7 @@ impl Precision {
 
 /// What runs beside computation. When all of it is left out, keys and values do and nothing else; else what it names, alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default = "nothing_beside")]
+#[serde(deny_unknown_fields, default = "no_overlap")]
 pub struct Overlap {
     /// Tensor-parallel collectives, in parts, beside the products that they feed.
     pub tensor: bool,
@@ -201,7 +201,7 @@ impl Overlap {
     }
 }
 
-const fn nothing_beside() -> Overlap {
+const fn no_overlap() -> Overlap {
     Overlap::NONE
 }
 
@@ -392,7 +392,7 @@ impl BlockSplit {
     }
 
     /// Of the middle stage that has the most, which is the second of all; 0 when there is none.
-    pub(crate) fn most_of_middle(self, pp: u32) -> u32 {
+    pub(crate) fn largest_middle_stage(self, pp: u32) -> u32 {
         if pp > 2 { self.middle + u32::from(self.more > 0) } else { 0 }
     }
 

@@ -198,7 +198,7 @@ impl Machine {
     /// Whether the platform has what `layout` asks for.
     pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
         // Products with weights, and the rest.
-        let rates = [layout.precision, layout.precision.elsewhere()].map(|it| self.matrix[it as usize]);
+        let rates = [layout.precision, layout.precision.outside_weights()].map(|it| self.matrix[it as usize]);
         if rates.contains(&0.0) {
             let (what, needs) = match layout.precision {
                 Precision::Bf16 => ("bf16", "accelerators with 16-bit floats"),

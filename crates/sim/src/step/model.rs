@@ -185,9 +185,9 @@ impl Model {
                 format!("expected from 1 to {} blocks, the layers, in all, found {of_others}", self.layers);
             return Err(("others", problem));
         }
-        self.check_alike(self.mixer != Mixer::Attention || !self.others.is_empty())?;
+        self.check_block_kind(self.mixer != Mixer::Attention || !self.others.is_empty())?;
         for kind in self.kinds() {
-            kind.check_alike(true).map_err(|(key, problem)| ("others", format!("{key}: {problem}")))?;
+            kind.check_block_kind(true).map_err(|(key, problem)| ("others", format!("{key}: {problem}")))?;
         }
         match (self.embedding_width, self.positions) {
             (Some(width), _) if width == 0 || width > MOST => {
@@ -204,8 +204,8 @@ impl Model {
     }
 
     /// The same of one kind of block, which may have no feed-forward part.
-    fn check_alike(&self, may_lack: bool) -> Result<(), (&'static str, String)> {
-        let least = |key| u32::from(key != "feed_forward" || !may_lack);
+    fn check_block_kind(&self, may_lack_feed_forward: bool) -> Result<(), (&'static str, String)> {
+        let least = |key| u32::from(key != "feed_forward" || !may_lack_feed_forward);
         let counts = [
             ("hidden", self.hidden),
             ("layers", self.layers),

@@ -66,7 +66,7 @@ impl<'a> Cores<'a> {
     /// Seconds of an operation.
     pub(super) fn seconds(mut self) -> f64 {
         while let Some(core) = self.first() {
-            self.go_on(core);
+            self.resume(core);
         }
         let end = |calls: usize| {
             let end = |(rank, steps): (&Rank, &Vec<WalkStep>)| {
@@ -118,7 +118,7 @@ impl<'a> Cores<'a> {
         Some(self.ranks[other].done.get(before + count - 1).map(|at| at + turn))
     }
 
-    fn go_on(&mut self, core: usize) {
+    fn resume(&mut self, core: usize) {
         if let Some(at) = self.cores[core].waits.take() {
             self.cores[core].now = at;
         }
@@ -145,7 +145,7 @@ impl<'a> Cores<'a> {
                 match seen {
                     Some(seen) if seen <= until => self.cores[core].now = seen,
                     None if now < until => self.cores[core].waits = Some(until),
-                    _ => self.give_up(core, now.max(until)),
+                    _ => self.hand_over(core, now.max(until)),
                 }
             }
         }
@@ -170,7 +170,7 @@ impl<'a> Cores<'a> {
     }
 
     /// Gives a core to a rank that has not looked in vain yet, else to the one that sees first what it awaits.
-    fn give_up(&mut self, core: usize, now: f64) {
+    fn hand_over(&mut self, core: usize, now: f64) {
         let rank = self.cores[core].rank;
         let looks = |it: &usize| self.ranks[*it].until.is_none() || self.sees(*it).is_none();
         let fresh = self.others(rank).find(looks);
