@@ -10,7 +10,7 @@ fn polder(arguments: &[&str]) -> Output {
     command.env("POLDER_CONFIG", "/dev/null").args(arguments).output().unwrap()
 }
 
-fn said(arguments: &[&str]) -> String {
+fn stdout_of(arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = polder(arguments);
     assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
@@ -33,7 +33,7 @@ fn probe_writes_a_machine_that_the_planner_reads_and_replaces_none() {
     let card = scratch.path().join("card");
     std::fs::File::create(&card).unwrap().set_len(64 << 20).unwrap();
     let card = card.to_str().unwrap();
-    let written = said(&["probe", "--out", path, "--disk", disk.to_str().unwrap(), "--dax", card]);
+    let written = stdout_of(&["probe", "--out", path, "--disk", disk.to_str().unwrap(), "--dax", card]);
     assert_eq!(written, "", "the file says it all");
     let tiers = Platform::load(path).unwrap().local_tiers;
     assert!(tiers["dram"].node.is_some() && tiers["dram"].device.is_none());

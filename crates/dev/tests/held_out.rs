@@ -17,7 +17,7 @@ fn run(arguments: &[&str]) -> Output {
     command.env("POLDER_CONFIG", "/dev/null").args(arguments).output().unwrap()
 }
 
-fn said(arguments: &[&str]) -> String {
+fn stdout_of(arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = run(arguments);
     assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
@@ -139,7 +139,7 @@ fn every_other_size_and_number_of_processes_predicts_the_others() {
     std::fs::write(&measured, rows(&sharing)).unwrap();
     let measured = measured.to_str().unwrap();
     let line = ["held-out", "--platform", here, "--rows", measured];
-    let report: Value = serde_json::from_str(&said(&[&line[..], &["--json"]].concat())).unwrap();
+    let report: Value = serde_json::from_str(&stdout_of(&[&line[..], &["--json"]].concat())).unwrap();
     let rows = report["rows"].as_array().unwrap();
     // Sizes and pools and places and numbers of ranks; gloo's are not predicted.
     assert_eq!(rows.len(), 8 * 2 * 2 * 3);
@@ -155,7 +155,7 @@ fn every_other_size_and_number_of_processes_predicts_the_others() {
         short.iter().all(|row| row["case"].as_str().unwrap().contains(" 3 procs software ")),
         "{short:?}"
     );
-    let text = said(&line);
+    let text = stdout_of(&line);
     let far = "rows are off by more than 15%";
     assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 62 within 15%;"), "{text}");
     assert!(
@@ -180,7 +180,7 @@ fn every_other_size_and_number_of_processes_predicts_the_others() {
     )
     .unwrap();
     let line_of_twice = ["held-out", "--platform", here, "--rows", twice.to_str().unwrap()];
-    assert_eq!(said(&line_of_twice), text);
+    assert_eq!(stdout_of(&line_of_twice), text);
     // The median of the runs counts, neither the best nor the mean.
     let slower = scratch.path().join("slower.jsonl");
     let changed = |file: &Path, is_changed: fn(&str) -> bool, times: f64| {
@@ -198,10 +198,10 @@ fn every_other_size_and_number_of_processes_predicts_the_others() {
     };
     changed(&slower, |_| true, 1.5);
     let slower = slower.to_str().unwrap();
-    let text = said(&[&line[..], &["--rows", slower, "--rows", measured]].concat());
+    let text = stdout_of(&[&line[..], &["--rows", slower, "--rows", measured]].concat());
     assert!(text.contains("; halves of the runs are 50.0% from each other"), "{text}");
     assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 62 within 15%;"), "{text}");
-    let twice_slower = said(&[&line[..], &["--rows", slower, "--rows", slower, "--json"]].concat());
+    let twice_slower = stdout_of(&[&line[..], &["--rows", slower, "--rows", slower, "--json"]].concat());
     let twice_slower: Value = serde_json::from_str(&twice_slower).unwrap();
     for (one, other) in rows.iter().zip(twice_slower["rows"].as_array().unwrap()) {
         let times = other["seconds"].as_f64().unwrap() / one["seconds"].as_f64().unwrap();
@@ -210,7 +210,7 @@ fn every_other_size_and_number_of_processes_predicts_the_others() {
     // It can fail: three processes that take twice as long are not what rows of two and four say.
     let doubled = scratch.path().join("doubled.jsonl");
     changed(&doubled, |case| case.contains(" 3 procs "), 2.0);
-    let text = said(&["held-out", "--platform", here, "--rows", doubled.to_str().unwrap()]);
+    let text = stdout_of(&["held-out", "--platform", here, "--rows", doubled.to_str().unwrap()]);
     assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 32 within 15%;"), "{text}");
     assert!(text.contains(&format!("short: 32 {far}")), "{text}");
     let three = text.lines().filter(|line| line.contains(" 3 procs ")).collect::<Vec<_>>();
@@ -245,7 +245,7 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
     std::fs::write(&measured, rows(&sharing)).unwrap();
     let measured = measured.to_str().unwrap();
     let line = ["held-out", "--platform", here, "--rows", measured, "--demo", demo, "--json"];
-    let report: Value = serde_json::from_str(&said(&line)).unwrap();
+    let report: Value = serde_json::from_str(&stdout_of(&line)).unwrap();
     let step = &report["demo"];
     assert_eq!(step["measured_s"], json!([0.3, 0.4, 0.5]));
     let predicted = step["predicted_s"].as_f64().unwrap();

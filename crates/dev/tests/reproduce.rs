@@ -11,19 +11,19 @@ fn run(arguments: &str) -> Output {
     polder_dev().env("POLDER_CONFIG", "/dev/null").args(arguments.split(' ')).output().unwrap()
 }
 
-fn said(arguments: &str) -> String {
+fn stdout_of(arguments: &str) -> String {
     let Output { status, stdout, stderr } = run(arguments);
     assert!(status.success(), "{arguments}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
 }
 
 fn json(arguments: &str) -> Value {
-    serde_json::from_str(&said(arguments)).unwrap()
+    serde_json::from_str(&stdout_of(arguments)).unwrap()
 }
 
 #[test]
 fn the_figure_of_scalepool_says_what_it_rests_on() {
-    let text = said("reproduce scalepool-fig6");
+    let text = stdout_of("reproduce scalepool-fig6");
     for line in [
         "mean, times faster ",
         "published  simulated, fitted to it ",
@@ -61,7 +61,7 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
 
 #[test]
 fn figure_7_of_scalepool_says_which_ratios_hold_where() {
-    let text = said("reproduce scalepool-fig7");
+    let text = stdout_of("reproduce scalepool-fig7");
     for line in [
         "Nothing is fitted: all times follow from the platforms.",
         "  met: 1.4, 1.4, 4.5; not met: 1.6; memory nodes: one switch away",
@@ -94,7 +94,7 @@ fn figure_7_of_scalepool_says_which_ratios_hold_where() {
 #[test]
 fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
     for name in ["cxl-fig9", "cxl-fig10"] {
-        let text = said(&format!("reproduce {name}"));
+        let text = stdout_of(&format!("reproduce {name}"));
         for line in [
             "lowest and highest over the assumed grid",
             "  9(a) qwen2.5-7b ",
@@ -123,7 +123,7 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
         assert_eq!((ahead, points.len()), (147, 147));
     }
     for figure in 2..=7 {
-        let text = said(&format!("reproduce cxl-fig{figure}"));
+        let text = stdout_of(&format!("reproduce cxl-fig{figure}"));
         assert!(text.contains("nothing is fitted to this figure"), "{text}");
         let report = json(&format!("reproduce cxl-fig{figure} --json"));
         let claims = report["claims"].as_array().unwrap();
@@ -133,7 +133,7 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
         assert_eq!(text.contains("echo of an input"), has_echoes, "{text}");
         assert_eq!(has_echoes, figure != 7, "{text}");
     }
-    let text = said("reproduce cxl-adam");
+    let text = stdout_of("reproduce cxl-adam");
     assert!(text.contains("10 judged steps: 2.0% off on average, 6.0% at worst"), "{text}");
 }
 
@@ -148,7 +148,7 @@ fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
         assert!(least <= simulated && simulated <= most, "{claim}");
     }
     assert_eq!(report["open"].as_array().unwrap().len(), 10);
-    let text = said("reproduce coarse-fig17");
+    let text = stdout_of("reproduce coarse-fig17");
     for line in [
         "  ranges are ",
         "simulated; nothing is fitted to these figures",
@@ -161,7 +161,7 @@ fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
 
 #[test]
 fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
-    let text = said("reproduce vistara-table10");
+    let text = stdout_of("reproduce vistara-table10");
     for line in [
         "judged",
         "fitted to the first row: ",
@@ -171,7 +171,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         assert!(text.contains(line), "{line:?}: {text}");
     }
     assert_eq!(json("reproduce vistara-table10 --json")["rows"].as_array().unwrap().len(), 8);
-    let text = said("reproduce vistara-table7");
+    let text = stdout_of("reproduce vistara-table7");
     for line in [
         "CacheA: 25% more throughput in Table VII, 33% in section V-B",
         "Spark: 25% more executors in Table VII, up to 33% in section V-C",
@@ -182,7 +182,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         assert!(text.contains(line), "{line:?}: {text}");
     }
     assert_eq!(json("reproduce vistara-table7 --json")["gains"].as_array().unwrap().len(), 9);
-    let text = said("reproduce vistara-table8");
+    let text = stdout_of("reproduce vistara-table8");
     for line in [
         "the other rows are checked for consistency only",
         "CacheA: CXL bandwidth short by Table I: 5.00 GB/s",
@@ -192,7 +192,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         assert!(text.contains(line), "{line:?}: {text}");
     }
     assert_eq!(json("reproduce vistara-table8 --json")["rows"].as_array().unwrap().len(), 7);
-    let text = said("reproduce vistara-table9");
+    let text = stdout_of("reproduce vistara-table9");
     for line in [
         "A, Fair Share",
         "B, without bounds",
@@ -221,7 +221,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         .map(|row| row["within_s"].as_u64().unwrap())
         .collect();
     assert!(within.is_sorted_by(|a, b| a >= b) && within.iter().any(|seconds| *seconds <= 60), "{within:?}");
-    let text = said("reproduce toptier-limits");
+    let text = stdout_of("reproduce toptier-limits");
     for line in
         ["nothing is fitted", "victim, change of its rate", "of 4 rows 3 have both parts within 10 points"]
     {
@@ -239,12 +239,12 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         let promoted = [0, 1].map(|side| table["moved_gb"][side][0].as_f64().unwrap());
         assert!(promoted[1] < promoted[0], "{table:#}");
     }
-    let text = said("reproduce vistara-tier");
+    let text = stdout_of("reproduce vistara-tier");
     for line in ["of 5 rows ", "nothing is fitted to section V-G", "assumed: a server draws 369 GB/s"] {
         assert!(text.contains(line), "{line:?}: {text}");
     }
     assert_eq!(json("reproduce vistara-tier --json")["rows"].as_array().unwrap().len(), 5);
-    let text = said("reproduce vistara-ratio");
+    let text = stdout_of("reproduce vistara-ratio");
     for line in [
         "under 1% at 3:1 and 2:1, more at 1:1: holds",
         "DPP loses more than Web at 1:1: holds",
@@ -262,7 +262,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
 
 #[test]
 fn figure_10_of_cmpi_is_printed_with_both_inputs_and_the_cause_of_what_misses() {
-    let text = said("reproduce cmpi-fig10");
+    let text = stdout_of("reproduce cmpi-fig10");
     for part in
         ["Table 1", "section 4.2", "25.3", "cause: ", "not explained: the paper disagrees with itself"]
     {
@@ -275,5 +275,5 @@ fn figure_10_of_cmpi_is_printed_with_both_inputs_and_the_cause_of_what_misses() 
     assert_eq!(claims.len(), 6);
     // Ethernet has an 80th of CXL's bandwidth, so CXL wins with either program.
     assert!(claims.iter().filter(|it| it["over"] == "ethernet").all(|it| it["sign"] == true), "{claims:#?}");
-    assert_eq!(said("reproduce cmpi-fig10 --json"), said("reproduce cmpi-fig10 --json"));
+    assert_eq!(stdout_of("reproduce cmpi-fig10 --json"), stdout_of("reproduce cmpi-fig10 --json"));
 }

@@ -9,11 +9,11 @@ use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, Tra
 use polder_sim::{Fidelity, accelerators, counted, grouped};
 use serde_json::{Value, json};
 
-use super::fidelity::{Closeness, unsteady};
+use super::fidelity::{Closeness, short_window_note};
 use super::option::{Machine, accelerator_count, failed_links, quantity};
 use super::page::filled;
 use super::table::{self, size, time};
-use super::written::{Outputs, harmless, write};
+use super::written::{Outputs, escaped_csv, write};
 use crate::Failure;
 
 /// Links that are listed.
@@ -107,7 +107,7 @@ fn title(found: &FabricAnswer) -> String {
 }
 
 fn print(answer: &FabricAnswer) {
-    println!("{}, fabric {} racks, simulated {}", title(answer), answer.fabric, looked(answer));
+    println!("{}, fabric {} racks, simulated {}", title(answer), answer.fabric, fidelity_words(answer));
     println!("ends after {}", time(answer.total_s));
     if answer.steps > 1 {
         println!(
@@ -161,7 +161,7 @@ fn print_links(answer: &FabricAnswer) {
 }
 
 /// How closely messages were looked at.
-const fn looked(found: &FabricAnswer) -> &'static str {
+const fn fidelity_words(found: &FabricAnswer) -> &'static str {
     match found.question.fidelity {
         Fidelity::L0 => "in closed form, each message alone (--fidelity L0)",
         Fidelity::L1 => "by flows (--fidelity L1)",
@@ -185,7 +185,7 @@ fn assumed(answer: &FabricAnswer) -> String {
                 true => format!(
                     " of the first {} of each message{}, the rest at the rate of their second half",
                     size(flits.window_bytes),
-                    unsteady(flits.window_bytes, flits.steady_window_bytes)
+                    short_window_note(flits.window_bytes, flits.steady_window_bytes)
                 ),
                 false => String::new(),
             };
@@ -208,7 +208,7 @@ fn csv(found: &FabricAnswer) -> Result<String, Failure> {
     for message in &found.messages {
         writer.serialize(message)?;
     }
-    harmless(writer)
+    escaped_csv(writer)
 }
 
 /// One page that needs nothing else.
@@ -220,7 +220,7 @@ fn page(answer: &FabricAnswer) -> Result<String, Failure> {
         .filter_map(|link| link.used.map(|used| json!([link.from, link.to, link.flows, used])))
         .collect();
     let data = json!({
-        "about": format!("{}. Simulated {}: {}.", title(answer), looked(answer), assumed(answer)),
+        "about": format!("{}. Simulated {}: {}.", title(answer), fidelity_words(answer), assumed(answer)),
         "ends": answer.messages.iter().map(|message| message.end_s).collect::<Vec<_>>(),
         "links": links,
     });

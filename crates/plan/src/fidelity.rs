@@ -86,14 +86,14 @@ impl ClosedForm {
 pub(super) fn followed(it: StepFlits) -> String {
     let StepFlits { window_bytes, flit_hops, replays, steady_window_bytes } = it;
     let window = window_bytes.map_or_else(String::new, |it| {
-        format!(" of the first {} of each message{}", size(it), unsteady(it, steady_window_bytes))
+        format!(" of the first {} of each message{}", size(it), short_window_note(it, steady_window_bytes))
     });
     let [hops, again] = [flit_hops, replays].map(grouped);
     format!("{hops} flit-hops{window}, {again} sent again")
 }
 
 /// What has to be said of a window that is shorter than the longest way.
-pub(super) fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
+pub(super) fn short_window_note(window_bytes: f64, steady_window_bytes: f64) -> String {
     match window_bytes < steady_window_bytes {
         true => format!(
             " (too short for the longest way: rates are steady from --window {}KiB on)",

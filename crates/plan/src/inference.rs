@@ -86,7 +86,7 @@ impl LoadKind {
 }
 
 impl Arguments {
-    fn asked(&self, sequences: u32) -> InferenceRow {
+    fn row_of(&self, sequences: u32) -> InferenceRow {
         InferenceRow {
             sequences,
             context: self.context,
@@ -116,20 +116,20 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         flits: arguments.closeness.flits()?,
     };
     let inference = Inference::new(&question).map_err(of_memory)?;
-    let loads = arguments.sequences.iter().map(|sequences| inference.load(&arguments.asked(*sequences)));
+    let loads = arguments.sequences.iter().map(|sequences| inference.load(&arguments.row_of(*sequences)));
     let loads = loads.collect::<Result<Vec<_>, _>>().map_err(of_memory)?;
     let steps = inference.steps(&loads).map_err(of_memory)?;
     let rows = arguments.sequences.iter().zip(loads).zip(steps);
     let rows: Vec<_> =
         rows.map(|((sequences, load), steps)| Row { sequences: *sequences, load, steps }).collect();
     match arguments.json.json {
-        true => println!("{}", said(arguments, &inference, &rows)),
+        true => println!("{}", report(arguments, &inference, &rows)),
         false => print(arguments, &inference, &rows),
     }
     Ok(())
 }
 
-fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
+fn report(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
     let Inference { configurations, serving, .. } = found;
     let rows: Vec<_> = rows
         .iter()

@@ -13,7 +13,7 @@ use super::fidelity::ClosedForm;
 use super::option::{Machine, accelerator_count, quantity};
 use super::page::filled;
 use super::table::{self, access_size, size, time};
-use super::written::{Outputs, harmless};
+use super::written::{Outputs, escaped_csv};
 use crate::Failure;
 
 /// Predicts access times.
@@ -320,7 +320,7 @@ fn csv(curves: &Curves) -> Result<String, Failure> {
         writer
             .write_record([access_bytes, working_set_bytes].map(f64::to_string).into_iter().chain(seconds))?;
     }
-    harmless(writer)
+    escaped_csv(writer)
 }
 
 /// One page that needs nothing else.

@@ -97,7 +97,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// How closely messages were looked at.
-fn looked_line(fidelity: Fidelity, replayed: &Replayed) -> String {
+fn fidelity_line(fidelity: Fidelity, replayed: &Replayed) -> String {
     let how = match fidelity {
         Fidelity::L0 => "each as if it were alone".into(),
         Fidelity::L1 => "in turn at the ports of hosts".into(),
@@ -151,7 +151,7 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, replaye
         "predicted: messages inside a host take {} and go at {}{between}; {times}",
         arguments.latency, arguments.bandwidth
     );
-    println!("{}", looked_line(arguments.closeness.level(), replayed));
+    println!("{}", fidelity_line(arguments.closeness.level(), replayed));
     if arguments.platform.is_some() || arguments.hosts.is_some() {
         println!("measured: where the trace was made, which may be another network");
     }

@@ -11,7 +11,7 @@ use super::fidelity::ClosedForm;
 use super::option::{Machine, accelerator_count, given};
 use super::page::filled;
 use super::table::{self, size};
-use super::written::{Outputs, harmless};
+use super::written::{Outputs, escaped_csv};
 use crate::Failure;
 
 /// Predicts offloaded steps.
@@ -255,11 +255,11 @@ fn expect_fit(points: &[Point]) -> Result<(), Failure> {
     }
     let Point { context, batch, .. } = point;
     let at = format!("context {context} and batch {batch} under policy {}", first.policy);
-    Err(Failure(format!("it does not fit: {at}: {}", why(first))))
+    Err(Failure(format!("it does not fit: {at}: {}", misfit_reason(first))))
 }
 
 /// What does not fit, and what would.
-fn why(placed: &Placed) -> String {
+fn misfit_reason(placed: &Placed) -> String {
     let lacks = placed.lacks.as_deref().unwrap_or_default();
     match &placed.would_fit {
         Some(change) => format!("{lacks}; {change} would fit"),
@@ -339,7 +339,7 @@ fn print_point(point: &Point, tiers: &[TierRow]) {
     table::print(&rows);
     println!("{}", gpu_line(&point.gpu));
     for placed in point.policies.iter().filter(|placed| !placed.fits) {
-        println!("{} does not fit: {}", placed.policy, why(placed));
+        println!("{} does not fit: {}", placed.policy, misfit_reason(placed));
     }
 }
 
@@ -402,7 +402,7 @@ fn csv(report: &Report) -> Result<String, Failure> {
             writer.write_record(own.into_iter().chain(bytes).chain(empty))?;
         }
     }
-    harmless(writer)
+    escaped_csv(writer)
 }
 
 /// One page that needs nothing else.

@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::fidelity::ClosedForm;
 use super::option::accelerator_count;
-use super::search::costs::{AXES, electricity_line, say_sources};
-use super::table::{self, say, three};
-use super::train::{Subject, layout_line, none_fits, threads, with_bar};
-use super::written::{Outputs, harmless};
+use super::search::costs::{AXES, electricity_line, print_sources};
+use super::table::{self, print_wrapped, three};
+use super::train::{Subject, layout_line, none_fits, threads, with_progress_bar};
+use super::written::{Outputs, escaped_csv};
 use crate::Failure;
 
 /// Compares the fastest layouts over two fabrics.
@@ -28,11 +28,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PLATFORM", default_value = "nvl72-cxl")]
     against: String,
     /// What an accelerator gets between racks in one direction, on both.
-    #[arg(long, value_name = "BANDWIDTH", value_delimiter = ',', value_parser = above_zero,
+    #[arg(long, value_name = "BANDWIDTH", value_delimiter = ',', value_parser = positive_bandwidth,
           default_value = "12.5 GB/s,25 GB/s,50 GB/s,100 GB/s,200 GB/s")]
     between: Vec<Bandwidth>,
     /// What an accelerator reads from the memory nodes of --against, such as "50 GB/s,100 GB/s" [default: as it is there].
-    #[arg(long, value_name = "BANDWIDTH", value_delimiter = ',', value_parser = above_zero)]
+    #[arg(long, value_name = "BANDWIDTH", value_delimiter = ',', value_parser = positive_bandwidth)]
     pool: Vec<Bandwidth>,
     /// What the machines cost as they are, in money, watts and carbon: a name (`polder plan show`), or the path of a file.
     #[arg(long, value_name = "PRICES")]
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     threads: Option<usize>,
 }
 
-fn above_zero(text: &str) -> Result<Bandwidth, String> {
+fn positive_bandwidth(text: &str) -> Result<Bandwidth, String> {
     let bandwidth = Bandwidth::parse(text)?;
     match bandwidth.value() > 0.0 {
         true => Ok(bandwidth),
@@ -62,19 +62,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let prices = prices.as_deref().map(Prices::load).transpose()?;
     let request = subject.request(platform, Some(accelerator_count(&arguments.gpus)?), Tiers::All)?;
     let question = PaysQuestion { request: &request, against, between, pool, prices: prices.as_ref() };
-    let map =
-        with_bar(|progress| question.map(threads(arguments.threads), progress)).map_err(
-            |error| match error {
-                PaysError::NothingFits { platform, outcome } => {
-                    let FoundLayout { layout, step } = outcome.nearest.expect("something comes nearest");
-                    Failure(format!(
-                        "{platform}: {}",
-                        none_fits(outcome.points, &layout, &step, &outcome.would_fit)
-                    ))
-                }
-                other => other.into(),
-            },
-        )?;
+    let map = with_progress_bar(|progress| question.map(threads(arguments.threads), progress)).map_err(
+        |error| match error {
+            PaysError::NothingFits { platform, outcome } => {
+                let FoundLayout { layout, step } = outcome.nearest.expect("something comes nearest");
+                Failure(format!(
+                    "{platform}: {}",
+                    none_fits(outcome.points, &layout, &step, &outcome.would_fit)
+                ))
+            }
+            other => other.into(),
+        },
+    )?;
     outputs.table(|| csv(&map))?;
     let title =
         format!("{} on {}: {against} beside {platform}", subject.model, accelerators(request.accelerators));
@@ -91,19 +90,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         super::page::filled(include_str!("pays.html"), &title, &json!({"tables": tables, "lines": lines}))
     })?;
     outputs.json.print(&map, || {
-        say(&format!("{title}; {}, simulated", tables[0].0));
-        own(&map).iter().for_each(|line| say(line));
+        print_wrapped(&format!("{title}; {}, simulated", tables[0].0));
+        own(&map).iter().for_each(|line| print_wrapped(line));
         for (at, (title, rows)) in tables.iter().enumerate() {
             if at > 0 {
-                say(&format!("{title}:"));
+                print_wrapped(&format!("{title}:"));
             }
             table::print(rows);
         }
-        notes().for_each(say);
+        notes().for_each(print_wrapped);
         if let Some(rates) = &map.rates {
             let sites = [0, 1].map(|at| (&*map.platforms[at], request.accelerators, &rates[at]));
-            say_sources("a step", name, &sites, &map.left_out());
-            electricity_line(&map.left_out(), name).iter().for_each(|line| say(line));
+            print_sources("a step", name, &sites, &map.left_out());
+            electricity_line(&map.left_out(), name).iter().for_each(|line| print_wrapped(line));
         }
     })
 }
@@ -124,7 +123,7 @@ fn own(map: &FabricMap) -> Vec<String> {
         format!(
             "as they are ({there} {from}, {other} {to}{pool}): {before} and {after} s, {} times as fast ({least} to {most}) {}",
             three(own.times),
-            sign(own.pays()),
+            pays_symbol(own.pays()),
         ),
         format!("on {there}: {before_layout}"),
         format!("on {other}: {after_layout}"),
@@ -136,7 +135,7 @@ fn own(map: &FabricMap) -> Vec<String> {
         lines.push(format!(
             "{axis}: {before} and {after} {unit} a step, {before_each} and {after_each} for a million tokens, {} times as cheap ({least} to {most}) {}",
             three(cost.times),
-            sign(cost.pays())
+            pays_symbol(cost.pays())
         ));
     }
     lines
@@ -160,7 +159,7 @@ fn pool_of(cell: &MapCell) -> String {
 }
 
 /// Whether it pays, as tables have it.
-fn sign(pays: Option<bool>) -> &'static str {
+fn pays_symbol(pays: Option<bool>) -> &'static str {
     match pays {
         Some(true) => "+",
         Some(false) => "-",
@@ -193,7 +192,7 @@ fn rows(map: &FabricMap, of: impl Fn(&MapCell) -> (f64, Option<bool>)) -> Vec<Ve
         std::iter::once(name)
             .chain(row.iter().map(|cell| {
                 let (times, pays) = of(cell);
-                format!("{} {}", three(times), sign(pays))
+                format!("{} {}", three(times), pays_symbol(pays))
             }))
             .collect()
     });
@@ -234,7 +233,7 @@ fn csv(map: &FabricMap) -> Result<String, Failure> {
         let time = figures_of(*seconds, *times, *range, cell.pays());
         writer.write_record(places.into_iter().chain(time).chain(costs))?;
     }
-    harmless(writer)
+    escaped_csv(writer)
 }
 
 /// What it takes on both, how many times as much, and whether that pays.

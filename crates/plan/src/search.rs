@@ -20,7 +20,7 @@ use serde_json::json;
 use self::costs::{Costs, Run};
 use super::fidelity::ClosedForm;
 use super::option::accelerator_count;
-use super::train::{Subject, none_fits, threads, with_bar};
+use super::train::{Subject, none_fits, threads, with_progress_bar};
 use super::written::Outputs;
 use crate::Failure;
 
@@ -250,7 +250,7 @@ impl<'a> Searched<'a> {
         let mut request = arguments.subject.request(platform, count, Tiers::All)?;
         request.layout.batch = request.layout.batch.or(batch);
         let accelerators = request.accelerators;
-        let looked = with_bar(|progress| {
+        let looked = with_progress_bar(|progress| {
             let rates = prices.map(|prices| request.rates(prices)).transpose()?;
             Ok((rates, request.search(threads(arguments.threads), progress)?))
         });

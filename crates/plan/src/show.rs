@@ -22,7 +22,7 @@ pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
     let Some(name) = &arguments.platform else { return list(arguments.json.json) };
     let platform = Platform::load(name)?;
     if arguments.json.json {
-        println!("{}", json!({ "name": name, "platform": platform, "derived": derived(&platform) }));
+        println!("{}", json!({ "name": name, "platform": platform, "derived": derived_lines(&platform) }));
         return Ok(());
     }
     println!("# {name}: {}", platform.title);
@@ -33,7 +33,7 @@ pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     println!("# which single numbers are assumed or fitted, comments in the files of data/platforms say");
-    for line in derived(&platform) {
+    for line in derived_lines(&platform) {
         println!("# {line}");
     }
     println!();
@@ -79,7 +79,7 @@ fn list(json: bool) -> Result<(), Failure> {
 }
 
 /// What follows from the platform's numbers.
-fn derived(platform: &Platform) -> Vec<String> {
+fn derived_lines(platform: &Platform) -> Vec<String> {
     let racks =
         platform.rack.iter().map(|(name, rack)| (format!("inside a rack {name}"), rack.fabric.as_ref()));
     let between = std::iter::once(("between racks".to_owned(), platform.between.as_ref()));

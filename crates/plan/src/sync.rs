@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::fidelity::{Closeness, followed};
 use super::option::{given, quantity};
 use super::table::{self, size, time};
-use super::written::{Json, harmless, write};
+use super::written::{Json, escaped_csv, write};
 use crate::Failure;
 
 /// Predicts synchronisation.
@@ -240,7 +240,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         for SplitPoint { part, proxied_bytes, seconds } in &report.sweep {
             writer.serialize((part, proxied_bytes, seconds.step_s, seconds.blocked_s))?;
         }
-        write(path, &harmless(writer)?)?;
+        write(path, &escaped_csv(writer)?)?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ pub fn print(rows: &[Vec<String>]) {
 }
 
 /// Prints words, and what a terminal has no room for on indented lines below.
-pub fn say(words: &str) {
+pub fn print_wrapped(words: &str) {
     wrapped(words, width()).iter().for_each(|line| println!("{line}"));
 }
 

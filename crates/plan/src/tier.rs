@@ -15,8 +15,8 @@ use serde_json::json;
 use super::fidelity::ClosedForm;
 use super::option::{quantity, wrong};
 use super::page::filled;
-use super::table::{self, say, size, three, time};
-use super::written::{Outputs, harmless};
+use super::table::{self, print_wrapped, size, three, time};
+use super::written::{Outputs, escaped_csv};
 use crate::Failure;
 
 /// Predicts what slow memory beside a server's own is good for.
@@ -232,8 +232,12 @@ fn about(report: &Report) -> String {
 }
 
 fn print(report: &Report) {
-    say(&about(report));
-    say(&format!("{} containers on fast memory alone, {}\n", report.units_alone, size(report.fast_bytes)));
+    print_wrapped(&about(report));
+    print_wrapped(&format!(
+        "{} containers on fast memory alone, {}\n",
+        report.units_alone,
+        size(report.fast_bytes)
+    ));
     let head = ["fast:slow", "slow", "spill", "containers", "slower, at least", "neighbours", "load"];
     let head = head.into_iter().chain([
         "slow traffic, at least",
@@ -247,14 +251,14 @@ fn print(report: &Report) {
     let mut lines = vec![head.map(String::from).collect::<Vec<_>>()];
     lines.extend(report.rows.iter().map(line));
     table::print(&lines);
-    say(
+    print_wrapped(
         "  (spill: part of each container on slow memory; servers, memory cost and carbon: for as many containers, of what fast memory alone takes)",
     );
-    say(
+    print_wrapped(
         "a container holds its memory whole, and is as large on both tiers; the coldest pages lie on slow memory, as reclaim keeps them",
     );
-    say(report.note);
-    say(&format!(
+    print_wrapped(report.note);
+    print_wrapped(&format!(
         "slow traffic that a server would ask for if its containers were as services that Vistara measured, from the one that draws the least of slow memory to the one that draws the most; neither a bound nor a promise for yours (`polder-dev reproduce vistara-tier`). Slow memory carries {}/s:",
         size(report.slow_carries)
     ));
@@ -264,7 +268,7 @@ fn print(report: &Report) {
         std::iter::once(ratio_of(row)).chain(rates).collect()
     });
     table::print(&std::iter::once(head).chain(others).collect::<Vec<_>>());
-    say(
+    print_wrapped(
         "`polder-dev reproduce vistara-ratio` and `vistara-table8` print what was measured beside what is predicted of it, `vistara-table7` gains beside what follows from capacities",
     );
 }
@@ -305,7 +309,7 @@ fn csv(rows: &[impl Serialize]) -> Result<String, Failure> {
     for row in rows {
         writer.serialize(row)?;
     }
-    harmless(writer)
+    escaped_csv(writer)
 }
 
 fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Failure> {
@@ -480,5 +484,5 @@ fn trace_csv(reports: &[TraceReport]) -> Result<String, Failure> {
             writer.write_record(record.chain([slow_part.to_string()]).chain(counts))?;
         }
     }
-    harmless(writer)
+    escaped_csv(writer)
 }

@@ -19,7 +19,7 @@ use polder_sim::{
 use super::fidelity::{Closeness, followed};
 use super::option::{accelerator_count, failed_links};
 use super::table;
-use super::table::{decimals, say, span, three};
+use super::table::{decimals, print_wrapped, span, three};
 use super::written::{Json, write};
 use crate::Failure;
 
@@ -337,7 +337,7 @@ impl Subject {
 }
 
 /// Does what takes a while, with a bar.
-pub(super) fn with_bar<T, E>(work: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, E> {
+pub(super) fn with_progress_bar<T, E>(work: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, E> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("searching {bar:40} {percent}%");
     bar.set_style(style.expect("the template is right"));
@@ -355,7 +355,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let [platform] = &arguments.platform[..] else { return mixed::train(arguments) };
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = arguments.request(platform, gpus)?;
-    let answer = with_bar(|progress| request.train(threads(None), progress))?;
+    let answer = with_progress_bar(|progress| request.train(threads(None), progress))?;
     expect_drawn(arguments, &answer.layout)?;
     if arguments.json.json {
         println!("{}", serde_json::to_string(&answer)?);
@@ -486,49 +486,49 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let title = subject.loaded()?.title;
     // A title may name its file.
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
-    say(&format!("{name}{title} on {}, simulated", accelerators(answer.accelerators)));
-    say(&range_line(answer));
-    others.iter().for_each(|other| say(&range_line(other)));
-    say(&layout_line(&answer.layout));
+    print_wrapped(&format!("{name}{title} on {}, simulated", accelerators(answer.accelerators)));
+    print_wrapped(&range_line(answer));
+    others.iter().for_each(|other| print_wrapped(&range_line(other)));
+    print_wrapped(&layout_line(&answer.layout));
     if let [other] = others[..] {
         print_comparison(answer, other);
     }
     table::print(&rows(answer, &others));
-    say("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half of them");
+    print_wrapped("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half of them");
     print_taken(subject, answer, &others);
-    answer.note.iter().for_each(|note| say(note));
-    range_source(answer).lines().for_each(say);
+    answer.note.iter().for_each(|note| print_wrapped(note));
+    range_source(answer).lines().for_each(print_wrapped);
     for other in others.iter().filter(|it| !it.margin.is_of_one_accelerator(&answer.margin)) {
-        say(&format!("on {}: {}", other.platform, fitted_line(other)));
+        print_wrapped(&format!("on {}: {}", other.platform, fitted_line(other)));
     }
-    say("`polder plan validate` prints these published steps beside what is predicted of them");
+    print_wrapped("`polder plan validate` prints these published steps beside what is predicted of them");
     Ok(())
 }
 
 /// What was taken, and how the step was found.
 fn print_taken(subject: &Subject, answer: &Answer, others: &[&Answer]) {
     if answer.points > 1 {
-        say(&format!("the fastest that fits of {} layouts", grouped(answer.points)));
+        print_wrapped(&format!("the fastest that fits of {} layouts", grouped(answer.points)));
     }
-    say(&format!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack));
-    blocks_line(&answer.stages).iter().for_each(|blocks| say(blocks));
+    print_wrapped(&format!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack));
+    blocks_line(&answer.stages).iter().for_each(|blocks| print_wrapped(blocks));
     let order: Vec<_> = answer.order.words().collect();
     let order = format!("ranks are placed {} (--order {}); ", order.join(", "), answer.order);
     let order = if subject.order.is_some() { order } else { String::new() };
-    say(&format!("{order}of each rack {} used", used(answer.fill)));
+    print_wrapped(&format!("{order}of each rack {} used", used(answer.fill)));
     // What of the machine changes no figure is of interest where it differs.
     for other in others.iter().filter(|other| other.machine != answer.machine) {
-        say(&answer.machine);
-        say(&format!("on {}: {}", other.platform, other.machine));
+        print_wrapped(&answer.machine);
+        print_wrapped(&format!("on {}: {}", other.platform, other.machine));
     }
-    say(&looked_line(answer));
+    print_wrapped(&fidelity_line(answer));
     for other in others.iter().filter(|other| other.flits != answer.flits) {
-        say(&format!("on {}: {}", other.platform, looked_line(other)));
+        print_wrapped(&format!("on {}: {}", other.platform, fidelity_line(other)));
     }
 }
 
 /// How closely communication was looked at.
-pub(super) fn looked_line(answer: &Answer) -> String {
+pub(super) fn fidelity_line(answer: &Answer) -> String {
     let how = match (answer.fidelity, &answer.flits) {
         (Fidelity::L0, _) => "in closed form, each transfer as if it were alone (--fidelity L0)".into(),
         (Fidelity::L2, Some(it)) => {
@@ -617,14 +617,17 @@ fn print_comparison(answer: &Answer, other: &Answer) {
     let (one, against) = (&answer.platform, &other.platform);
     if let Some(range) = answer.times_against {
         let predicted = three(answer.step.total_s / other.step.total_s);
-        say(&format!("{one} takes {} times as long as {against}; predicted: {predicted} times", span(range)));
+        print_wrapped(&format!(
+            "{one} takes {} times as long as {against}; predicted: {predicted} times",
+            span(range)
+        ));
     }
     if other.fill != answer.fill {
-        say(&format!("on {against}, of each rack {} used", used(other.fill)));
+        print_wrapped(&format!("on {against}, of each rack {} used", used(other.fill)));
     }
     if !other.fits {
         let missing = missing_memory(&other.step, &answer.layout);
-        say(&format!("on {against} it does not fit, and is not compared: {missing}"));
+        print_wrapped(&format!("on {against} it does not fit, and is not compared: {missing}"));
     }
 }
 

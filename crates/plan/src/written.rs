@@ -72,7 +72,7 @@ pub(super) fn expect_output(path: &Path) -> Result<(), Failure> {
 }
 
 /// The text of a table. A cell that a spreadsheet would compute has an apostrophe before it, unless it is a number.
-pub(super) fn harmless(table: Writer<Vec<u8>>) -> Result<String, Failure> {
+pub(super) fn escaped_csv(table: Writer<Vec<u8>>) -> Result<String, Failure> {
     let text = table.into_inner()?;
     let mut writer = WriterBuilder::new().flexible(true).from_writer(vec![]);
     for record in ReaderBuilder::new().has_headers(false).flexible(true).from_reader(&text[..]).records() {
@@ -95,7 +95,7 @@ mod tests {
         table
             .write_record(["name", "=1+1", "@cmd", "-x", "+y", "-0.5", "+3", "-inf", "a=b", "1e-3"])
             .unwrap();
-        let text = harmless(table).unwrap();
+        let text = escaped_csv(table).unwrap();
         assert_eq!(text, "name,'=1+1,'@cmd,'-x,'+y,-0.5,+3,-inf,a=b,1e-3\n");
     }
 }

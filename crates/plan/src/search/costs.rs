@@ -6,7 +6,7 @@ use polder_platform::{LeftOut, Rates};
 use polder_sim::{FoundLayout, Margin, accelerators, grouped};
 use serde::{Serialize, Serializer};
 
-use super::super::table::say;
+use super::super::table::print_wrapped;
 
 /// What a step costs, or a run of many.
 pub(super) struct Costs {
@@ -84,8 +84,10 @@ pub(crate) fn electricity_line(left_out: &LeftOut<'_>, prices: &str) -> Option<S
 }
 
 /// What costs follow from, each number once with its source, and what is left out.
-pub(crate) fn say_sources(what: &str, prices: &str, sites: &[(&str, u32, &Rates)], left_out: &LeftOut<'_>) {
-    say(&format!("what {what} costs, by {prices}, as if everything took its full power all the time:"));
+pub(crate) fn print_sources(what: &str, prices: &str, sites: &[(&str, u32, &Rates)], left_out: &LeftOut<'_>) {
+    print_wrapped(&format!(
+        "what {what} costs, by {prices}, as if everything took its full power all the time:"
+    ));
     let mut sources = vec![];
     for (platform, count, rates) in sites {
         let counted = rates.inputs.iter().map(|input| {
@@ -96,14 +98,14 @@ pub(crate) fn say_sources(what: &str, prices: &str, sites: &[(&str, u32, &Rates)
             }
         });
         let counted: Vec<_> = counted.collect();
-        say(&format!("  {platform}, {}: {}", accelerators(*count), counted.join("; ")));
+        print_wrapped(&format!("  {platform}, {}: {}", accelerators(*count), counted.join("; ")));
     }
-    say("from");
+    print_wrapped("from");
     let mut seen = BTreeSet::new();
     for line in sources.iter().filter(|line| seen.insert(*line)) {
-        say(line);
+        print_wrapped(line);
     }
     for (axis, platform) in &left_out.axes {
-        say(&format!("{} is left out: {prices} has none for {platform}", AXES[*axis].0));
+        print_wrapped(&format!("{} is left out: {prices} has none for {platform}", AXES[*axis].0));
     }
 }

@@ -2,7 +2,7 @@
 
 use polder_sim::{Cell, NUMBERS, cells};
 
-use super::super::written::harmless;
+use super::super::written::escaped_csv;
 use super::{Point, SITE};
 use crate::Failure;
 
@@ -23,5 +23,5 @@ pub(super) fn csv(points: &[Point<'_>]) -> Result<String, Failure> {
         let figures = point.columns().map(|(_, figure)| figure.to_string());
         writer.write_record(site.chain(layout).chain(figures))?;
     }
-    harmless(writer)
+    escaped_csv(writer)
 }

@@ -2,9 +2,9 @@
 
 use polder_sim::{Layout, Offload, Space, grouped, listed};
 
-use super::super::table::{self, say, span, three};
+use super::super::table::{self, print_wrapped, span, three};
 use super::super::train::{computed_line, lower};
-use super::costs::{AXES, electricity_line, say_sources};
+use super::costs::{AXES, electricity_line, print_sources};
 use super::{Costs, Point, Report};
 
 /// How much worse a layout may be that is left out of the table: this part of its time and costs, and of the memory that there is.
@@ -13,9 +13,9 @@ const TOLERANCE: f64 = 0.01;
 /// Which platform takes the least, the fastest of each, then the front, then what both rest on and how many there were.
 pub(super) fn print(report: &Report<'_>) {
     let Report { arguments, front, best, unproved, unjudged, .. } = report;
-    say(&title(report));
+    print_wrapped(&title(report));
     if best.len() > 1 {
-        choices(report).iter().for_each(|line| say(line));
+        choices(report).iter().for_each(|line| print_wrapped(line));
         println!("the fastest of each:");
         table::print(&rows(report, best.iter()));
     }
@@ -25,14 +25,14 @@ pub(super) fn print(report: &Report<'_>) {
     if distinct.len() > arguments.rows {
         println!("and {} more: --rows", grouped((distinct.len() - arguments.rows) as u64));
     }
-    say(RANGES);
-    say(&format!("not looked at unless given: {}", Space::left_out()));
+    print_wrapped(RANGES);
+    print_wrapped(&format!("not looked at unless given: {}", Space::left_out()));
     for (platform, note) in unproved {
-        say(&format!("{platform}: {note}"));
+        print_wrapped(&format!("{platform}: {note}"));
     }
-    unjudged.iter().for_each(|note| say(note));
+    unjudged.iter().for_each(|note| print_wrapped(note));
     sources(report);
-    summary(report).iter().for_each(|line| say(line));
+    summary(report).iter().for_each(|line| print_wrapped(line));
 }
 
 /// What ranges are.
@@ -194,8 +194,8 @@ fn sources(report: &Report<'_>) {
     let Some(prices) = &arguments.prices else { return };
     let what = if arguments.tokens.is_some() { "the run" } else { "a step" };
     let known = sites.iter().filter_map(|it| Some((it.platform, it.accelerators, it.rates.as_ref()?)));
-    say_sources(what, prices, &known.collect::<Vec<_>>(), costs_left_out);
-    electricity_line(costs_left_out, prices).iter().for_each(|line| say(line));
+    print_sources(what, prices, &known.collect::<Vec<_>>(), costs_left_out);
+    electricity_line(costs_left_out, prices).iter().for_each(|line| print_wrapped(line));
 }
 
 #[cfg(test)]

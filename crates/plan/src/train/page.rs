@@ -3,7 +3,7 @@
 use polder_sim::{Answer, Stretch, TierUse, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::{blocks_line, computed_line, layout_line, looked_line, range_line, range_source};
+use super::{blocks_line, computed_line, fidelity_line, layout_line, range_line, range_source};
 use crate::Failure;
 use crate::page::filled;
 use crate::table::span;
@@ -12,7 +12,7 @@ use crate::table::span;
 pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
     let about =
-        [layout_line(&answer.layout), computed_line(answer.sequence, &answer.layout), looked_line(answer)];
+        [layout_line(&answer.layout), computed_line(answer.sequence, &answer.layout), fidelity_line(answer)];
     let about: Vec<_> = about.into_iter().chain(blocks_line(&answer.stages)).collect();
     let data = json!({
         "about": about.join("; "),

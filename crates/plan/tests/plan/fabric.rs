@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{json, refused, said, scratch};
+use crate::{json, refused, scratch, stdout_of};
 
 #[test]
 fn flows_take_what_the_closed_form_says_but_where_they_share_links() {
@@ -28,12 +28,13 @@ fn flows_take_what_the_closed_form_says_but_where_they_share_links() {
     // Copies that are eight racks apart go along another axis than neighbours; the closed form takes both for neighbours of all axes.
     let [closed, flows] = ["L0", "L1"].map(|fidelity| seconds(&path, 8, fidelity)[1]);
     assert!(flows > 1.5 * closed, "{closed} {flows}");
-    let text = said(&format!("train --model llama3-8b --platform {path} --gpus 64 --batch 64 --fidelity L1"));
+    let text =
+        stdout_of(&format!("train --model llama3-8b --platform {path} --gpus 64 --batch 64 --fidelity L1"));
     assert!(
         text.contains("communication by the flows of all groups at the same time (--fidelity L1)\n"),
         "{text}"
     );
-    let text = said("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64");
+    let text = stdout_of("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64");
     assert!(text.contains("as if it were alone (--fidelity L0)\n"), "{text}");
 }
 
@@ -64,7 +65,7 @@ fn a_step_takes_the_same_at_each_fidelity_unless_its_transfers_share_links() {
     std::fs::write(&ring, torus).unwrap();
     let [[_, alone], [_, flows], [_, flits]] = by_fidelity(&format!("{layout} --dp 8 --platform {ring}"));
     assert!(flows > 1.5 * alone && (flits / flows - 1.0).abs() < 0.05, "{alone} {flows} {flits}");
-    let text = said(&format!("{layout} --dp 8 --platform {ring} --fidelity L2 --window 256KiB"));
+    let text = stdout_of(&format!("{layout} --dp 8 --platform {ring} --fidelity L2 --window 256KiB"));
     assert!(
         text.contains("(--fidelity L2): ") && text.contains(" flit-hops of the first 262 kB of"),
         "{text}"
@@ -97,7 +98,7 @@ fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
     assert_eq!(answer["against"]["failed"], serde_json::json!([]));
     let seconds = |answer: &Value| answer["step"]["total_s"].as_f64().unwrap();
     assert!(seconds(&answer) > 1.01 * seconds(&answer["against"]), "{answer}");
-    let text = said(&format!("{train} {failed}"));
+    let text = stdout_of(&format!("{train} {failed}"));
     assert!(text.contains("at the same time (--fidelity L1), without 30 failed links\n"), "{text}");
     let cut: Vec<_> = (2048..2080).map(|spine| format!("0-{spine}")).collect();
     for (options, error) in [
@@ -128,7 +129,7 @@ fn a_failed_link_of_a_torus_changes_all_routes_and_one_of_other_racks_cuts_nothi
     let train = format!("train --model llama3-8b --platform {ring} --batch 16 --tp 8 --micro-batch 1");
     // A switch that no rank is at loses both of its links.
     let failed = "--fidelity L1 --failed 4-5,5-6";
-    let text = said(&format!("{train} --gpus 16 {failed}"));
+    let text = stdout_of(&format!("{train} --gpus 16 {failed}"));
     for line in
         ["(--fidelity L1), without 2 failed links\n", "without detours; with none they go one axis after"]
     {
@@ -143,7 +144,7 @@ fn a_failed_link_of_a_torus_changes_all_routes_and_one_of_other_racks_cuts_nothi
 #[test]
 fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let pattern = "fabric --platform nvl72-ndr --gpus 1024";
-    let text = said(pattern);
+    let text = stdout_of(pattern);
     assert!(
         text.starts_with("permutation of 67.1 MB on nvl72-ndr, 1,024 accelerators, fabric between racks"),
         "{text}"
@@ -163,7 +164,7 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let scratch = scratch();
     let [csv, html, trace] =
         ["csv", "html", "trace"].map(|name| scratch.path().join(name).display().to_string());
-    said(&format!("{pattern} --csv {csv} --html {html} --trace {trace}"));
+    stdout_of(&format!("{pattern} --csv {csv} --html {html} --trace {trace}"));
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     assert_eq!(read(&csv).lines().count(), 1025);
     assert!(read(&html).contains("permutation of 67.1 MB"));
@@ -171,13 +172,14 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let events =
         serde_json::from_str::<Value>(&read(&trace)).unwrap()["traceEvents"].as_array().unwrap().len();
     assert_eq!(events, 1024);
-    let text = said("fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window 256KiB");
-    let alone = said(&format!("{pattern} --fidelity L0"));
+    let text =
+        stdout_of("fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window 256KiB");
+    let alone = stdout_of(&format!("{pattern} --fidelity L0"));
     assert!(!alone.contains("most used links") && alone.contains("nothing shares a link"), "{alone}");
     assert!(!alone.contains('%'), "{alone}");
     // Too short for the longest way, and the window that is named is not.
     let short = "fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window";
-    let text_of = |window: &str| said(&format!("{short} {window}"));
+    let text_of = |window: &str| stdout_of(&format!("{short} {window}"));
     let unsteady = text_of("64KiB");
     let (_, rest) =
         unsteady.split_once("rates are steady from --window ").unwrap_or_else(|| panic!("{unsteady}"));
@@ -249,13 +251,13 @@ fn a_program_that_took_no_time_has_no_error_in_percent() {
     let scratch = scratch();
     let folder = scratch.path().display();
     std::fs::write(scratch.path().join("rank-0"), "polder-mpi-trace 1\nrank 0 1 here\nend 0\n").unwrap();
-    let text = said(&format!("mpi {folder} --latency 1us --bandwidth 5GB/s"));
+    let text = stdout_of(&format!("mpi {folder} --latency 1us --bandwidth 5GB/s"));
     assert!(text.contains(": 1 rank on 1 host, 0 messages of ") && !text.contains('%'), "{text}");
     let line =
         refused(&format!("chakra {folder} --compute 1TFLOP/s --memory 1GB/s --launch 1us --measured 0s"));
     assert!(line.ends_with("--measured: expected a time above 0"), "{line}");
     // What is always refused is no option that a user should find.
-    let help = said("mpi --help");
+    let help = stdout_of("mpi --help");
     assert!(help.contains("--buffer") && !help.contains("--window"), "{help}");
 }
 
@@ -270,7 +272,7 @@ fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
     for other in [flows, flits] {
         assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
     }
-    let text = said(&format!("{sync} --fidelity L1"));
+    let text = stdout_of(&format!("{sync} --fidelity L1"));
     assert!(text.contains("an all-reduce among workers on dgx-h100 reaches "), "{text}");
     let line = refused(&format!("{} --fidelity L2", sync.replace("4x2MB", "4x2TB --shard 1GB")));
     assert!(line.contains(" flit-hops, more than the 500000000 that are followed; give --window "), "{line}");
@@ -316,7 +318,7 @@ fn a_window_that_is_too_short_is_named_by_each_command_that_follows_flits() {
             "train --model llama3-70b {TWO_KINDS} --rack nvl72,ualink --gpus 16,16 --tp 8 --pp 1 --batch 16"
         ),
     ] {
-        let at = |window| said(&format!("{command} --fidelity L2 --window {window}"));
+        let at = |window| stdout_of(&format!("{command} --fidelity L2 --window {window}"));
         assert!(at("64KiB").contains(SHORT), "{command}");
         let steady = at("256KiB");
         assert!(steady.contains(" flit-hops of the first 262 kB of each message, "), "{steady}");

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use crate::{json, refused, said, scratch};
+use crate::{json, refused, scratch, stdout_of};
 
 #[test]
 fn a_platform_is_shown_with_its_sources_as_a_file_that_is_one() {
     let scratch = scratch();
     let path = scratch.path().join("shown.toml");
     for name in polder_platform::names(polder_platform::Folder::Platforms) {
-        let text = said(&format!("show {name}"));
+        let text = stdout_of(&format!("show {name}"));
         let platform = polder_platform::Platform::load(name).unwrap();
         assert!(text.contains(&format!("\n# source: {}\n", platform.source)), "{text}");
         std::fs::write(&path, &text).unwrap();
@@ -17,7 +17,7 @@ fn a_platform_is_shown_with_its_sources_as_a_file_that_is_one() {
         let [shown, platform] = [shown, platform].map(|it| toml::to_string(&it).unwrap());
         assert_eq!(shown, platform);
     }
-    let text = said("show nvl72-cxl");
+    let text = stdout_of("show nvl72-cxl");
     for line in ["# extends nvl72, source: ", "# between racks: 110.7", "[rack.nvl72.accelerator.fitted]"] {
         assert!(text.contains(line), "{line}: {text}");
     }
@@ -36,8 +36,8 @@ fn a_config_without_a_sequence_takes_the_one_that_is_given() {
     let problem =
         "max_position_embeddings: expected a whole number, found nothing; give the tokens of a sequence";
     assert_eq!(asked, format!("polder: {}: {problem}", path.display()));
-    assert!(said(&format!("train {cut} --sequence 2048")).contains("bloom of "));
-    assert!(said(&format!("search {cut} --sequence 2048 --tokens 1e12 --prices watts")).contains("tp"));
+    assert!(stdout_of(&format!("train {cut} --sequence 2048")).contains("bloom of "));
+    assert!(stdout_of(&format!("search {cut} --sequence 2048 --tokens 1e12 --prices watts")).contains("tp"));
 }
 
 /// A model, a system and an execution in Calculon's format.
@@ -115,13 +115,14 @@ fn files_of_calculon_are_read_and_arguments_count_before_them() {
     let against = format!("train --model llama3-8b --platform dgx-a100 --gpus 64 --against {system} --json");
     assert!(json(&against)["against"]["step"]["total_s"].is_number());
     assert!(
-        said(&format!("search --model {model} --platform {system},dgx-a100 --gpus 16"))
+        stdout_of(&format!("search --model {model} --platform {system},dgx-a100 --gpus 16"))
             .contains("system.json")
     );
     let priced = format!("search --model {model} --platform {system} --gpus 16 --prices watts");
     assert!(refused(&priced).contains("watts: machine: expected"), "{}", refused(&priced));
     assert!(
-        said(&format!("train --model {model} --platform dgx-a100 --layout {execution}")).contains("step, s")
+        stdout_of(&format!("train --model {model} --platform dgx-a100 --layout {execution}"))
+            .contains("step, s")
     );
 }
 
@@ -177,7 +178,7 @@ fn what_is_wrong_in_a_file_of_calculon_gets_one_line() {
 
 #[test]
 fn validation_prints_its_error_and_that_of_a_constant_rate() {
-    let text = said("validate");
+    let text = stdout_of("validate");
     for line in [
         "training steps, each predicted with constants and a range that were set without its publication\n",
         "\n  MoE  ",
@@ -206,7 +207,7 @@ fn validation_prints_its_error_and_that_of_a_constant_rate() {
 
 #[test]
 fn fabrics_and_memory_are_judged_apart_from_training_steps() {
-    let text = said("validate");
+    let text = stdout_of("validate");
     let (steps, fabrics) = text.split_once("\nfabrics and memory, apart from training steps\n").unwrap();
     assert!(!steps.contains("Vistara"), "{steps}");
     for line in [
@@ -234,7 +235,7 @@ fn fabrics_and_memory_are_judged_apart_from_training_steps() {
 
 #[test]
 fn all_that_polder_brings_along_is_listed() {
-    let text = said("show");
+    let text = stdout_of("show");
     for name in
         ["nvl72-cxl", "dgx-a100", "memserver", "cmpi", "finetuning-b", "llama3-405b", "palm-540b", "watts"]
     {

@@ -32,7 +32,7 @@ fn plan(arguments: &str) -> Output {
     front().args(arguments.split(' ')).output().unwrap()
 }
 
-fn said(arguments: &str) -> String {
+fn stdout_of(arguments: &str) -> String {
     let Output { status, stdout, stderr } = plan(arguments);
     assert!(status.success(), "{arguments}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
@@ -41,13 +41,13 @@ fn said(arguments: &str) -> String {
 fn refused(arguments: &str) -> String {
     let Output { status, stderr, .. } = plan(arguments);
     assert!(!status.success(), "{arguments}");
-    let said = String::from_utf8(stderr).unwrap();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    said.trim_end().to_owned()
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr.trim_end().to_owned()
 }
 
 fn json(arguments: &str) -> Value {
-    serde_json::from_str(&said(arguments)).unwrap()
+    serde_json::from_str(&stdout_of(arguments)).unwrap()
 }
 
 fn scratch() -> TempDir {

@@ -4,11 +4,11 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{front, json, refused, said, scratch};
+use crate::{front, json, refused, scratch, stdout_of};
 
 #[test]
 fn access_times_are_printed_by_working_set_with_where_each_tier_pays() {
-    let text = said("memory --platform nvl72-cxl --against nvl72-ndr");
+    let text = stdout_of("memory --platform nvl72-cxl --against nvl72-ndr");
     for line in [
         "access time by working set, 1,152 accelerators, simulated\n",
         "  baseline: nvl72-ndr, accelerators alone: GB200 NVL72 racks joined by NDR InfiniBand\n",
@@ -27,7 +27,7 @@ fn access_times_are_printed_by_working_set_with_where_each_tier_pays() {
     assert_eq!(cells(&text, "13.4 TB "), ["1.62", "us", "1.62", "us", "854", "ns", "1.90", "1.90"]);
     assert_eq!(cells(&text, "tiered, pool ")[..5], ["load", "576", "TB", "2.05", "us"]);
     // Alone, a platform has its own two; one without tiers its accelerators.
-    let alone = said("memory --platform nvl72-cxl");
+    let alone = stdout_of("memory --platform nvl72-cxl");
     assert!(!alone.contains("baseline"), "{alone}");
 }
 
@@ -131,7 +131,7 @@ fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
 
 #[test]
 fn slow_memory_beside_a_servers_own_is_planned() {
-    let text = said("tier --idle cache");
+    let text = stdout_of("tier --idle cache");
     for line in [
         "containers of 64.0 GB on memserver, idle times cache, each draws 15.0 GB/s and waits for memory 50% of its time; simulated",
         "slow traffic, touches and slower are lower bounds: by idle times a page is read once in each",
@@ -170,7 +170,7 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     assert!(hot["rows"][0]["slow_bytes_per_s"].as_f64().unwrap() > 1000.0 * of(0, "slow_bytes_per_s"));
     let scratch = scratch();
     let [csv, html] = ["csv", "html"].map(|name| scratch.path().join(name).display().to_string());
-    said(&format!("tier --idle web1 --csv {csv} --html {html}"));
+    stdout_of(&format!("tier --idle web1 --csv {csv} --html {html}"));
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 6);
     assert!(std::fs::read_to_string(&html).unwrap().contains("Containers a server"));
     for (message, expected) in [
@@ -204,7 +204,7 @@ fn a_trace_of_page_accesses_is_followed_page_by_page() {
         }
     }
     std::fs::write(&path, &text).unwrap();
-    let said_of = said(&format!("tier --trace {path} --ratio 3:1 --fair-share --csv {csv}"));
+    let said_of = stdout_of(&format!("tier --trace {path} --ratio 3:1 --fair-share --csv {csv}"));
     for line in
         ["8,280 accesses in 60 generations; simulated page by page, with fair share", "db    600  75.0%"]
     {
@@ -235,7 +235,7 @@ fn a_trace_of_page_accesses_is_followed_page_by_page() {
 #[test]
 fn a_record_of_the_agent_shows_the_ratio_that_services_lived_with() {
     let record = concat!(env!("CARGO_MANIFEST_DIR"), "/../cli/tests/recorded/guest.jsonl");
-    let text = said(&format!("tier --record {record}"));
+    let text = stdout_of(&format!("tier --record {record}"));
     for line in ["2 services in 10 recorded rounds", "opted out", "together they lived with "] {
         assert!(text.contains(line), "{line:?}: {text}");
     }
@@ -256,7 +256,7 @@ fn a_kv_cache_that_a_rack_does_not_hold_is_read_faster_from_nodes_than_by_copies
     assert_eq!(step(0, "tiered"), step(0, "baseline"), "it fits into the accelerators' own memory");
     assert!(step(1, "tiered").unwrap() < step(1, "baseline").unwrap());
     assert_eq!(step(2, "tiered"), None, "it fits nowhere");
-    let text = said("inference --platform nvl72-cxl --load retrieval --serving 8");
+    let text = stdout_of("inference --platform nvl72-cxl --load retrieval --serving 8");
     assert!(text.contains("vectors of an index, 8 of 1,152"), "{text}");
     let why = refused("inference --platform nvl72-cxl --serving 73");
     assert!(why.contains("--serving: expected 1 to 72"), "{why}");
@@ -270,7 +270,7 @@ fn readers_that_share_links_of_few_holders_wait_for_them() {
     // 64 read the memory of 8, each over one link of its own.
     let rates = [&alone, &flows].map(|found| rack(found)["bytes_per_s"].as_f64().unwrap());
     assert!((rates[0] / rates[1] - 8.0).abs() < 1e-9, "{rates:?}");
-    let text = said("inference --platform nvl72-cxl --serving 64 --sequences 300 --fidelity L1");
+    let text = stdout_of("inference --platform nvl72-cxl --serving 64 --sequences 300 --fidelity L1");
     assert!(text.contains("64 accelerators at once, as flows (--fidelity L1)"), "{text}");
     let why = refused("inference --platform nvl72-cxl --fidelity L2 --sequences 512,1024");
     let window = why.split("give ").nth(1).and_then(|it| it.split(" of each").next()).unwrap();

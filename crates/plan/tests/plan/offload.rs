@@ -2,14 +2,15 @@
 
 use serde_json::Value;
 
-use crate::{json, refused, said, scratch};
+use crate::{json, refused, scratch, stdout_of};
 
 const OFFLOAD: &str = "offload --model mistral-nemo-12b --platform finetuning-b --dram 128GiB";
 
 #[test]
 fn an_offloaded_step_is_printed_by_object_tier_and_phase() {
-    let text =
-        said("offload --model qwen2.5-7b --platform finetuning-a --gpus 2 --context 4096,32768 --batch 1,32");
+    let text = stdout_of(
+        "offload --model qwen2.5-7b --platform finetuning-a --gpus 2 --context 4096,32768 --batch 1,32",
+    );
     for line in [
         "Qwen2.5 7B on 2 accelerators of finetuning-a, simulated\n",
         "278 GB/s of DRAM were measured, where finetuning-a gives it 204.8 GB/s: both stand",
@@ -189,7 +190,7 @@ fn a_parameter_service_is_predicted_beside_all_reduces() {
     assert!(sweep.iter().all(|point| *point >= 0.95 * step("service")), "{sweep:?}");
     let scratch = scratch();
     let csv = scratch.path().join("sweep.csv").display().to_string();
-    let text = said(&format!("{base} --csv {csv}"));
+    let text = stdout_of(&format!("{base} --csv {csv}"));
     for line in [
         "a step of 4 workers with 1.32 GB of gradients in 25 layers, simulated\n",
         "\nparameter service, best m",

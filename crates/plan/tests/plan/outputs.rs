@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::train::LLAMA;
-use crate::{plan, refused, said, scratch};
+use crate::{plan, refused, scratch, stdout_of};
 
 /// What is written nowhere else would be lost.
 #[test]
@@ -43,8 +43,8 @@ fn no_output_replaces_an_input() {
     }
     // A file of an earlier run is no input.
     let csv = path("front.csv");
-    said(&format!("{search} --csv {csv}"));
-    said(&format!("{search} --csv {csv}"));
+    stdout_of(&format!("{search} --csv {csv}"));
+    stdout_of(&format!("{search} --csv {csv}"));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn no_cell_of_a_table_is_a_formula() {
     let path = |name: &str| scratch.path().join(name).display().to_string();
     let (trace, csv) = (path("trace.csv"), path("out.csv"));
     std::fs::write(&trace, "generation,service,page\n1,=HYPERLINK(1),0\n1,@db,0\n1,+x,0\n1,-y,0\n").unwrap();
-    said(&format!("tier --trace {trace} --ratio 1:1 --csv {csv}"));
+    stdout_of(&format!("tier --trace {trace} --ratio 1:1 --csv {csv}"));
     let text = std::fs::read_to_string(&csv).unwrap();
     let mut reader = csv::Reader::from_reader(text.as_bytes());
     let names: Vec<_> = reader.records().map(|it| it.unwrap()[1].to_owned()).collect();
@@ -73,7 +73,7 @@ fn every_page_says_what_made_it() {
         "memory --platform nvl72-cxl",
         "tier --idle cache",
     ] {
-        said(&format!("{command} --html {path}"));
+        stdout_of(&format!("{command} --html {path}"));
         let page = std::fs::read_to_string(&path).unwrap();
         let made =
             page.split("<p class=\"note\">polder ").nth(1).and_then(|it| it.split("</p>").next()).unwrap();
@@ -137,7 +137,7 @@ fn what_a_terminal_takes_as_a_command_is_printed_escaped_and_no_name() {
     };
     let titled = "title = \"ours \\u001b[31mred\"\nsource = \"a\\u202eb\"\n";
     let platform = write("ours.toml", &format!("extends = \"dgx-h100\"\n{titled}"));
-    let text = said(&format!("show {platform}"));
+    let text = stdout_of(&format!("show {platform}"));
     assert!(text.contains(": ours \\u{1b}[31mred\n# source: a\\u{202e}b\n"), "{text}");
     let config = r#"{"model_type": "\u001b[31mllama", "hidden_size": 4096, "num_hidden_layers": 32,
         "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"#;
@@ -145,7 +145,7 @@ fn what_a_terminal_takes_as_a_command_is_printed_escaped_and_no_name() {
     let text = refused(&format!("train --model {model} --platform {platform} --gpus 8 --tp 8"));
     assert!(text.contains("found \"\\u001b[31mllama\"") && !text.contains('\u{1b}'), "{text}");
     let model = write("model.toml", "extends = \"llama3-8b\"\ntitle = \"\\u001b[31mours\"\n");
-    let text = said(&format!("train --model {model} --platform {platform} --gpus 8 --tp 8"));
+    let text = stdout_of(&format!("train --model {model} --platform {platform} --gpus 8 --tp 8"));
     assert!(text.contains("model.toml: \\u{1b}[31mours on 8") && !text.contains('\u{1b}'), "{text}");
     let named = |name: &str, text: &str| {
         let path = write("named.toml", text);
@@ -240,7 +240,7 @@ fn numbers_that_make_no_sense_get_one_line_with_the_option_or_the_key() {
         assert_eq!(message, format!("polder: {expected}"));
     }
     // What is kept is there: no layout without sequence parallelism is looked at, which would keep nothing.
-    let front = said(&format!("{search} 8 --keep-gathered --json"));
+    let front = stdout_of(&format!("{search} 8 --keep-gathered --json"));
     for line in front.lines() {
         let point: Value = serde_json::from_str(line).unwrap();
         let layout = &point["layout"];
@@ -253,7 +253,7 @@ fn a_page_holds_all_that_it_draws() {
     let scratch = scratch();
     let path = scratch.path().join("step.html");
     let cut = "--tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --zero optimizer --offload optimizer";
-    said(&format!("{LLAMA} {cut} --against nvl72-cxl --html {}", path.display()));
+    stdout_of(&format!("{LLAMA} {cut} --against nvl72-cxl --html {}", path.display()));
     let page = std::fs::read_to_string(&path).unwrap();
     assert!(
         !page.contains("http") && !page.contains("src=") && !page.contains('@'),

@@ -84,7 +84,7 @@ fn pages_show_what_commands_print() {
     assert!(checked >= 11, "{checked} commands");
 }
 
-/// Whether all lines of `shown` are in `said`, one after the other, and where no `...` stands between none is missing.
+/// Whether all lines of `shown` are in `stdout_of`, one after the other, and where no `...` stands between none is missing.
 fn is_shown(shown: &str, output: &str) -> bool {
     let output: Vec<_> = output.lines().collect();
     let shown: Vec<_> = shown.lines().collect();

@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::train::LLAMA;
-use crate::{front, json, plan, refused, said, scratch};
+use crate::{front, json, plan, refused, scratch, stdout_of};
 
 #[test]
 fn without_a_layout_the_fastest_that_fits_is_found() {
@@ -19,10 +19,10 @@ fn without_a_layout_the_fastest_that_fits_is_found() {
 #[test]
 fn the_same_input_gives_the_same_bytes_on_any_number_of_threads() {
     let search = "search --model llama3-70b --platform nvl72-cxl --gpus 1024 --batch 1024";
-    let once = said(&format!("{search} --threads 1"));
+    let once = stdout_of(&format!("{search} --threads 1"));
     assert!(once.lines().count() > 3, "{once}");
     for threads in [1, 2, 3] {
-        assert_eq!(said(&format!("{search} --threads {threads}")), once);
+        assert_eq!(stdout_of(&format!("{search} --threads {threads}")), once);
     }
 }
 
@@ -31,7 +31,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let scratch = scratch();
     let path = scratch.path().join("front.csv");
     let search = "search --model llama3-70b --gpus 512 --batch 512 --platform";
-    let front = said(&format!("{search} nvl72-ndr,nvl72-cxl --json --csv {}", path.display()));
+    let front = stdout_of(&format!("{search} nvl72-ndr,nvl72-cxl --json --csv {}", path.display()));
     let points = front.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let points: Vec<_> = points.filter(|line| line["beaten"].is_null()).collect();
     let of = |name: &str| points.iter().filter(|point| point["platform"] == name).count();
@@ -68,7 +68,7 @@ fn several_platforms_and_tiers_share_one_front() {
         }
     }
     // The table has those that differ; the files have all, and the table says so.
-    let table = said(&format!("{search} nvl72-ndr,nvl72-cxl --rows 100000"));
+    let table = stdout_of(&format!("{search} nvl72-ndr,nvl72-cxl --rows 100000"));
     let noted: Vec<_> = table.lines().filter(|line| line.contains("no run over CXL")).collect();
     assert_eq!(noted, ["nvl72-cxl: no run over CXL validates this"]);
     let (_, front) = table.split_once("\nall that no other beats:\n").unwrap();
@@ -81,7 +81,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
     assert_eq!(columns, vec![7 + 25 + 40 + 2; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
-    assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
+    assert!(stdout_of(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
 
 /// A platform that loses everywhere is on no front: the best of it is printed all the same, and first.
@@ -89,17 +89,17 @@ fn several_platforms_and_tiers_share_one_front() {
 fn the_fastest_of_each_platform_comes_first_also_of_one_that_loses_everywhere() {
     let search =
         "search --model llama3-8b --gpus 64 --batch 256 --offload none --platform dgx-a100,nvl72-ndr";
-    let lines = said(&format!("{search} --json"));
+    let lines = stdout_of(&format!("{search} --json"));
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (beaten, front): (Vec<_>, Vec<_>) = lines.iter().partition(|line| !line["beaten"].is_null());
     assert!(front.iter().all(|point| point["platform"] == "nvl72-ndr"), "{front:?}");
     let [beaten] = beaten[..] else { panic!("one platform is beaten: {beaten:?}") };
     assert_eq!((&beaten["platform"], &beaten["accelerators"]), (&"dgx-a100".into(), &64.into()));
     // It is what a search of that platform alone finds.
-    let alone = said(&format!("{} --json", search.replace(",nvl72-ndr", "")));
+    let alone = stdout_of(&format!("{} --json", search.replace(",nvl72-ndr", "")));
     let alone: Value = serde_json::from_str(alone.lines().next().unwrap()).unwrap();
     assert_eq!(beaten["beaten"], alone);
-    let table = said(search);
+    let table = stdout_of(search);
     let (best, _) = table.split_once("\nall that no other beats:\n").unwrap();
     let (_, best) = best.split_once("\nthe fastest of each:\n").unwrap();
     let names: Vec<_> = best.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
@@ -123,7 +123,7 @@ fn what_is_compared_follows_the_ranges() {
     for (end, times) in [low, high].iter().zip(range) {
         assert!((times * number(&answer["step"]["total_s"]) / end - 1.0).abs() < 1e-12, "{end} {times}");
     }
-    let text = said(&format!("train {cut} --platform dgx-a100 --against dgx-h100"));
+    let text = stdout_of(&format!("train {cut} --platform dgx-a100 --against dgx-h100"));
     let three = |it: f64| format!("{it:.0$}", if it < 10.0 { 2 } else { 1 });
     let line =
         format!("dgx-a100 takes {} to {} times as long as dgx-h100; predicted: ", three(least), three(most));
@@ -152,7 +152,7 @@ fn a_choice_is_open_where_ranges_overlap() {
     let search = "search --model llama3-8b --batch 512 --gpus 64 --platform dgx-a100,dgx-h100 --offload none";
     let chosen = |rent: &str| {
         std::fs::write(&path, OURS.replace("\"1 USD/h\"", rent)).unwrap();
-        let text = said(&format!("{search} --prices {}", path.display()));
+        let text = stdout_of(&format!("{search} --prices {}", path.display()));
         let lines = text.lines().filter_map(|line| line.strip_prefix("least "));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -177,7 +177,7 @@ fn a_search_is_no_wider_than_the_terminal() {
         assert!(widest <= columns.parse().unwrap(), "{widest}: {text}");
         assert!(text.contains("sequence-parallel") && text.contains("\n1  dgx-h100"), "{text}");
     }
-    assert!(said(search).lines().any(|line| line.chars().count() > 120));
+    assert!(stdout_of(search).lines().any(|line| line.chars().count() > 120));
 }
 
 const OURS: &str = r#"
@@ -203,7 +203,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     let search = "search --model llama3-8b --batch 512 --gpus 64,128 --platform dgx-a100,dgx-h100";
     let priced = format!("{search} --prices {}", path.display());
     let points = |arguments: &str| -> Vec<Value> {
-        let text = said(&format!("{arguments} --json"));
+        let text = stdout_of(&format!("{arguments} --json"));
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|line| line["beaten"].is_null()).collect()
     };
@@ -287,7 +287,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         let times = number(&run["bill"]["money_usd"]) / number(&step["bill"]["money_usd"]);
         assert!((times / steps - 1.0).abs() < 1e-12);
     }
-    let text = said(&format!("{priced} --tokens 1e12"));
+    let text = stdout_of(&format!("{priced} --tokens 1e12"));
     for line in [
         "that no other beats in time, memory, money, energy and carbon (simulated)",
         "run days",
@@ -305,10 +305,10 @@ fn an_axis_without_a_number_for_each_machine_is_left_out() {
     let path = scratch.path().join("ours.toml");
     std::fs::write(&path, OURS).unwrap();
     let search = "search --model llama3-8b --batch 512 --gpus 64 --tp 8";
-    let text = said(&format!("{search} --platform dgx-h100,nvl72-ndr --prices {}", path.display()));
+    let text = stdout_of(&format!("{search} --platform dgx-h100,nvl72-ndr --prices {}", path.display()));
     assert!(text.contains("in time, memory and money (simulated)"), "{text}");
     assert!(text.contains("energy is left out: ") && text.contains("has none for nvl72-ndr"), "{text}");
-    let text = said(&format!("{search} --platform dgx-h100 --prices watts"));
+    let text = stdout_of(&format!("{search} --platform dgx-h100 --prices watts"));
     assert!(text.contains("in time, memory and energy (simulated)"), "{text}");
     let message = refused(&format!("{search} --platform ualink-1024 --prices watts"));
     assert!(
@@ -362,7 +362,7 @@ price = { value = "40000 USD", source = "our order" }
             assert!((paid / a_second - 1.0).abs() < 1e-12, "{paid} for {a_second}: {line}");
         }
     }
-    let text = said(&format!("{search} --prices {} --platform nvl72-cxl,dgx-h100", path.display()));
+    let text = stdout_of(&format!("{search} --prices {} --platform nvl72-cxl,dgx-h100", path.display()));
     assert!(text.contains("time, memory and money (simulated)") && text.contains(&left_out), "{text}");
 }
 
@@ -373,7 +373,7 @@ fn a_place_without_what_is_kept_there_is_refused_and_a_search_keeps_to_it() {
         "polder: --to pool: nothing is offloaded; give --offload weights, optimizer or activations too";
     assert_eq!(without, expected);
     let tiers = |arguments: &str| {
-        let text = said(&format!("search --model llama3-8b --gpus 2 --batch 16 --json {arguments}"));
+        let text = stdout_of(&format!("search --model llama3-8b --gpus 2 --batch 16 --json {arguments}"));
         let points = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let far = points.filter(|it| it["step"]["memory"][1]["used_bytes"].as_f64() > Some(0.0));
         let mut tiers: Vec<_> =
@@ -446,7 +446,7 @@ fn a_map_of_bandwidths_says_where_one_fabric_pays_against_another() {
     };
     assert!(cell(100e9, 12.5e9) > cell(100e9, 100e9), "a slower fabric that is there gains more: {map}");
     assert!(cell(100e9, 12.5e9) > cell(12.5e9, 12.5e9), "a faster one gains more: {map}");
-    let text = said(asked);
+    let text = stdout_of(asked);
     assert!(text.contains("no run over CXL validates the difference between these fabrics"), "{text}");
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 1 + cells.len());
     assert!(std::fs::read_to_string(&html).unwrap().contains("nvl72-cxl beside nvl72-ndr"));
@@ -468,7 +468,7 @@ fn a_map_of_bandwidths_says_where_one_fabric_pays_against_another() {
     }
     let head = std::fs::read_to_string(&csv).unwrap().lines().next().unwrap().to_owned();
     assert!(head.ends_with("energy_times_least,energy_times_most,energy_pays"), "{head}");
-    let text = said(&priced);
+    let text = stdout_of(&priced);
     for part in
         ["how many times as cheap, by money:", " USD a step, ", "a port costs as much at each bandwidth"]
     {

@@ -4,7 +4,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{json, plan, refused, said, scratch};
+use crate::{json, plan, refused, scratch, stdout_of};
 
 pub(crate) const LLAMA: &str = "train --model llama3-405b --platform nvl72-ndr --gpus 16384 --batch 2048";
 
@@ -26,13 +26,13 @@ fn outputs_say_what_was_predicted() {
         "--sequence 4096 --precision fp8 --wide-gradients false --overlap tensor,data --no-flash --fill 8";
     let computed =
         "sequences of 4,096 tokens, fp8, unfused attention, gradients in 16 bits; overlap: tensor and data; ";
-    let text = said(&format!("train {cut} {given}"));
+    let text = stdout_of(&format!("train {cut} {given}"));
     assert!(text.contains(&format!("\n{computed}racks of ualink\n")), "{text}");
     let step = json(&format!("train {cut} {given} --json"));
     assert_eq!((&step["sequence"], &step["rack"]), (&4096.into(), &"ualink".into()));
     let scratch = scratch();
     let path = scratch.path().join("front.csv");
-    let text = said(&format!("search {cut} {given} --csv {}", path.display()));
+    let text = stdout_of(&format!("search {cut} {given} --csv {}", path.display()));
     assert!(text.contains(&format!("\n{computed}ranks are placed tp-cp-ep-dp-pp\n")), "{text}");
     let table = text.lines().find(|line| line.starts_with("platform")).unwrap();
     for column in
@@ -47,7 +47,7 @@ fn outputs_say_what_was_predicted() {
         first.starts_with("mixed-nvlink-ualink-cxl,simulated,16,4096,ualink,8,tp-cp-ep-dp-pp,2,"),
         "{first}"
     );
-    let point = said(&format!("search {cut} {given} --json"));
+    let point = stdout_of(&format!("search {cut} {given} --json"));
     let point: Value = serde_json::from_str(point.lines().next().unwrap()).unwrap();
     for key in ["sequence", "rack", "fill", "order"] {
         assert_eq!(point[key], step[key], "{key}");
@@ -72,7 +72,7 @@ fn a_step_says_how_sure_it_is() {
     assert!(width(&fp8) > width(&step) && fp8["margin"]["step_class"] == "dense fp8", "{fp8}");
     let scratch = scratch();
     let page = scratch.path().join("page.html");
-    let text = said(&format!("{given} ualink-1024 --html {}", page.display()));
+    let text = stdout_of(&format!("{given} ualink-1024 --html {}", page.display()));
     // First the range, then the point, and what both rest on last.
     let lines: Vec<_> = text.lines().collect();
     let (range, point) = lines[1].split_once(" s; predicted: ").unwrap();
@@ -98,12 +98,12 @@ fn a_step_says_how_sure_it_is() {
 fn a_layout_that_does_not_fit_on_the_other_platform_gets_no_ratio() {
     let train = "train --model llama3-70b --platform nvl72-ndr --gpus 64 --batch 64 --tp 4 --pp 1 --cp 1 --micro-batch 1";
     let train = format!("{train} --zero optimizer --recompute none --offload none --against");
-    let text = said(&format!("{train} dgx-h100"));
+    let text = stdout_of(&format!("{train} dgx-h100"));
     assert!(text.contains("on dgx-h100 it does not fit, and is not compared: "), "{text}");
     assert!(!text.contains("times as long as"), "{text}");
     let answer = json(&format!("{train} dgx-h100 --json"));
     assert!(answer["times_against"].is_null() && answer["against"]["fits"] == false, "{answer}");
-    let text = said(&format!("{train} nvl72-cxl"));
+    let text = stdout_of(&format!("{train} nvl72-cxl"));
     assert!(text.contains("times as long as nvl72-cxl"), "{text}");
 }
 
@@ -130,7 +130,7 @@ fn another_machine_or_another_kind_of_rack_is_compared_in_one_command() {
 #[test]
 fn a_step_says_what_of_its_machine_changes_no_figure() {
     let given = "train --model gpt3-175b --gpus 64 --batch 64 --tp 8 --pp 8 --platform";
-    let text = said(&format!("{given} nvl72-ndr --against nvl72-cxl"));
+    let text = stdout_of(&format!("{given} nvl72-ndr --against nvl72-cxl"));
     let lines = "are used\nCPUs attach by c2c; no fabric carries CXL\n\
         on nvl72-cxl: CPUs attach by c2c; between racks CXL carries io, mem, cache\n";
     assert!(text.contains(lines), "{text}");
@@ -155,18 +155,18 @@ fn ranks_are_counted_in_the_order_that_is_given() {
     };
     assert_eq!((sent(&turned, "pipeline"), sent(&turned, "data")), ((true, false), (false, true)));
     assert_eq!(sent(&usual, "pipeline"), (false, true));
-    let text = said(&format!("{train} --order tp-cp-ep-pp-dp"));
+    let text = stdout_of(&format!("{train} --order tp-cp-ep-pp-dp"));
     assert!(
         text.contains("pipeline, data (--order tp-cp-ep-pp-dp); of each rack 64 accelerators are used"),
         "{text}"
     );
 
     let search = "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --offload none --json --order";
-    let front = said(&format!("{search} tp-cp-ep-pp-dp"));
+    let front = stdout_of(&format!("{search} tp-cp-ep-pp-dp"));
     let first: Value = serde_json::from_str(front.lines().next().unwrap()).unwrap();
     assert_eq!(first["order"], "tp-cp-ep-pp-dp");
     // A line of the front says what its step was predicted for.
-    let once = said(&format!("{} tp-cp-ep-pp-dp", search.replace("search", "train")));
+    let once = stdout_of(&format!("{} tp-cp-ep-pp-dp", search.replace("search", "train")));
     let once: Value = serde_json::from_str(&once).unwrap();
     for key in ["step", "layout", "sequence", "rack", "fill", "order"] {
         assert_eq!(first[key], once[key], "{key}");
@@ -181,7 +181,7 @@ fn ranks_are_counted_in_the_order_that_is_given() {
 fn stages_need_not_divide_the_layers() {
     let cut =
         "--model llama3-70b --platform dgx-h100 --gpus 48 --batch 48 --tp 8 --pp 6 --cp 1 --micro-batch 1";
-    let text = said(&format!("train {cut} --interleave 1 --recompute full"));
+    let text = stdout_of(&format!("train {cut} --interleave 1 --recompute full"));
     assert!(text.contains("blocks of the stages: 13, 14 in each of 2, 13 in each of 3"), "{text}");
     let answer = json(&format!("train {cut} --interleave 3 --recompute full --json"));
     let blocks = |stage: &Value| stage["blocks"].as_u64().unwrap();
@@ -192,13 +192,13 @@ fn stages_need_not_divide_the_layers() {
     );
     // In parts that are powers of two, a search finds them; others only where they are asked for.
     let parts = |given: &str| {
-        let front = said(&format!("search {cut} --recompute full --json{given}"));
+        let front = stdout_of(&format!("search {cut} --recompute full --json{given}"));
         let points = front.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         points.map(|point| point["layout"]["interleave"].as_u64().unwrap()).collect::<Vec<_>>()
     };
     assert!(!parts("").is_empty() && parts("").iter().all(|it| it.is_power_of_two()));
     assert!(!parts(" --interleave 3").is_empty());
-    let text = said(&format!("search {cut}"));
+    let text = stdout_of(&format!("search {cut}"));
     assert!(text.contains("not looked at unless given: tp and ep above 64; cp above 2"), "{text}");
 }
 
@@ -224,7 +224,7 @@ fn each_kind_runs_beside_computation_or_holds_it_up() {
         step["step"]["memory"][0]["gradients_bytes"].as_f64().unwrap()
     };
     assert_eq!(bytes("true"), 2.0 * bytes("false"));
-    let both = said(&format!("{cut} --micro-batch 1 --against nvl72-cxl"));
+    let both = stdout_of(&format!("{cut} --micro-batch 1 --against nvl72-cxl"));
     let note = "these fabrics, and no published step of a mixture of experts validates its time";
     assert!(both.contains(note), "{both}");
 }
@@ -233,7 +233,7 @@ fn each_kind_runs_beside_computation_or_holds_it_up() {
 fn what_lies_elsewhere_is_printed_by_kind() {
     let cut =
         "--model llama3-70b --platform nvl72-cxl --gpus 64 --batch 64 --tp 8 --pp 1 --cp 1 --micro-batch 1";
-    let text = said(&format!("train {cut} --offload weights,optimizer --to pool"));
+    let text = stdout_of(&format!("train {cut} --offload weights,optimizer --to pool"));
     let far = text.split("offloaded, GB").nth(1).unwrap();
     assert!(far.contains("\n  weights") && far.contains("\n  optimizer states"), "{text}");
     assert!(!far.contains("\n  activations"), "{text}");
@@ -245,7 +245,8 @@ fn the_batch_that_is_taken_suits_few_accelerators_too() {
     let train = "train --model llama3-8b --platform dgx-h100 --tp 1 --pp 1 --cp 1 --gpus";
     assert_eq!([8, 64, 512, 2048].map(|gpus| batch(&format!("{train} {gpus}"))), [32, 256, 2048, 2048]);
     // Steps that are compared are of one batch.
-    let front = said("search --model llama3-8b --platform dgx-h100 --gpus 8,64 --tp 1 --pp 1 --cp 1 --json");
+    let front =
+        stdout_of("search --model llama3-8b --platform dgx-h100 --gpus 8,64 --tp 1 --pp 1 --cp 1 --json");
     let batches: std::collections::BTreeSet<_> = front
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
@@ -260,7 +261,7 @@ fn the_batch_that_is_taken_suits_few_accelerators_too() {
 #[test]
 fn fabrics_stand_beside_each_other() {
     let train = "train --model gpt3-175b --gpus 64 --batch 64 --tp 8 --pp 8 --platform nvl72-ndr --against";
-    let text = said(&format!("{train} nvl72-cxl"));
+    let text = stdout_of(&format!("{train} nvl72-cxl"));
     let answer = json(&format!("{train} nvl72-cxl --json"));
     let mut lines =
         text.lines().skip_while(|line| !line.starts_with("links inside racks, GB/s an accelerator"));
@@ -274,7 +275,7 @@ fn fabrics_stand_beside_each_other() {
     }
     // One rack of one accelerator has neither.
     let alone =
-        said("train --model llama3-8b --platform finetuning-a --gpus 1 --batch 1 --against nvl72-ndr");
+        stdout_of("train --model llama3-8b --platform finetuning-a --gpus 1 --batch 1 --against nvl72-ndr");
     let line = alone.lines().find(|line| line.starts_with("links between racks")).unwrap();
     assert_eq!(line.split_whitespace().rev().nth(1), Some("none"), "{line}");
     assert!(text.contains("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half"));
@@ -284,7 +285,10 @@ fn fabrics_stand_beside_each_other() {
 fn a_trace_has_every_pass_of_every_stage() {
     let scratch = scratch();
     let path = scratch.path().join("trace.json");
-    said(&format!("{LLAMA} --tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --trace {}", path.display()));
+    stdout_of(&format!(
+        "{LLAMA} --tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --trace {}",
+        path.display()
+    ));
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let passes =
@@ -316,7 +320,7 @@ fn more_passes_than_can_be_drawn_are_refused_with_what_to_give_less_of() {
         );
         assert!(refused(&given(100_001)).contains("the step has 200,002 passes"));
         assert!(!path.exists());
-        said(&given(1000));
+        stdout_of(&given(1000));
         std::fs::remove_file(&path).unwrap();
     }
 }
@@ -451,7 +455,7 @@ fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
 #[test]
 fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
     let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
-    let text = said(&format!("{train} --against nvl72-cxl"));
+    let text = stdout_of(&format!("{train} --against nvl72-cxl"));
     let far = "optimizer states and activations offloaded to the host";
     let note = format!("nothing fits in the accelerators' memory on dgx-a100: the layout has {far}");
     let lines: Vec<_> = text.lines().collect();
@@ -480,7 +484,7 @@ fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
     let none = refused(&format!("{train} --offload none --to host"));
     assert!(none.starts_with("polder: --to host: nothing is offloaded; "), "{none}");
     let front =
-        said("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 64 --offload none --json");
+        stdout_of("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 64 --offload none --json");
     let points = front.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     assert!(points.map(|it| it["step"]["memory"][1]["used_bytes"].as_f64()).all(|far| far == Some(0.0)));
 }
@@ -501,7 +505,7 @@ fn the_other_platform_is_left_out_when_it_cannot_run_the_layout() {
 
 #[test]
 fn one_is_written_as_one_and_a_slow_machine_has_a_rate() {
-    let text = said("train --model llama3-8b --platform dgx-h100 --gpus 2 --pp 1 --batch 2");
+    let text = stdout_of("train --model llama3-8b --platform dgx-h100 --gpus 2 --pp 1 --batch 2");
     assert!(text.contains("pp 1; batch") && !text.contains("1 parts"), "{text}");
     let scratch = scratch();
     let path = scratch.path().join("slow.toml");
@@ -511,7 +515,7 @@ extends = "finetuning-a"
 compute = { bf16 = "50 GFLOP/s" }
 "#;
     std::fs::write(&path, slow).unwrap();
-    let text = said(&format!(
+    let text = stdout_of(&format!(
         "train --model llama3-8b --platform {} --gpus 1 --batch 1 --offload optimizer",
         path.display()
     ));
