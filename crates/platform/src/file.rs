@@ -179,7 +179,7 @@ impl Folder {
         }
     }
 
-    const fn one(self) -> &'static str {
+    const fn singular(self) -> &'static str {
         match self {
             Self::Platforms => "platform",
             Self::Models => "model",
@@ -210,7 +210,7 @@ pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
     }
     if !name.contains('/') && Path::new(name).extension().is_none() {
         let known = names(folder).join(", ");
-        let one = folder.one();
+        let one = folder.singular();
         return Err(DataError::new(
             name,
             "",
@@ -302,7 +302,7 @@ fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
 /// # Errors
 /// When it cannot be read, is no TOML, or says what no `T` has.
 pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataError> {
-    let table = whole(folder, name, &mut vec![])?;
+    let table = with_bases(folder, name, &mut vec![])?;
     let mut track = Track::new();
     let value = serde_path_to_error::Deserializer::new(Value::Table(table), &mut track);
     // Erased, because each `T` would have code of its own for each kind of value otherwise.
@@ -331,7 +331,7 @@ fn table(folder: Folder, name: &str) -> Result<Table, DataError> {
 /// # Errors
 /// As [`read`].
 pub fn extended(folder: Folder, name: &str) -> Result<Vec<(String, String)>, DataError> {
-    whole(folder, name, &mut vec![])?;
+    with_bases(folder, name, &mut vec![])?;
     let base = |name: &str| -> Result<Option<String>, DataError> {
         Ok(table(folder, name)?.get("extends").and_then(Value::as_str).map(str::to_owned))
     };
@@ -346,7 +346,7 @@ pub fn extended(folder: Folder, name: &str) -> Result<Vec<(String, String)>, Dat
     Ok(bases)
 }
 
-fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {
+fn with_bases(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {
     let mut table = table(folder, name)?;
     spread_defaults(&mut table);
     let Some(base) = table.remove("extends") else { return Ok(table) };
@@ -365,11 +365,11 @@ fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, Da
             format!("\"{}\" extends this file itself", quoted(&base)),
         ));
     }
-    let mut under = whole(folder, &base, seen).map_err(|error| match error.key.as_str() {
+    let mut under = with_bases(folder, &base, seen).map_err(|error| match error.key.as_str() {
         "" => DataError::new(name, "extends", error.to_string()),
         _ => error,
     })?;
-    lay_over(&mut under, table);
+    merge_tables(&mut under, table);
     Ok(under)
 }
 
@@ -379,18 +379,18 @@ fn spread_defaults(table: &mut Table) {
     let Some(Value::Array(rows)) = table.get_mut("row") else { return };
     for row in rows.iter_mut().filter_map(Value::as_table_mut) {
         let over = std::mem::replace(row, defaults.clone());
-        lay_over(row, over);
+        merge_tables(row, over);
     }
 }
 
 /// Tables of one kind are joined; anything else takes the place of what was there.
-fn lay_over(under: &mut Table, over: Table) {
+fn merge_tables(under: &mut Table, over: Table) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
             (Some(Value::Table(under)), Value::Table(over))
                 if over.get("kind").is_none_or(|kind| under.get("kind") == Some(kind)) =>
             {
-                lay_over(under, over);
+                merge_tables(under, over);
             }
             (_, value) => drop(under.insert(key, value)),
         }

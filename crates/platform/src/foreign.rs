@@ -43,7 +43,7 @@ impl JsonKind {
         }
     }
 
-    const fn what(self) -> &'static str {
+    const fn kind_name(self) -> &'static str {
         match self {
             Self::HuggingFace => "what may be a config.json of Hugging Face",
             Self::CalculonModel => "a model of Calculon",
@@ -103,7 +103,7 @@ fn string_length(text: &str) -> usize {
 /// That a file is in another format than the one that was expected.
 #[must_use]
 pub fn other_json(file: &str, expected: &str, kind: JsonKind) -> DataError {
-    DataError::new(file, "", format!("expected {expected}, found {}", kind.what()))
+    DataError::new(file, "", format!("expected {expected}, found {}", kind.kind_name()))
 }
 
 /// Accelerators, or anything else that is counted of them, at most.

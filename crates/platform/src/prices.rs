@@ -169,7 +169,7 @@ impl Prices {
     ) -> Result<Rates, DataError> {
         let chip = &rack.accelerator.name;
         let known = [chip.as_str(), name].into_iter().filter_map(|it| self.machine.get(it));
-        let costs = known.fold(self.everywhere.clone(), Costs::under);
+        let costs = known.fold(self.everywhere.clone(), Costs::overridden_by);
         if costs.rent.is_none() && costs.lifetime.is_none() && costs.accelerator.price.is_some() {
             let problem =
                 format!("{} has prices to be spread over it; expected one such as \"4 years\"", quoted(name));
@@ -192,16 +192,16 @@ impl Prices {
 
 impl Costs {
     /// What `over` says, and where it says nothing what this says.
-    fn under(self, over: &Self) -> Self {
+    fn overridden_by(self, over: &Self) -> Self {
         Self {
             rent: over.rent.clone().or(self.rent),
             lifetime: over.lifetime.clone().or(self.lifetime),
             electricity: over.electricity.clone().or(self.electricity),
             carbon: over.carbon.clone().or(self.carbon),
-            accelerator: self.accelerator.under(&over.accelerator),
-            host: self.host.under(&over.host),
-            port: self.port.under(&over.port),
-            node: self.node.under(&over.node),
+            accelerator: self.accelerator.overridden_by(&over.accelerator),
+            host: self.host.overridden_by(&over.host),
+            port: self.port.overridden_by(&over.port),
+            node: self.node.overridden_by(&over.node),
         }
     }
 
@@ -242,7 +242,7 @@ impl Costs {
 }
 
 impl Part {
-    fn under(self, over: &Self) -> Self {
+    fn overridden_by(self, over: &Self) -> Self {
         Self { price: over.price.clone().or(self.price), power: over.power.clone().or(self.power) }
     }
 }

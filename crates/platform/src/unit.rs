@@ -133,7 +133,7 @@ impl<U: Unit> Quantity<U> {
         let found = quoted(text);
         let wrong =
             |why: &str| format!("expected {} such as {:?}, found \"{found}\"{why}", U::WHAT, U::EXAMPLE);
-        let (number, unit) = apart(text.trim()).ok_or_else(|| wrong(": its unit is missing"))?;
+        let (number, unit) = number_and_unit(text.trim()).ok_or_else(|| wrong(": its unit is missing"))?;
         let number: f64 = number.parse().map_err(|_| wrong(""))?;
         let known = || U::SCALES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let (_, scale) = U::SCALES
@@ -151,7 +151,7 @@ impl<U: Unit> Quantity<U> {
 }
 
 /// A number and its unit, where there is one.
-fn apart(text: &str) -> Option<(&str, &str)> {
+fn number_and_unit(text: &str) -> Option<(&str, &str)> {
     if let Some(parts) = text.split_once(' ') {
         return Some(parts);
     }

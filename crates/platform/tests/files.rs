@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use polder_platform::{Folder, Graph, Platform, Prices, Rates, Topology, names};
 
 /// A file that is gone after the test.
-struct Written(PathBuf);
+struct TempFile(PathBuf);
 
-impl Written {
+impl TempFile {
     fn new(text: &str) -> Self {
         let name = format!("polder-platform-{}-{:?}.toml", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
@@ -17,14 +17,14 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for TempFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 fn refused(text: &str) -> String {
-    let file = Written::new(text);
+    let file = TempFile::new(text);
     let path = file.0.to_str().unwrap();
     let said = Platform::load(path).unwrap_err().to_string();
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -46,7 +46,7 @@ fn what_polder_brings_along_loads() {
 
 #[test]
 fn a_file_lies_over_the_one_that_it_extends() {
-    let file = Written::new("extends = \"nvl72-ndr\"\n[between]\nlinks = 2\n");
+    let file = TempFile::new("extends = \"nvl72-ndr\"\n[between]\nlinks = 2\n");
     let (ours, base) =
         (Platform::load(file.0.to_str().unwrap()).unwrap(), Platform::load("nvl72-ndr").unwrap());
     let payload = |platform: &Platform| platform.between.as_ref().unwrap().payload().value();
@@ -79,7 +79,7 @@ fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
         let mut odd = whole.clone();
         let table = path.iter().fold(&mut odd, |table, key| table[key].as_table_mut().unwrap());
         table.insert("odd".into(), 1.into());
-        let file = Written::new(&odd.to_string());
+        let file = TempFile::new(&odd.to_string());
         let output =
             Platform::load(file.0.to_str().unwrap()).map_or_else(|it| it.to_string(), |_| String::new());
         let expected = output.split_once("unknown field `odd`, expected ").map_or("", |(_, rest)| rest);
@@ -94,7 +94,7 @@ fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
 
     let mut kinds = vec![];
     for line in text.lines().filter_map(|line| line.strip_prefix("# topology = ")) {
-        let file = Written::new(&format!("extends = {ANNOTATED:?}\n[between]\ntopology = {line}"));
+        let file = TempFile::new(&format!("extends = {ANNOTATED:?}\n[between]\ntopology = {line}"));
         let between = Platform::load(file.0.to_str().unwrap()).unwrap().between.unwrap();
         assert!(between.ports() > 1 << 16, "{line}: {}", between.ports());
         kinds.push(between.topology);
@@ -106,7 +106,7 @@ fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
 fn how_cpus_attach_may_be_left_out() {
     let said = "kind = \"pcie-switch\", bandwidth = \"55 GB/s\", accelerators = 2";
     let text = std::fs::read_to_string(ANNOTATED).unwrap().replace(said, "bandwidth = \"55 GB/s\"");
-    let file = Written::new(&text);
+    let file = TempFile::new(&text);
     let platform = Platform::load(file.0.to_str().unwrap()).unwrap();
     assert_eq!(platform.rack["pod"].host.attach.kind, None);
 }
@@ -221,7 +221,7 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
 }
 
 fn rates(prices: &str, name: &str, accelerators: u32) -> Result<Rates, String> {
-    let file = Written::new(prices);
+    let file = TempFile::new(prices);
     let path = file.0.to_str().unwrap();
     let platform = Platform::load(name).unwrap();
     let rack = platform.rack.values().next().unwrap();
@@ -271,7 +271,7 @@ fn what_is_said_of_a_platform_comes_before_its_accelerator_and_rent_before_price
 fn prices_of_what_nobody_has_are_told() {
     let more = "[machine.nvl72-cxx]\nrent = { value = \"3 USD/h\", source = \"x\" }";
     let chip = OURS.replace("machine.nvl72-ndr", "machine.XPU");
-    let file = Written::new(&format!("{chip}{more}"));
+    let file = TempFile::new(&format!("{chip}{more}"));
     let path = file.0.to_str().unwrap();
     let unknown = |platforms: &[(&str, Platform)]| {
         let said = Prices::load(path).unwrap().unknown(platforms).unwrap();
@@ -413,7 +413,7 @@ fn bad_memory_and_paths_of_servers_get_such_a_line() {
 
 #[test]
 fn a_file_that_extends_itself_is_refused() {
-    let file = Written::new("");
+    let file = TempFile::new("");
     std::fs::write(&file.0, format!("extends = {:?}", file.0)).unwrap();
     let said = Platform::load(file.0.to_str().unwrap()).unwrap_err().to_string();
     assert!(said.ends_with("extends this file itself"), "{said}");
@@ -621,7 +621,7 @@ fn no_numbers(value: &toml::Value) -> Vec<toml::Value> {
 fn expect_refusals(text: &str, load: impl Fn(&str) -> Result<(), String>) {
     let whole: toml::Value = toml::from_str::<toml::Table>(text).unwrap().into();
     let load = |changed: &toml::Value| {
-        let file = Written::new(&toml::to_string(changed).unwrap());
+        let file = TempFile::new(&toml::to_string(changed).unwrap());
         load(file.0.to_str().unwrap())
     };
     assert_eq!(load(&whole), Ok(()));
@@ -658,7 +658,7 @@ fn a_number_that_none_can_be_is_refused_at_its_key_and_no_error_quotes_a_megabyt
         long.clone(),
         format!("extends = \"{long}\""),
     ] {
-        let refusal = platform(Written::new(&text).0.to_str().unwrap()).unwrap_err();
+        let refusal = platform(TempFile::new(&text).0.to_str().unwrap()).unwrap_err();
         assert!(refusal.len() < 2000, "{} bytes: {}", refusal.len(), &refusal[..300]);
     }
 }
