@@ -90,7 +90,7 @@ impl<M: Memory + 'static> Sender<M> {
     /// Waits until somebody receives.
     fn meet(&mut self, timeout: Duration) -> Result<Producer<M, Alive>, PoolError> {
         let ring = self.ring.as_ref().expect("held until it is dropped");
-        let receiver = await_some(&self.pool, timeout, || find_receiver(&self.pool, ring))?;
+        let receiver = poll_until(&self.pool, timeout, || find_receiver(&self.pool, ring))?;
         let receiver = receiver.ok_or_else(|| PoolError::NoReceiver {
             name: ring.name().to_owned(),
             waited_ms: timeout.as_millis() as u64,
@@ -119,7 +119,7 @@ impl<M: Memory + 'static> Receiver<M> {
     /// [`PoolError::NotFound`] when it is not made in time; [`PoolError::Exists`] when another process receives, or has
     /// received; [`PoolError::Corrupt`] when the object is no ring; those of [`Pool::create`].
     pub fn open(pool: Arc<Pool<M>>, name: &str, timeout: Duration) -> Result<Self, PoolError> {
-        let found = await_some(&pool, timeout, || pool.open_if_there(name))?;
+        let found = poll_until(&pool, timeout, || pool.open_if_there(name))?;
         let ring = found.ok_or_else(|| PoolError::NotFound { name: name.to_owned() })?;
         match Self::take(&pool, &ring) {
             Ok((own, consumer)) => Ok(Self { pool, objects: Some((ring, own)), consumer }),
@@ -233,7 +233,7 @@ where
 }
 
 /// Looks until there is something, or the time is over.
-fn await_some<M: Memory, T>(
+fn poll_until<M: Memory, T>(
     pool: &Pool<M>,
     timeout: Duration,
     look: impl FnMut() -> Result<Option<T>, PoolError>,

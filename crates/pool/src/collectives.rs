@@ -304,7 +304,7 @@ impl<M: Memory> Group<M> {
         let plan = self.plan(call, variant);
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
         let segment = self.options().segment_bytes;
-        let cut = bounded(&plan, Some(Cut::new(&plan, call.bytes, segment)), "segment", segment)?;
+        let cut = checked_cut(&plan, Some(Cut::new(&plan, call.bytes, segment)), "segment", segment)?;
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let timed = self.timed(call, true);
         let stores = timed.stores;
@@ -330,7 +330,7 @@ impl<M: Memory> Group<M> {
     /// Begins to time an operation, where the kind of stores is ours to choose: not for short messages, and not where all
     /// readers need them in memory.
     fn timed(&mut self, call: &Call, in_pool: bool) -> Timed {
-        let all_far = self.memory().coherence().needs_write_back() && !self.has_neighbours();
+        let all_far = self.memory().coherence().needs_write_back() && !self.has_local_peers();
         if call.bytes < self.options().stream_bytes || all_far || self.size() == 1 {
             return Timed { stores: Stores::Ordinary, begun: None };
         }
@@ -383,12 +383,12 @@ impl<M: Memory> Group<M> {
             self.grow_staging(self.signature(call))?;
         }
         let bytes = self.staging_bytes();
-        bounded(plan, staged(bytes), "staging", bytes).map_err(|error| self.refusal().unwrap_or(error))
+        checked_cut(plan, staged(bytes), "staging", bytes).map_err(|error| self.refusal().unwrap_or(error))
     }
 }
 
 /// The cut, when there is one whose rounds can be counted; else it is `what`, of so many bytes, that is too small.
-fn bounded(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Result<Cut, PoolError> {
+fn checked_cut(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Result<Cut, PoolError> {
     let steps = |cut: &Cut| plan.number(cut.rounds, plan.steps.len());
     cut.filter(|cut| steps(cut) <= u64::from(MAX_STEP)).ok_or_else(|| {
         let expected = "more, for so many ranks and such a message";

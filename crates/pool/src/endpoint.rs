@@ -321,7 +321,7 @@ enum Taken<B, C> {
 }
 
 /// Where the bytes of a message go.
-enum Goal {
+enum Destination {
     /// To the posted receive of this number.
     Posted(usize, Label),
     /// Where they are kept until something receives them.
@@ -329,7 +329,7 @@ enum Goal {
     /// To a receive whose message comes in parts.
     Part(usize),
     /// To a message that comes in parts, unasked.
-    Coming,
+    PartialMessage,
     /// Nowhere: they are the words of a note.
     Words(Note),
 }
@@ -347,14 +347,14 @@ struct Receiving<B, C> {
 }
 
 /// A message that comes in parts, unasked: when it is whole, it has arrived.
-struct Coming {
+struct PartialMessage {
     label: Label,
     /// Bytes of the whole.
     bytes: u64,
     come: Vec<u8>,
 }
 
-impl Coming {
+impl PartialMessage {
     /// Where a part goes, if it is the next.
     fn room(&mut self, offset: u64, bytes: u64) -> Option<&mut [u8]> {
         let come = self.come.len() as u64;
@@ -380,7 +380,7 @@ pub struct Endpoint<M: Memory, B, C> {
     unexpected: VecDeque<Unexpected>,
     receiving: Slab<Receiving<B, C>>,
     /// By their sender.
-    coming: BTreeMap<u32, Coming>,
+    coming: BTreeMap<u32, PartialMessage>,
     done: VecDeque<Completion<B, C>>,
     calls: u32,
     /// How many peers there were when it was last asked for progress.
@@ -670,7 +670,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Those of [`Endpoint::progress`].
     #[inline(always)]
     pub fn step(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
-        if self.is_still()? {
+        if self.is_idle()? {
             self.calls += 1;
             return Ok(self.completion());
         }
@@ -679,18 +679,18 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// Whether there is nothing to do, as most who poll find.
     #[inline(always)]
-    fn is_still(&mut self) -> Result<bool, PoolError> {
+    fn is_idle(&mut self) -> Result<bool, PoolError> {
         let calls = self.calls + 1;
         let is_quiet = calls < self.options.calls_a_look
             && !calls.is_multiple_of(CALLS_A_GLANCE)
             && self.met == self.peers.len()
             && self.listed.is_empty();
-        if is_quiet { self.inlets.is_still() } else { Ok(false) }
+        if is_quiet { self.inlets.is_idle() } else { Ok(false) }
     }
 
     #[inline(never)]
     fn make_progress(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
-        let mut over = self.take_in()?;
+        let mut over = self.receive_pending()?;
         if !self.done.is_empty() {
             self.done.extend(over.take());
         }
@@ -752,7 +752,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     pub fn close(mut self) -> Result<(), PoolError> {
         let memory = self.pool.memory().clone();
         let deadline = memory.now() + self.options.timeout;
-        while self.peers.iter_mut().any(|peer| peer.is_owing()) && memory.now() < deadline {
+        while self.peers.iter_mut().any(|peer| peer.has_undelivered()) && memory.now() < deadline {
             self.progress()?;
             memory.pause();
         }
@@ -764,7 +764,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Takes in the messages that have come, until an operation is over, so that a wait for it needs no further look. Returns
     /// that operation, if it is not among those that are done.
     #[inline(always)]
-    fn take_in(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
+    fn receive_pending(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
         let done = self.done.len();
         self.inlets.look(&self.pool)?;
         while self.done.len() == done
@@ -806,7 +806,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         let Self { inlets, posted, receiving, coming, pool, .. } = self;
         let popped = inlets.pop(pool, inlet, |envelope| {
             let parts = (receiving, coming);
-            let (found, room) = goal_of(posted, parts, from, envelope, &mut whole, &mut words)?;
+            let (found, room) = destination_of(posted, parts, from, envelope, &mut whole, &mut words)?;
             goal = Some(found);
             Ok(room)
         });
@@ -816,20 +816,20 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             Err(error) => return Err(self.miss(goal, error)),
         };
         match goal.expect("what was popped went somewhere") {
-            Goal::Posted(index, label) => {
+            Destination::Posted(index, label) => {
                 let Posted { buffer, context, .. } = pick(&mut self.posted, index);
                 self.peers[from as usize].take(&self.options, bytes);
                 let arrival = Arrival { from, label, bytes };
                 return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
             }
-            Goal::Kept(label) => {
+            Destination::Kept(label) => {
                 self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(whole) });
             }
-            Goal::Part(key) => {
+            Destination::Part(key) => {
                 return Ok(self.come(from, key, bytes));
             }
-            Goal::Coming => self.arrive_if_whole(from),
-            Goal::Words(note) => {
+            Destination::PartialMessage => self.arrive_if_whole(from),
+            Destination::Words(note) => {
                 if let Note::Piece { receive, offset } = note {
                     return self.take_piece(inlet, from, (receive, offset), words_of(words));
                 }
@@ -839,7 +839,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                         self.peers[from as usize].control.push_back(outlet::Control::Opened(could));
                     }),
                     Note::Buffers => self.inlets.learn_buffers(&self.pool, inlet, words_of(words)),
-                    note => self.take_note(from, note, words_of(words)),
+                    note => self.handle_note(from, note, words_of(words)),
                 };
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
             }
@@ -862,9 +862,9 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// An unasked message has arrived with its last part.
     fn arrive_if_whole(&mut self, from: u32) {
-        let is_whole = |coming: &&Coming| coming.come.len() as u64 == coming.bytes;
+        let is_whole = |coming: &&PartialMessage| coming.come.len() as u64 == coming.bytes;
         if self.coming.get(&from).filter(is_whole).is_some()
-            && let Some(Coming { label, bytes, come }) = self.coming.remove(&from)
+            && let Some(PartialMessage { label, bytes, come }) = self.coming.remove(&from)
         {
             self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(come) });
         }
@@ -907,7 +907,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         }
         self.peers[from as usize].control.push_back(outlet::Control::Taken(number));
         match goal {
-            Goal::Part(key) => Ok(self.come(from, key, bytes)),
+            Destination::Part(key) => Ok(self.come(from, key, bytes)),
             _ => {
                 self.arrive_if_whole(from);
                 Ok(Taken::Message)
@@ -917,24 +917,24 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     /// The message could not be copied, for the memory fails; and so does what it was for.
     #[cold]
-    fn miss(&mut self, goal: Option<Goal>, error: PoolError) -> PoolError {
+    fn miss(&mut self, goal: Option<Destination>, error: PoolError) -> PoolError {
         let lent = match goal {
-            Some(Goal::Posted(index, _)) => {
+            Some(Destination::Posted(index, _)) => {
                 let Posted { buffer, context, .. } = pick(&mut self.posted, index);
                 Some((buffer, context))
             }
-            Some(Goal::Part(key)) => {
+            Some(Destination::Part(key)) => {
                 let Receiving { buffer, context, .. } = self.receiving.remove(key);
                 Some((buffer, context))
             }
-            Some(Goal::Kept(_) | Goal::Coming | Goal::Words(_)) | None => None,
+            Some(Destination::Kept(_) | Destination::PartialMessage | Destination::Words(_)) | None => None,
         };
         self.done.extend(lent.map(|(buffer, context)| fail(buffer, context, &error)));
         error
     }
 
     /// Takes any other note with its words; the error says what of it no correct endpoint writes.
-    fn take_note(&mut self, from: u32, note: Note, [first, second]: [u64; 2]) -> Result<(), &'static str> {
+    fn handle_note(&mut self, from: u32, note: Note, [first, second]: [u64; 2]) -> Result<(), &'static str> {
         match note {
             Note::Request(label) | Note::Synchronous(label) if second <= LONGEST => {
                 let arrival = Arrival { from, label, bytes: second };
@@ -964,7 +964,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
                 self.peers[from as usize].opened(&self.pool, &self.options, &mut self.stock, could)
             }
             Note::Unasked(label) => {
-                let begun = Coming { label, bytes: first, come: vec![] };
+                let begun = PartialMessage { label, bytes: first, come: vec![] };
                 let is_alone = first > 0 && self.coming.insert(from, begun).is_none();
                 is_alone.then_some(()).ok_or("message that comes unasked")
             }
@@ -1042,7 +1042,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         // It lay there all the while if its sender still has a ring to us, which goes before what was offered on it; and if
         // nobody has given us up.
         self.pool.check_membership()?;
-        match self.inlets.is_spoken_on(&self.pool, peer.address)? {
+        match self.inlets.is_sender_present(&self.pool, peer.address)? {
             true => {
                 tracing::debug!(bytes = into.len(), peer = ?peer.address, "read in place");
                 Ok(())
@@ -1074,9 +1074,9 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             let number = index as u32;
             if peer.broken.is_none()
                 && (awaited.contains(&number)
-                    || peer.is_owing()
+                    || peer.has_undelivered()
                     || peer.is_sending()
-                    || self.is_followed(number))
+                    || self.has_successor(number))
                 && let Err(error) = self.peers[index].check(&self.pool)
             {
                 self.lose(number, &error)?;
@@ -1093,7 +1093,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     }
 
     /// Whether a later endpoint at the place of this one is known.
-    fn is_followed(&self, number: u32) -> bool {
+    fn has_successor(&self, number: u32) -> bool {
         let address = self.peers[number as usize].address;
         let later = Address { generation: address.generation + 1, ..address }..=Address {
             generation: u64::MAX,
@@ -1115,14 +1115,14 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
         // This ends: each pass but the last, which looks at every ring, ends an operation, and none is begun meanwhile.
         loop {
             let done = self.done.len();
-            let over = self.take_in()?;
+            let over = self.receive_pending()?;
             self.done.extend(over);
             if self.done.len() == done {
                 break;
             }
         }
         let peer = &mut self.peers[number as usize];
-        if peer.may_begin_later(error) {
+        if peer.may_retry_later(error) {
             peer.refuse(error, &mut self.done);
             return Ok(());
         }
@@ -1176,31 +1176,31 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
 }
 
 /// Receives whose messages come in parts, and messages that come unasked.
-type Parts<'a, B, C> = (&'a mut Slab<Receiving<B, C>>, &'a mut BTreeMap<u32, Coming>);
+type Parts<'a, B, C> = (&'a mut Slab<Receiving<B, C>>, &'a mut BTreeMap<u32, PartialMessage>);
 
 /// Where a message goes, and the room for it; the error says what of it no correct endpoint writes.
 #[inline(always)]
-fn goal_of<'a, B: MessageBuffer, C>(
+fn destination_of<'a, B: MessageBuffer, C>(
     posted: &'a mut VecDeque<Posted<B, C>>,
     parts: Parts<'a, B, C>,
     from: u32,
     envelope: &Envelope,
     whole: &'a mut Vec<u8>,
     words: &'a mut [u8; INLINE],
-) -> Result<(Goal, &'a mut [u8]), &'static str> {
+) -> Result<(Destination, &'a mut [u8]), &'static str> {
     let bytes = envelope.bytes;
     match Note::decode(envelope).ok_or("message between endpoints")? {
         Note::Eager(label) => match posted.iter().position(|posted| posted.filter.takes(from, &label)) {
             Some(index) if posted[index].buffer.bytes().len() as u64 >= bytes => {
-                Ok((Goal::Posted(index, label), posted[index].buffer.bytes_mut()))
+                Ok((Destination::Posted(index, label), posted[index].buffer.bytes_mut()))
             }
             _ => {
                 whole.resize(bytes as usize, 0);
-                Ok((Goal::Kept(label), whole))
+                Ok((Destination::Kept(label), whole))
             }
         },
         Note::Part { receive, offset } => goal_of_part(parts, from, (receive, offset), bytes),
-        note if bytes == INLINE as u64 => Ok((Goal::Words(note), words)),
+        note if bytes == INLINE as u64 => Ok((Destination::Words(note), words)),
         _ => Err("message between endpoints"),
     }
 }
@@ -1211,18 +1211,18 @@ fn goal_of_part<'a, B: MessageBuffer, C>(
     from: u32,
     (receive, offset): (u64, u64),
     bytes: u64,
-) -> Result<(Goal, &'a mut [u8]), &'static str> {
+) -> Result<(Destination, &'a mut [u8]), &'static str> {
     let wrong = "message part";
     if receive == UNASKED {
         let coming = coming.get_mut(&from).ok_or(wrong)?;
-        return Ok((Goal::Coming, coming.room(offset, bytes).ok_or(wrong)?));
+        return Ok((Destination::PartialMessage, coming.room(offset, bytes).ok_or(wrong)?));
     }
     let key = receive as usize;
     let Receiving { arrival, room, come, buffer, .. } = receiving.get_mut(key).ok_or(wrong)?;
     if arrival.from != from || *come != offset || bytes == 0 || bytes > *room - *come {
         return Err(wrong);
     }
-    Ok((Goal::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
+    Ok((Destination::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
 }
 
 /// Takes one out that is there, which is the first in most cases.

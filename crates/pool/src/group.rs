@@ -521,7 +521,7 @@ impl<M: Memory> Group<M> {
                 deadline,
                 || self.look(rank, want),
                 || {
-                    self.still_there(rank, want, &looks)?;
+                    self.check_peer(rank, want, &looks)?;
                     others().try_for_each(|(other, want)| self.expect_there(other, want))
                 },
             )?;
@@ -583,7 +583,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Asked before each further sleep: may we still hope for `rank`?
-    fn still_there(&self, rank: usize, want: u64, looks: &Cell<u64>) -> Result<(), Failure> {
+    fn check_peer(&self, rank: usize, want: u64, looks: &Cell<u64>) -> Result<(), Failure> {
         looks.set(looks.get() + 1);
         self.looks_since();
         self.own.borrow_mut().wait_for(rank, want, looks.get());
@@ -651,8 +651,8 @@ impl<M: Memory> Group<M> {
             let Some((next, want)) = self.standings[late].waits_for().filter(|_| !self.is_torn(late)) else {
                 break;
             };
-            let has_come = self.has_come(next, want);
-            if has_come && self.still_looks(late) && self.memory.now() < latest {
+            let has_come = self.has_arrived(next, want);
+            if has_come && self.is_still_polling(late) && self.memory.now() < latest {
                 return Ok(false);
             }
             if has_come || next == self.rank || next >= self.size() {
@@ -669,7 +669,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Whether everybody should be able to see that `rank` has come to `want`.
-    fn has_come(&self, rank: usize, want: u64) -> bool {
+    fn has_arrived(&self, rank: usize, want: u64) -> bool {
         if rank == self.rank {
             return self.own.borrow().mark() >= want;
         }
@@ -684,7 +684,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
-    fn still_looks(&self, rank: usize) -> bool {
+    fn is_still_polling(&self, rank: usize) -> bool {
         self.is_recent(self.standings[rank].looked())
     }
 
@@ -698,7 +698,8 @@ impl<M: Memory> Group<M> {
 
     /// Whether `rank` looks for us, whom it has not seen come: then it was us who stood still.
     fn waits_for_us(&self, rank: usize) -> bool {
-        self.still_looks(rank) && self.standings[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
+        self.is_still_polling(rank)
+            && self.standings[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
     }
 
     /// For how long a peer that looks and sleeps in turn may not have been seen to: it may wait for a CPU, too.
@@ -726,7 +727,7 @@ impl<M: Memory> Group<M> {
     /// Says that this rank expects nothing more of the group, and nobody should of it.
     pub(crate) fn leave(&self) {
         if self.broken.is_none() {
-            let mark = self.deaths.first().map_or(Mark::left(self.rank), Mark::left_after);
+            let mark = self.deaths.first().map_or(Mark::left(self.rank), Mark::left_after_death);
             self.own.borrow_mut().give_up(mark);
             self.publish();
         }
@@ -755,11 +756,11 @@ impl<M: Memory> Group<M> {
             Failure::Dead(rank) => Mark::dead(rank),
             Failure::Late(rank, _) => Mark::late(if self.waits_for_us(rank) { self.rank } else { rank }),
             Failure::Mismatch(rank, ..) => Mark::mismatch(rank),
-            Failure::Interrupted => self.deaths.first().map_or(Mark::own(self.rank), Mark::own_after),
+            Failure::Interrupted => self.deaths.first().map_or(Mark::own(self.rank), Mark::own_after_death),
             Failure::Corrupt(..) | Failure::Memory(_) => Mark::own(self.rank),
             // Its line could not be read just now: a third rank finds the difference in the other.
             Failure::Told(by, mark) if mark.is_mismatch() && mark.rank() == self.rank => Mark::mismatch(by),
-            Failure::Told(_, mark) => mark.dead_elsewhere().map_or(mark, Mark::own_after),
+            Failure::Told(_, mark) => mark.death_met_by_writer().map_or(mark, Mark::own_after_death),
         }
     }
 
@@ -780,7 +781,7 @@ impl<M: Memory> Group<M> {
             Failure::Memory(fault) => PoolError::Memory(fault),
             Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
-                if let Some(process) = mark.dead_elsewhere() {
+                if let Some(process) = mark.death_met_by_writer() {
                     let is_self = self.is_of(self.rank, process);
                     return if is_self { gave_up(self.peer(by)) } else { dead(self.ranked(process)) };
                 }
@@ -846,7 +847,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Whether another rank lives on our host.
-    pub(crate) fn has_neighbours(&self) -> bool {
+    pub(crate) fn has_local_peers(&self) -> bool {
         (0..self.size()).any(|rank| rank != self.rank && !self.is_remote(rank))
     }
 

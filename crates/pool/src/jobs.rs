@@ -102,7 +102,7 @@ impl<M: Memory> Pool<M> {
                     is_kept
                 }
                 Some(Use::Endpoint) if is_over(&listed.name, listed.generation)? => {
-                    let is_kept = self.is_heard(listed, &objects, &mut is_over)?;
+                    let is_kept = self.has_live_receiver(listed, &objects, &mut is_over)?;
                     if is_kept {
                         heard.extend(listed.name.rsplit_once('.').map(|(host, _)| host.to_owned()));
                     }
@@ -207,7 +207,7 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Whether an endpoint has a small ring to another of those that were found that is not over.
-    fn is_heard(
+    fn has_live_receiver(
         &self,
         endpoint: &ListedObject,
         objects: &[ListedObject],

@@ -28,8 +28,8 @@ pub(crate) use self::owner::Owner;
 use crate::format::{Layout, SETTLE, read_superblock};
 use crate::line;
 use crate::membership::{
-    Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, Request, any_beats, expect_host,
-    milliseconds,
+    Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, Request, any_heartbeat,
+    expect_host, milliseconds,
 };
 use crate::view::{
     CHANGES, Grant, IdSource, KeeperLines, View, Views, announced, newest_above, read_keeper, with_launched,
@@ -581,7 +581,7 @@ pub fn change_membership_replacing<M: Memory>(
         MembershipChange::Fence => Request::Fence { incarnation: grant.evicted_through },
     };
     let keeper_beats = view.keeper != 0
-        && any_beats(memory, iter::once(layout.keeper_heartbeat_line(view.keeper)), silence)?;
+        && any_heartbeat(memory, iter::once(layout.keeper_heartbeat_line(view.keeper)), silence)?;
     if !keeper_beats {
         return carry_out(memory, host, change, replace);
     }
@@ -688,7 +688,7 @@ mod tests {
     }
 
     /// Lets a keeper tick while `work` runs.
-    fn beside<T>(mut keeper: Keeper<Heap>, work: impl FnOnce() -> T) -> (Keeper<Heap>, T) {
+    fn with_ticking_keeper<T>(mut keeper: Keeper<Heap>, work: impl FnOnce() -> T) -> (Keeper<Heap>, T) {
         let stop = std::sync::Mutex::new(false);
         std::thread::scope(|scope| {
             let ticking = scope.spawn(|| {
@@ -821,7 +821,7 @@ mod tests {
     #[test]
     fn a_claimant_gets_the_id_and_a_second_is_refused() {
         let heap = formatted();
-        let (_, ()) = beside(keeper(&heap, 1, Some(IdSource::Keeper)), || {
+        let (_, ()) = with_ticking_keeper(keeper(&heap, 1, Some(IdSource::Keeper)), || {
             let refused = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap_err();
             assert!(matches!(refused, PoolError::NotAdmitted { host: 2, .. }), "{refused}");
             let granted = claim_host_id(&heap, &claim_of(Some(2), 1)).unwrap();
@@ -884,11 +884,11 @@ mod tests {
             keeper.tick().unwrap();
         }
         assert!(matches!(pool.check_membership(), Err(PoolError::Evicted { host: 1, .. })));
-        let (keeper, refused) = beside(keeper, || {
+        let (keeper, refused) = with_ticking_keeper(keeper, || {
             claim_host_id(&heap, &IdClaim { timeout: 50 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
         });
         assert!(matches!(refused, PoolError::IdTaken { host: 1, .. }), "{refused}");
-        let (_, granted) = beside(keeper, || {
+        let (_, granted) = with_ticking_keeper(keeper, || {
             change_membership(&heap, 1, MembershipChange::Fence, PATIENCE, PATIENCE).unwrap();
             claim_host_id(&heap, &claim_of(Some(1), 3)).unwrap()
         });
@@ -901,7 +901,7 @@ mod tests {
     fn a_running_keeper_carries_orders_out() {
         let heap = formatted();
         let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
-        let (keeper, view) = beside(keeper(&heap, 1, None), || {
+        let (keeper, view) = with_ticking_keeper(keeper(&heap, 1, None), || {
             let early = change_membership(&heap, 1, MembershipChange::Fence, PATIENCE, PATIENCE).unwrap_err();
             assert!(matches!(early, PoolError::NotEvicted { host: 1, .. }), "{early}");
             change_membership(&heap, 1, MembershipChange::Evict, PATIENCE, PATIENCE).unwrap()
@@ -917,7 +917,7 @@ mod tests {
         let handles: Vec<Heap> = (1..4).map(|host| heap.process(host, ProcessSlot(0))).collect();
         let mut keeper = keeper(&heap, 1, Some(IdSource::Keeper));
         for race in 0..1000 {
-            let (ticked, won) = beside(keeper, || race_for_an_id(&handles, race));
+            let (ticked, won) = with_ticking_keeper(keeper, || race_for_an_id(&handles, race));
             keeper = ticked;
             assert_eq!(won, 1, "race {race}");
             keeper.evict(1).unwrap();

@@ -306,7 +306,7 @@ impl HeartbeatMonitor {
 ///
 /// # Errors
 /// [`Fault`] when the memory itself fails.
-pub(crate) fn any_beats<M: Memory>(
+pub(crate) fn any_heartbeat<M: Memory>(
     memory: &M,
     lines: impl Iterator<Item = Offset> + Clone,
     silence: Duration,
@@ -394,7 +394,7 @@ pub fn host_of_other_kernel<M: Memory>(
     for host in (0..superblock.geometry.hosts).filter(|&host| host != own) {
         let (line, is_whole) = HostLine::read_torn(memory, &layout, host, SETTLE)?;
         let is_others = is_whole && line.state == HostState::Live && line.boot != boot;
-        if is_others && any_beats(memory, layout.heartbeat_lines(host), silence)? {
+        if is_others && any_heartbeat(memory, layout.heartbeat_lines(host), silence)? {
             return Ok(Some(host));
         }
     }

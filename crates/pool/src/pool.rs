@@ -11,7 +11,9 @@ use crate::deviation::Deviation;
 use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
-use crate::membership::{Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, any_beats};
+use crate::membership::{
+    Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, any_heartbeat,
+};
 use crate::shared::SharedObjects;
 use crate::view::{Grant, IdSource, View, Views};
 
@@ -167,7 +169,7 @@ impl<M: Memory> Pool<M> {
         let HostLine { boot: holder, incarnation: last, .. } = old;
         let is_ours = is_whole && holder == boot;
         let in_use = old.state == HostState::Live && !is_ours;
-        if in_use && any_beats(&self.memory, self.layout.heartbeat_lines(host), self.member.silence)? {
+        if in_use && any_heartbeat(&self.memory, self.layout.heartbeat_lines(host), self.member.silence)? {
             return Err(PoolError::HostLive { host, boot: holder });
         }
         let (view, grant) = self.view_and_grant()?;
@@ -193,7 +195,7 @@ impl<M: Memory> Pool<M> {
             return Ok(incarnation);
         }
         if !is_ours && old.state != HostState::Free {
-            self.let_settle();
+            self.await_writes();
         }
         if !is_ours && !Deviation::WithoutObjects.is_on() {
             // Another host held the id: what this one knew of the shard is of no use.
@@ -206,7 +208,7 @@ impl<M: Memory> Pool<M> {
 
     /// Waits until whatever another boot, or a process that died, wrote last is in memory. A host line was seen whole as soon as
     /// the words were there that changed, and those that did not change may still be on their way.
-    pub(crate) fn let_settle(&self) {
+    pub(crate) fn await_writes(&self) {
         let settled = self.memory.now() + ON_THEIR_WAY;
         while self.memory.now() < settled {
             self.memory.yield_now();
@@ -537,14 +539,14 @@ impl<M: Memory> Pool<M> {
     /// [`PoolError::Memory`] when the memory fails.
     pub(crate) fn liveness(&self, process: &Process) -> Result<Liveness, PoolError> {
         match self.memory.liveness(process.host, process.slot) {
-            Liveness::Dead if self.came_with_a_move(process)? => Ok(Liveness::Unknown),
+            Liveness::Dead if self.moved_with_its_host(process)? => Ok(Liveness::Unknown),
             known => Ok(known),
         }
     }
 
     /// Whether another kernel holds the id of the host of `process`, in the incarnation that the process is of. A torn line has no processes
     /// of its incarnation yet.
-    fn came_with_a_move(&self, process: &Process) -> Result<bool, PoolError> {
+    fn moved_with_its_host(&self, process: &Process) -> Result<bool, PoolError> {
         let (line, is_whole) = HostLine::read_torn(&self.memory, &self.layout, process.host, self.settle())?;
         Ok(is_whole && line.boot != self.member.boot && line.incarnation == process.host_incarnation)
     }

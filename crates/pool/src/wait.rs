@@ -50,12 +50,12 @@ pub fn until<M: Memory, T, E>(
     mut look: impl FnMut() -> Result<Option<T>, E>,
     peer: impl FnMut() -> Result<(), E>,
 ) -> Result<Option<T>, E> {
-    until_harder(memory, bell, patience, deadline, |_| look(), peer)
+    until_with_sleep_hint(memory, bell, patience, deadline, |_| look(), peer)
 }
 
 /// As [`until`]. `look` gets whether the wait has come so far that it sleeps: then it may look harder, too.
 // SYNC: a waiter announces its sleep and looks again; `Memory::wake` fences what was published and reads the flag.
-pub(crate) fn until_harder<M: Memory, T, E>(
+pub(crate) fn until_with_sleep_hint<M: Memory, T, E>(
     memory: &M,
     bell: Bell,
     patience: Patience,

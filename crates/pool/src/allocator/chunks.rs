@@ -58,7 +58,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
     }
 
     fn claim_run(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
-        let mut others = Others::new(self);
+        let mut others = OtherClaims::new(self);
         loop {
             let Some(extent) = others.find_run(units)? else {
                 if !others.are_contended || !others.watch.wait(&self.0) {
@@ -82,7 +82,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
         }
     }
 
-    fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
+    fn full(&self, units: u64, others: &mut OtherClaims<'_, M>) -> Result<PoolError, PoolError> {
         let unit_bytes = self.0.words().unit_bytes();
         let free = Extents(self.0).free_bytes() + others.unclaimed_bytes()?;
         let mut largest = Extents(self.0).longest_run()?;
@@ -95,21 +95,21 @@ impl<'a, M: Memory> Chunks<'a, M> {
 
     /// The bytes that this host could still take: what is free in its chunks, and the chunks that nobody holds.
     pub(crate) fn free_bytes(&self) -> Result<u64, PoolError> {
-        Ok(Extents(self.0).free_bytes() + Others::new(self).unclaimed_bytes()?)
+        Ok(Extents(self.0).free_bytes() + OtherClaims::new(self).unclaimed_bytes()?)
     }
 
     /// Gives back the empty chunks of this range, except one that is kept in a pool with many. Those that another process of
     /// this host was giving back have gone back then as well.
     pub(crate) fn give_back(&self, chunks: Range<u32>) -> Result<(), PoolError> {
         self.give_back_within(chunks.clone(), self.0.patience)?;
-        if self.are_going_back(&chunks)? {
+        if self.are_being_returned(&chunks)? {
             drop(self.lock()?);
         }
         Ok(())
     }
 
     /// Whether the claim words still say that this host holds a chunk which it has given up.
-    fn are_going_back(&self, chunks: &Range<u32>) -> Result<bool, PoolError> {
+    fn are_being_returned(&self, chunks: &Range<u32>) -> Result<bool, PoolError> {
         for index in words(chunks) {
             let states = word::open(self.0.memory.load(self.0.layout.chunk_word(self.0.host(), index))?);
             let given_up = |chunk: u32| !Extents(self.0).chunk(chunk).held;
@@ -122,7 +122,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
 
     /// As [`Chunks::give_back`], unless another process holds the chunk lock, perhaps while it waits for another host: then
     /// they go back later.
-    pub(crate) fn give_back_soon(&self, chunks: Range<u32>) {
+    pub(crate) fn try_give_back(&self, chunks: Range<u32>) {
         if let Err(error) = self.give_back_within(chunks, Duration::ZERO) {
             tracing::debug!(%error, "empty chunks are kept for now");
         }
@@ -134,7 +134,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
         }
         Self(Site { patience, ..self.0 }).under_lock(|| {
             self.log(&chunks);
-            Extents(self.0).disown_empty(chunks.clone())?;
+            Extents(self.0).release_empty_chunks(chunks.clone())?;
             self.settle(&chunks);
             Ok(())
         })
@@ -256,7 +256,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
             self.0.set(self.0.words().chunk_log(0), 0);
         } else {
             // What was claimed for nothing goes back at once.
-            Extents(self.0).disown_empty(chunks.clone())?;
+            Extents(self.0).release_empty_chunks(chunks.clone())?;
             self.settle(&chunks);
         }
         room
@@ -305,7 +305,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
 }
 
 /// What this host knows of the others' claims while it looks for chunks: read once, a word at a time.
-struct Others<'a, M> {
+struct OtherClaims<'a, M> {
     chunks: &'a Chunks<'a, M>,
     /// For each claim word the chunks that are not to be had, one bit each, once it has been read.
     taken: Vec<Option<u64>>,
@@ -314,7 +314,7 @@ struct Others<'a, M> {
     watch: Watch,
 }
 
-impl<'a, M: Memory> Others<'a, M> {
+impl<'a, M: Memory> OtherClaims<'a, M> {
     fn new(chunks: &'a Chunks<'a, M>) -> Self {
         let taken = vec![None; chunks.0.layout.chunk_words() as usize];
         Self { chunks, taken, are_contended: false, watch: Watch::new(&chunks.0) }

@@ -175,7 +175,7 @@ impl<'a, M: Memory> Extents<'a, M> {
     }
 
     /// Gives up the chunks of this range that are empty, except one that is kept.
-    pub(crate) fn disown_empty(&self, chunks: Range<u32>) -> Result<(), PoolError> {
+    pub(crate) fn release_empty_chunks(&self, chunks: Range<u32>) -> Result<(), PoolError> {
         let _guard = self.lock()?;
         let spare = self.spare();
         for chunk in chunks.filter(|chunk| Some(*chunk) != spare) {
@@ -261,7 +261,7 @@ impl<'a, M: Memory> Extents<'a, M> {
 
     /// Marks all units of the chunks that this host holds, while the state is rebuilt: where something damaged lies among them
     /// nobody knows.
-    pub(crate) fn withhold_all(&self) {
+    pub(crate) fn mark_all_used(&self) {
         let per_chunk = self.0.words().chunk_units();
         for chunk in (0..self.0.layout.chunks()).filter(|chunk| self.chunk(*chunk).held) {
             self.change_bits(chunk, 0, per_chunk, |bits, mask| bits | mask);

@@ -32,9 +32,9 @@ impl<M: Memory> Directory<'_, M> {
         let mut freed = self.clear_tombstones()?;
         self.condemn_buried()?;
         // What another is about to condemn is to be reclaimed here.
-        freed += self.await_others()?;
+        freed += self.await_concurrent_reclaims()?;
         freed += self.reclaim()?;
-        freed += self.await_others()?;
+        freed += self.await_concurrent_reclaims()?;
         let chunks = 0..self.site.layout.chunks();
         freed += u64::from(Extents(self.site).has_empty(chunks.clone()));
         Chunks(self.site).give_back(chunks)?;
@@ -43,7 +43,7 @@ impl<M: Memory> Directory<'_, M> {
 
     /// Waits for other processes of this host, and threads of this one, that are in the middle of condemning or freeing: what
     /// they have begun is not found by who looks for something to free, and it is not free yet. Returns how many slots came free.
-    fn await_others(&self) -> Result<u64, PoolError> {
+    fn await_concurrent_reclaims(&self) -> Result<u64, PoolError> {
         let mut freed = 0;
         for stripe in 0..self.site.words().stripes() {
             let intent = self.intent(stripe);
@@ -150,7 +150,7 @@ impl<M: Memory> Directory<'_, M> {
         line::release(self.site.memory, self.entry(slot), &Entry::Free.encode());
         self.unmark(marks, slot);
         if let Some(extent) = Extents(self.site).free(stripe)? {
-            Chunks(self.site).give_back_soon(Extents(self.site).chunks(extent));
+            Chunks(self.site).try_give_back(Extents(self.site).chunks(extent));
         }
         self.site.retag(slot, stripe as u8 + 1, 0);
         self.clear_intent(stripe);

@@ -58,11 +58,11 @@ impl<M: Memory> Directory<'_, M> {
         self.rebuild_condemned(condemned);
         self.rebuild_generations(highest)?;
         if is_damaged {
-            Extents(site).withhold_all();
+            Extents(site).mark_all_used();
         }
         let chunks = 0..site.layout.chunks();
         self.flush_empty_chunks();
-        Extents(site).disown_empty(chunks)?;
+        Extents(site).release_empty_chunks(chunks)?;
         Chunks(site).publish_all();
         Ok(())
     }

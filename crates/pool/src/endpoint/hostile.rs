@@ -10,7 +10,7 @@ use std::time::Duration;
 use polder_mem::{Heap, HeapShape, Memory, Offset, ProcessSlot};
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, ring_name, sender_said};
+use super::place::{create_ring, encode_sender, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
@@ -82,7 +82,7 @@ pub fn drive(bytes: &[u8]) {
     let (_, place) = peer.stock.take_buffer(&options()).expect("one is free");
     let buffer = SendBuffer { entry, place };
     victim.progress().expect("the peer has said nothing yet");
-    pools[1].memory().store(map.sender_word(1, 0), sender_said(peer.address().generation));
+    pools[1].memory().store(map.sender_word(1, 0), encode_sender(peer.address().generation));
     let mut script = Script(bytes);
     converse(&mut victim, number, &mut producer.with_summary(news, 0), &buffer, &mut script);
     pools[1].close(ring);

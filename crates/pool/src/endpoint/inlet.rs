@@ -68,13 +68,13 @@ struct Inlet<M> {
 
 impl<M: Memory> Inlet<M> {
     /// Whether its sender says that it has published more than was taken. It says less while its byte is on its way.
-    fn promises(&self) -> bool {
+    fn has_unread(&self) -> bool {
         self.promised != (self.passed + self.consumer.sequence() - 1) as u8
     }
 
     /// Whether a look may find something.
-    fn may_speak(&self, all_are_looked_at: bool) -> bool {
-        self.hearing.is_some() && (all_are_looked_at || self.left || self.promises())
+    fn may_have_news(&self, all_are_looked_at: bool) -> bool {
+        self.hearing.is_some() && (all_are_looked_at || self.left || self.has_unread())
     }
 }
 
@@ -176,14 +176,14 @@ impl<M: Memory> Inlets<M> {
 
     /// Whether a round would find nothing; if so, it counts as one. With many senders it says nothing.
     #[inline(always)]
-    pub(super) fn is_still(&mut self) -> Result<bool, PoolError> {
+    pub(super) fn is_idle(&mut self) -> Result<bool, PoolError> {
         let looks = self.idle + 1;
         let reads_news = self.reads_news || looks.is_multiple_of(LOOKS_A_READ);
         if reads_news || looks >= self.looks_a_search || !self.looks_at_all() {
             return Ok(false);
         }
         for ring in self.rings.iter_mut().filter(|ring| ring.hearing.is_some()) {
-            if ring.left || !ring.consumer.is_still()? {
+            if ring.left || !ring.consumer.is_idle()? {
                 return Ok(false);
             }
         }
@@ -206,7 +206,7 @@ impl<M: Memory> Inlets<M> {
         {
             self.left -= 1;
             let ring = &mut self.rings[inlet];
-            ring.is_listed = ring.may_speak(all_are_looked_at);
+            ring.is_listed = ring.may_have_news(all_are_looked_at);
             if ring.is_listed {
                 // It is looked at again in the next round, unless it promises nothing then.
                 self.listed.push_back(inlet);
@@ -343,7 +343,7 @@ impl<M: Memory> Inlets<M> {
     }
 
     /// Whether what this sender has offered is there: neither it nor a sweep has taken it away.
-    pub(super) fn is_spoken_on(&self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
+    pub(super) fn is_sender_present(&self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
         let hearing = self.heard.get(&sender).and_then(|&inlet| self.rings[inlet].hearing.as_ref());
         let Some(Hearing { endpoint, .. }) = hearing else { return Ok(false) };
         let said = self.read_block(pool, endpoint)?;
@@ -479,7 +479,7 @@ impl<M: Memory> Inlets<M> {
         };
         // Before the new ring shows itself there.
         let number = self.rings.len();
-        let before = self.put_in_line(self.own.news_byte(host, port), number);
+        let before = self.assign_news_byte(self.own.news_byte(host, port), number);
         if let Some(before) = before {
             let ring = &mut self.rings[before];
             ring.left = true;
@@ -528,7 +528,7 @@ impl<M: Memory> Inlets<M> {
     }
 
     /// Notes that the byte of the news belongs to the sender of this ring; returns the ring of the one before.
-    fn put_in_line(&mut self, byte: Offset, ring: usize) -> Option<usize> {
+    fn assign_news_byte(&mut self, byte: Offset, ring: usize) -> Option<usize> {
         let at = byte.line();
         let line = self.line_of(at);
         let index = (byte.0 - at.0) as usize;

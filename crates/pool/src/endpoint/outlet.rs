@@ -6,7 +6,7 @@ use polder_mem::{Bell, Memory, Nanos, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{HeldEndpoint, Map, create_ring, hold_endpoint, realm_of, ring_name, sender_said};
+use super::place::{HeldEndpoint, Map, create_ring, encode_sender, hold_endpoint, realm_of, ring_name};
 use super::stock::Stock;
 use super::wire::{Note, UNASKED, bytes_of, offered, piece_of};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, LOOK, Label, MessageBuffer, OVERHEAD, fail};
@@ -189,7 +189,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     }
 
     /// Whether the peer would miss messages, of which the caller has been told or never will be, if this end left now.
-    pub(super) fn is_owing(&mut self) -> bool {
+    pub(super) fn has_undelivered(&mut self) -> bool {
         let is_copied = |(_, sending): (usize, &Sending<B, C>)| matches!(sending.load, Load::Copied(_));
         let is_met = |outlet: &mut Outlet<M>| outlet.is_met().unwrap_or(true);
         // It does not hold the send buffers open.
@@ -223,7 +223,8 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         let can = self.queue.is_empty() && self.unasked.is_none() && self.is_eager(options, bytes);
         let (true, Some(outlet)) = (can, &mut self.outlet) else { return false };
         let length = bytes.len() as u64;
-        if length > outlet.cell_bytes(options) || outlet.is_moving() || outlet.wants_own(options, length) {
+        if length > outlet.cell_bytes(options) || outlet.is_moving() || outlet.needs_own_ring(options, length)
+        {
             return false;
         }
         let (kind, tag) = Note::Eager(*label).encode();
@@ -254,7 +255,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         loop {
             let longest = self.longest();
             let Some(outlet) = &mut self.outlet else { return Ok(()) };
-            if outlet.wants_own(options, longest) {
+            if outlet.needs_own_ring(options, longest) {
                 outlet.grow(pool, options, stock, self.address)?;
             }
             let moved = outlet.move_on(pool, options, stock, longest)?
@@ -495,7 +496,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     }
 
     /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.
-    pub(super) fn may_begin_later(&self, error: &PoolError) -> bool {
+    pub(super) fn may_retry_later(&self, error: &PoolError) -> bool {
         let is_over = matches!(
             error,
             PoolError::PeerDead { .. } | PoolError::Corrupt { .. } | PoolError::OtherJob { .. }
@@ -574,7 +575,7 @@ impl<M: Memory> Outlet<M> {
             }
         };
         let (memory, word) = (pool.memory(), map.sender_word(own.host, own.port));
-        memory.store(word, sender_said(own.generation));
+        memory.store(word, encode_sender(own.generation));
         // SYNC: pairs with `Inlets::search`: the block is said. The fence of the first message is this word's, too.
         memory.write_back(word, 8);
         let link = link(pool, to.host, wakes(pool, options, &endpoint));
@@ -624,7 +625,7 @@ impl<M: Memory> Outlet<M> {
 
     /// Whether it is time to ask for a ring of its own: the pair has talked for a while, or a message is too long to go out unasked.
     #[inline]
-    fn wants_own(&self, options: &EndpointOptions, bytes: u64) -> bool {
+    fn needs_own_ring(&self, options: &EndpointOptions, bytes: u64) -> bool {
         self.own.is_none()
             && (self.small.published() >= self.asks_at || !self.has_asked && bytes > options.eager_bytes)
     }
@@ -670,7 +671,7 @@ impl<M: Memory> Outlet<M> {
         longest: u64,
     ) -> Result<bool, PoolError> {
         if self.own.is_none() {
-            return self.tell_buffers(pool, options, stock, longest);
+            return self.announce_buffers(pool, options, stock, longest);
         }
         let Some(own) = self.own.as_mut().filter(|own| !matches!(own.stage, Stage::Offered | Stage::Speaks))
         else {
@@ -701,7 +702,7 @@ impl<M: Memory> Outlet<M> {
     }
 
     /// Tells the peer of the send buffers, if a message is long and the pair has no ring of its own; whether nothing is left to tell.
-    fn tell_buffers(
+    fn announce_buffers(
         &mut self,
         pool: &Pool<M>,
         options: &EndpointOptions,

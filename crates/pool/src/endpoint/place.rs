@@ -144,9 +144,9 @@ impl Blocks {
     }
 
     /// The inverse of [`Blocks::words`]; `None` for words that no endpoint has.
-    fn said(words: [u64; 3]) -> Option<Self> {
+    fn from_words(words: [u64; 3]) -> Option<Self> {
         let first = u32::try_from(words[2]).ok()?;
-        let small = shape_said(words)?;
+        let small = decode_shape(words)?;
         (1..=MOST_BLOCKS as u32).contains(&first).then_some(Self { small, first })
     }
 
@@ -214,7 +214,7 @@ impl Map {
 }
 
 /// What a word of the blocks says of the block of this number, for the receiver of this generation.
-pub(super) const fn block_said(block: u64, receiver: u64) -> u64 {
+pub(super) const fn encode_block(block: u64, receiver: u64) -> u64 {
     generation_bits(receiver) | (block + 1)
 }
 
@@ -260,7 +260,7 @@ fn identity_of<M: Memory>(pool: &Pool<M>, object: &SharedObject) -> Result<(Proc
     let corrupt = || PoolError::Corrupt { offset: object.at(), what: "identity of an endpoint" };
     let said = line::read(pool.memory(), object.at())?.ok_or_else(corrupt)?;
     let said = Identity::decode(&said, Kind::Endpoint).ok_or_else(corrupt)?;
-    let blocks = Blocks::said(said.own).ok_or_else(corrupt)?;
+    let blocks = Blocks::from_words(said.own).ok_or_else(corrupt)?;
     let first = Map::new(pool.layout().geometry(), object.at()).blocks();
     let is_inside = first.0 + blocks.count(0) * blocks.block_bytes() <= object.at().0 + object.bytes();
     is_inside.then_some((said.process, blocks)).ok_or_else(corrupt)
@@ -327,7 +327,7 @@ impl SmallRings {
         bytes: u64,
     ) -> Result<Option<Self>, PoolError> {
         let words = line::read(memory, at)?.and_then(|words| Identity::decode(&words, Kind::Endpoint));
-        let Some(blocks) = words.and_then(|words| Blocks::said(words.own)) else { return Ok(None) };
+        let Some(blocks) = words.and_then(|words| Blocks::from_words(words.own)) else { return Ok(None) };
         let first_bytes = blocks.count(0) * blocks.block_bytes();
         if Map::new(geometry, at).blocks().0 + first_bytes > at.0 + bytes {
             return Ok(None);
@@ -398,7 +398,7 @@ pub(super) fn first_block(at: Offset) -> Offset {
 }
 
 /// What the word of the sender of this generation says.
-pub(super) const fn sender_said(generation: u64) -> u64 {
+pub(super) const fn encode_sender(generation: u64) -> u64 {
     generation_bits(generation) | 1
 }
 
@@ -500,7 +500,7 @@ pub(crate) fn find_ring<M: Memory>(
     let corrupt = || PoolError::Corrupt { offset: object.at(), what: "ring identity" };
     let said = line::read(pool.memory(), object.at())?;
     let said = said.and_then(|said| Identity::decode(&said, Kind::Ring)).ok_or_else(corrupt)?;
-    let shape = shape_said(said.own).ok_or_else(corrupt)?;
+    let shape = decode_shape(said.own).ok_or_else(corrupt)?;
     let is_inside = ring_bytes(shape) == object.bytes();
     is_inside.then(|| (shape, place_of(object))).ok_or_else(corrupt)
 }
@@ -511,7 +511,7 @@ pub(super) fn words_of_shape(shape: RingShape) -> [u64; 3] {
 }
 
 /// The shape that they say.
-fn shape_said([counts, cell_bytes, _]: [u64; 3]) -> Option<RingShape> {
+fn decode_shape([counts, cell_bytes, _]: [u64; 3]) -> Option<RingShape> {
     let shape = RingShape::new((counts >> 32) as u32, u32::try_from(cell_bytes).ok()?).ok()?;
     shape.with_slots(counts as u32).ok()
 }
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_word_of_the_blocks_is_for_one_receiver() {
-        let word = block_said(5, 9);
+        let word = encode_block(5, 9);
         assert_eq!(block_of(word, 9), Some(5));
         assert_eq!(block_of(word, 10), None);
         assert_eq!(block_of(0, 0), None);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use polder_mem::{Memory, Offset};
 
 use super::place::{
-    MOST_BLOCKS, Map, block_of, block_said, create_blocks, create_buffers, endpoint_bytes, endpoint_name,
+    MOST_BLOCKS, Map, block_of, create_blocks, create_buffers, encode_block, endpoint_bytes, endpoint_name,
     first_block, realm_of, ring_bytes, share_of_rings, small_generation,
 };
 use super::{Address, EndpointOptions};
@@ -141,7 +141,7 @@ impl Stock {
             pool.memory().write_back(lines, options.small_ring.slots() * PAIR);
         }
         self.blocks = self.blocks.max(block + 1);
-        self.say(pool, to, block_said(block, to.generation));
+        self.say(pool, to, encode_block(block, to.generation));
         Ok((block, RingPlace { lines, credits, generation: small_generation(self.address.generation) }))
     }
 

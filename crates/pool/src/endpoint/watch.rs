@@ -33,7 +33,8 @@ impl<M: Memory> Watch<M> {
     ) -> Option<T> {
         let deadline = self.memory.now() + span;
         let look = |harder| Ok::<_, std::convert::Infallible>(look(harder));
-        let Ok(found) = wait::until_harder(&self.memory, self.bell, patience, deadline, look, || Ok(()));
+        let Ok(found) =
+            wait::until_with_sleep_hint(&self.memory, self.bell, patience, deadline, look, || Ok(()));
         found
     }
 

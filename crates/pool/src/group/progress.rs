@@ -139,12 +139,12 @@ impl Mark {
     }
 
     /// As `own`, of a rank that has met the death of a process, which may be of another group.
-    pub(crate) fn own_after(dead: Peer) -> Self {
+    pub(crate) fn own_after_death(dead: Peer) -> Self {
         Self::of_process(Self::OWN_AFTER_DEATH, dead)
     }
 
     /// As `left`, of such a rank.
-    pub(crate) fn left_after(dead: Peer) -> Self {
+    pub(crate) fn left_after_death(dead: Peer) -> Self {
         Self::of_process(Self::LEFT_AFTER_DEATH, dead)
     }
 
@@ -157,7 +157,7 @@ impl Mark {
     }
 
     /// The process whose death the writer met before it ended here.
-    pub(crate) fn dead_elsewhere(self) -> Option<Peer> {
+    pub(crate) fn death_met_by_writer(self) -> Option<Peer> {
         let is_after = matches!(self.kind(), Self::OWN_AFTER_DEATH | Self::LEFT_AFTER_DEATH);
         is_after.then(|| Peer::new((self.0 >> Self::COUNT & 0xffff) as u16, self.rank() as u32))
     }

@@ -51,7 +51,7 @@ pub fn expect_vacant<M: Memory>(
     if let Some((what, offset)) = signature(memory)? {
         return Err(PoolError::Occupied { what, offset });
     }
-    if was_a_pool(memory)? {
+    if had_pool(memory)? {
         return Ok(());
     }
     for part in parts {
@@ -78,7 +78,7 @@ fn signature<M: Memory>(memory: &M) -> Result<Option<(&'static str, Offset)>, Po
 
 /// Whether a pool of this region lost its first line and kept the second, as one that was destroyed does, and one whose format
 /// did not come to its end.
-fn was_a_pool<M: Memory>(memory: &M) -> Result<bool, PoolError> {
+fn had_pool<M: Memory>(memory: &M) -> Result<bool, PoolError> {
     let (first, second) = (line::read(memory, Offset(0))?, line::read(memory, Offset(LINE))?);
     let (Some(identity @ [0, ..]), Some(division)) = (first, second) else { return Ok(false) };
     let mut old = Superblock::decode(&identity, &division);

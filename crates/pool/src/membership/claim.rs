@@ -11,7 +11,7 @@ use super::{expect_host, milliseconds};
 use crate::PoolError;
 use crate::format::{Layout, SETTLE, Uuid, read_superblock};
 use crate::line::{self, Words};
-use crate::membership::{Request, any_beats};
+use crate::membership::{Request, any_heartbeat};
 use crate::view::{Grant, IdSource, View, Views};
 
 /// What a process asks of the keeper that has no host id yet.
@@ -169,7 +169,7 @@ impl<'a, M: Memory> Claimant<'a, M> {
     }
 
     fn is_beating(&self, host: u16) -> Result<bool, PoolError> {
-        Ok(any_beats(self.memory, self.layout.heartbeat_lines(host), self.claim.silence)?)
+        Ok(any_heartbeat(self.memory, self.layout.heartbeat_lines(host), self.claim.silence)?)
     }
 
     fn request(&self) -> Words {

@@ -185,7 +185,7 @@ pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str, kind: Kind)
         Err(PoolError::NotFound { .. }) => return Ok(true),
         object => object?,
     };
-    match is_of_the_dead(pool, &object, kind) {
+    match owner_is_dead(pool, &object, kind) {
         Ok(true) => match pool.discard(object) {
             Err(PoolError::NotFound { .. }) => Ok(true),
             removed => removed.map(|()| true),
@@ -197,7 +197,7 @@ pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str, kind: Kind)
     }
 }
 
-fn is_of_the_dead<M: Memory>(pool: &Pool<M>, object: &Object, kind: Kind) -> Result<bool, PoolError> {
+fn owner_is_dead<M: Memory>(pool: &Pool<M>, object: &Object, kind: Kind) -> Result<bool, PoolError> {
     let Some(identity) = Identity::find(pool, object, kind)? else { return Ok(false) };
     match pool.expect_alive(&identity.process, "object", 0) {
         Err(PoolError::PeerDead { .. }) => Ok(true),

@@ -5,7 +5,7 @@ use std::mem;
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{Form, Header, Sight, unpack};
-use super::link::{self, Fate, RingFailure, Wait};
+use super::link::{self, LinkState, RingFailure, Wait};
 use super::{Envelope, INLINE, RingLink, RingPlace, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
@@ -33,9 +33,9 @@ const WRONG_PART: RingFailure = RingFailure::Corrupt("ring message part");
 #[derive(Debug)]
 pub struct Consumer<M, A> {
     memory: M,
-    intake: In,
+    intake: ConsumerState,
     link: RingLink<A>,
-    fate: Fate,
+    fate: LinkState,
     /// The parts of a streamed message that have come.
     partial: Vec<u8>,
     summary: Option<Offset>,
@@ -44,7 +44,7 @@ pub struct Consumer<M, A> {
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Attaches to a ring as its only consumer, and shows the producer of this generation that it may begin.
     pub fn new(memory: M, shape: RingShape, place: RingPlace, link: RingLink<A>) -> Self {
-        let intake = In {
+        let intake = ConsumerState {
             shape,
             place,
             turn: Turn::first(shape, &place),
@@ -60,7 +60,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             keeps_credits: false,
         };
         intake.show_credits(&memory, link.wakes);
-        Self { memory, intake, link, fate: Fate::default(), partial: Vec::new(), summary: None }
+        Self { memory, intake, link, fate: LinkState::default(), partial: Vec::new(), summary: None }
     }
 
     /// Takes messages of up to `bytes` bytes, and no less than [`INLINE`]; a longer one is an error of the producer.
@@ -112,7 +112,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// # Errors
     /// Those of [`Consumer::peek`].
     #[inline(always)]
-    pub(crate) fn is_still(&mut self) -> Result<bool, PoolError> {
+    pub(crate) fn is_idle(&mut self) -> Result<bool, PoolError> {
         if self.memory.coherence().needs_invalidation() || self.intake.ahead.is_some() || self.is_broken() {
             return Ok(false);
         }
@@ -328,7 +328,7 @@ struct Streaming {
 
 /// The state of a consumer, apart from what it knows of the producer.
 #[derive(Debug)]
-struct In {
+struct ConsumerState {
     shape: RingShape,
     place: RingPlace,
     /// The slots and cells that were copied out.
@@ -352,7 +352,7 @@ struct In {
     keeps_credits: bool,
 }
 
-impl In {
+impl ConsumerState {
     /// Waits for one part: the patience is for the silence between two, not for a whole message.
     fn wait<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>, deadline: Nanos) -> Result<(), PoolError>
     where
@@ -640,10 +640,10 @@ mod tests {
         let link = RingLink { peer, epoch: 1, bell: Bell(0), wakes: None, patience, alive };
         let shape = RingShape::new(4, 256).unwrap();
         let mut consumer = Consumer::new(memory.clone(), shape, place, link);
-        assert_eq!(consumer.is_still(), Ok(true));
+        assert_eq!(consumer.is_idle(), Ok(true));
         memory.store(Offset(3 * 4096), 1);
-        assert!(matches!(consumer.is_still(), Err(PoolError::Memory(_))));
-        assert_eq!(consumer.is_still(), Ok(false));
+        assert!(matches!(consumer.is_idle(), Err(PoolError::Memory(_))));
+        assert_eq!(consumer.is_idle(), Ok(false));
         assert!(matches!(consumer.peek(), Err(PoolError::Broken { .. })));
     }
 }

@@ -89,9 +89,9 @@ pub(super) fn announce<M: Memory>(memory: &M, wakes: Option<Bell>) {
 
 /// Whether an end still works; the failure that ended it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fate(Option<Box<PoolError>>);
+pub(super) struct LinkState(Option<Box<PoolError>>);
 
-impl Fate {
+impl LinkState {
     /// Fails when an earlier operation ended this ring.
     #[inline]
     pub(super) fn check(&self) -> Result<(), PoolError> {

@@ -3,7 +3,7 @@
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{FORM_BITS, Form, Header, pack};
-use super::link::{self, Fate, RingFailure, Wait};
+use super::link::{self, LinkState, RingFailure, Wait};
 use super::summary::MOST_SLOTS;
 use super::{INLINE, RingLink, RingPlace, RingShape, Turn};
 use crate::{PoolError, line};
@@ -24,16 +24,16 @@ const HALF_WRITTEN: &str = "the rest of a half-written or damaged credit line fo
 #[derive(Debug)]
 pub struct Producer<M, A> {
     memory: M,
-    out: Out,
+    out: ProducerState,
     link: RingLink<A>,
-    fate: Fate,
+    fate: LinkState,
 }
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// Attaches to a ring as its only producer. Nothing is written before the consumer of this generation has shown
     /// itself, so what an earlier producer left is not disturbed while it is still read.
     pub fn new(memory: M, shape: RingShape, place: RingPlace, link: RingLink<A>) -> Self {
-        let out = Out {
+        let out = ProducerState {
             shape,
             place,
             turn: Turn::first(shape, &place),
@@ -45,7 +45,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
             summary: None,
             torn: false,
         };
-        Self { memory, out, link, fate: Fate::default() }
+        Self { memory, out, link, fate: LinkState::default() }
     }
 
     /// Counts what is published in `byte` too, from `base` on: this process's own byte of its host's summary line for the
@@ -136,7 +136,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// returned credits that it never got, [`PoolError::Memory`]; [`PoolError::Broken`] ever after.
     pub fn try_push(&mut self, kind: u64, tag: u64, bytes: &[u8]) -> Result<bool, PoolError> {
         self.fate.check()?;
-        match self.out.push(&self.memory, self.link.wakes, Letter { kind, tag, bytes }) {
+        match self.out.push(&self.memory, self.link.wakes, OutgoingMessage { kind, tag, bytes }) {
             Ok(pushed) => Ok(pushed),
             Err(flaw) => Err(self.fate.end(self.out.error(&self.link, flaw), false)),
         }
@@ -149,7 +149,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// unless part of this message is out already.
     pub fn push(&mut self, kind: u64, tag: u64, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
         self.fate.check()?;
-        let letter = Letter { kind, tag, bytes };
+        let letter = OutgoingMessage { kind, tag, bytes };
         loop {
             match self.out.push(&self.memory, self.link.wakes, letter) {
                 Ok(true) => return Ok(()),
@@ -168,7 +168,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
 
 /// A message to be sent.
 #[derive(Clone, Copy, Debug)]
-struct Letter<'a> {
+struct OutgoingMessage<'a> {
     kind: u64,
     tag: u64,
     bytes: &'a [u8],
@@ -176,7 +176,7 @@ struct Letter<'a> {
 
 /// The state of a producer, apart from what it knows of the consumer.
 #[derive(Debug)]
-struct Out {
+struct ProducerState {
     shape: RingShape,
     place: RingPlace,
     /// The slots and cells that are published.
@@ -193,7 +193,7 @@ struct Out {
     torn: bool,
 }
 
-impl Out {
+impl ProducerState {
     /// Waits for room for one slot.
     fn wait<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>, deadline: Nanos) -> Result<(), PoolError>
     where
@@ -219,7 +219,7 @@ impl Out {
         &mut self,
         memory: &M,
         wakes: Option<Bell>,
-        letter: Letter<'_>,
+        letter: OutgoingMessage<'_>,
     ) -> Result<bool, RingFailure> {
         assert!(letter.kind < KINDS, "a kind of message has 56 bits, not those of {:#x}", letter.kind);
         if letter.bytes.len() > INLINE {
@@ -242,7 +242,7 @@ impl Out {
         &mut self,
         memory: &M,
         wakes: Option<Bell>,
-        letter: Letter<'_>,
+        letter: OutgoingMessage<'_>,
     ) -> Result<bool, RingFailure> {
         let whole = letter.bytes.len();
         assert!(
@@ -346,13 +346,13 @@ impl Out {
         &mut self,
         memory: &M,
         wakes: Option<Bell>,
-        letter: &Letter<'_>,
+        letter: &OutgoingMessage<'_>,
         form: Form,
         bytes: usize,
         about: u128,
     ) {
         let at = self.turn.header;
-        let Letter { kind, tag, .. } = *letter;
+        let OutgoingMessage { kind, tag, .. } = *letter;
         let (sequence, generation) = (self.turn.sequence(), self.place.generation);
         Header { sequence, generation, kind, tag, form, bytes: bytes as u32, about }.store(memory, at);
         memory.write_back(at, LINE);

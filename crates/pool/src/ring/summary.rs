@@ -55,7 +55,7 @@ struct Ring<M, A> {
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Ring<M, A> {
     /// Whether a look may find something.
-    fn promises(&self) -> bool {
+    fn has_unread(&self) -> bool {
         self.promised.is_none_or(|promised| promised != (self.consumer.sequence() - 1) as u8)
     }
 }
@@ -125,7 +125,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
         let count = self.rings.len();
         for index in (self.turn..count).chain(0..self.turn.min(count)) {
             let ring = &mut self.rings[index];
-            if !ring.promises() || ring.consumer.is_broken() {
+            if !ring.has_unread() || ring.consumer.is_broken() {
                 continue;
             }
             if let Some(envelope) = ring.consumer.try_pop_into(into)? {

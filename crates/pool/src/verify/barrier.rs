@@ -54,7 +54,7 @@ fn some_rounds(scene: Scene, dice: &mut Dice) -> Outcome {
     let has_left = Rc::new(RefCell::new(vec![false; scene.size()]));
     scene.run(dice, 40 * rounds, move |group| {
         let ended = (1..=rounds).try_for_each(|round| one_round(group, round, &lines, &entered));
-        let ended = ended.map_err(|error| ask_for_the_dead(group, error, &has_left));
+        let ended = ended.map_err(|error| check_death_reports(group, error, &has_left));
         has_left.borrow_mut()[group.rank()] = true;
         ended
     })
@@ -62,7 +62,7 @@ fn some_rounds(scene: Scene, dice: &mut Dice) -> Outcome {
 
 /// Asks for the rank that `error` names until it is known to have died, and for the others. Returns the error where the answers are in
 /// keeping with it; else that the dead one is late, or that a rank that is still there has died.
-fn ask_for_the_dead(
+fn check_death_reports(
     group: &Group<ModelMemory>,
     error: PoolError,
     has_left: &RefCell<Vec<bool>>,

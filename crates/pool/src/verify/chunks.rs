@@ -116,7 +116,7 @@ fn claim(process: &Process, holders: &Holders, dice: &mut Dice) {
     release(holders, extent);
     extents.free(stripe).expect("nobody keeps a lock");
     if dice.roll(2) == 0 {
-        Chunks(site).give_back_soon(extents.chunks(extent));
+        Chunks(site).try_give_back(extents.chunks(extent));
     } else {
         Chunks(site).give_back(0..site.layout.chunks()).expect("nobody keeps a lock");
     }

@@ -214,7 +214,7 @@ impl Script {
     }
 
     /// `rank` comes to an act.
-    fn come_to(&self, memory: &ModelMemory, rank: usize, act: Act) {
+    fn reach(&self, memory: &ModelMemory, rank: usize, act: Act) {
         memory.note(|| format!("process {rank} comes to {act:?}"));
         if act != self.near {
             return;
@@ -358,17 +358,17 @@ fn train(
     rank: usize,
 ) -> Result<(), PoolError> {
     let interrupt = || script.interrupt(rank);
-    script.come_to(memory, rank, Act::Join);
+    script.reach(memory, rank, Act::Join);
     let pool = Arc::clone(pool);
     let mut session =
         ClientSession::join_staging(pool, NAME, rank, (CLIENTS, 1), script.options(), interrupt())?;
     for (index, agreed) in script.exchanges.iter().enumerate() {
-        script.come_to(memory, rank, Act::Begin(index));
+        script.reach(memory, rank, Act::Begin(index));
         let client = session.begin(agreed, interrupt())?;
-        script.come_to(memory, rank, Act::Step(index));
+        script.reach(memory, rank, Act::Step(index));
         exchange(client, rank, index)?;
     }
-    script.come_to(memory, rank, Act::Leave);
+    script.reach(memory, rank, Act::Leave);
     let left = session.leave();
     let only_proxies_die = script.kills() && (0..CLIENTS).all(|client| !script.is_victim(client));
     // The proxy may die with a sum that only this client has seen, from the same caches: then the other client ends.
@@ -402,18 +402,18 @@ fn sum(
     pool: &Arc<Pool<ModelMemory>>,
     rank: usize,
 ) -> Result<(), PoolError> {
-    script.come_to(memory, rank, Act::Join);
+    script.reach(memory, rank, Act::Join);
     let proxy = (rank - CLIENTS) as u16;
     let (pool, interrupt) = (Arc::clone(pool), script.interrupt(rank));
     let session = ProxySession::join_staging(pool, NAME, proxy, (CLIENTS, 1), script.options(), interrupt)?;
-    script.come_to(memory, rank, Act::Begin(0));
+    script.reach(memory, rank, Act::Begin(0));
     let steps = Cell::new(0);
     session.serve(|| {
         let step = steps.replace(steps.get() + 1);
-        script.come_to(memory, rank, Act::Step(step));
+        script.reach(memory, rank, Act::Step(step));
         // It is not asked again before the act that follows, so that what is to come there may come a little earlier.
         let is_last = step + 1 == script.exchanges.len();
-        script.come_to(memory, rank, if is_last { Act::Leave } else { Act::Begin(step + 1) });
+        script.reach(memory, rank, if is_last { Act::Leave } else { Act::Begin(step + 1) });
         script.interrupt(rank)
     })
 }

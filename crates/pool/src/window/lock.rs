@@ -93,7 +93,7 @@ impl Ticket {
     }
 
     /// Whether `rank`, who has this ticket, goes before `other` of rank `after`, or may.
-    fn goes_before(self, rank: u32, other: Self, after: u32) -> bool {
+    fn has_priority_over(self, rank: u32, other: Self, after: u32) -> bool {
         let excludes = [self.access, other.access].contains(&Access::Exclusive);
         excludes && (self.number, rank) < (other.number, after)
     }
@@ -230,7 +230,7 @@ impl<M: Memory> Window<M> {
             |window, rank, at, word| {
                 let theirs = window.ticket(at, word)?;
                 let is_there = !window.segments[rank as usize].gone;
-                Ok(is_there && theirs.is_some_and(|theirs| theirs.goes_before(rank, *ours, me)))
+                Ok(is_there && theirs.is_some_and(|theirs| theirs.has_priority_over(rank, *ours, me)))
             },
         )
     }
@@ -266,7 +266,7 @@ impl<M: Memory> Window<M> {
                 if stands(self, rank, at, self.pool.memory().load(at)?)? {
                     turn.looks += 1;
                     if turn.asks(self.asks_after) {
-                        self.ask_after(rank)?;
+                        self.check_liveness(rank)?;
                     }
                     return Ok(false);
                 }
@@ -277,7 +277,7 @@ impl<M: Memory> Window<M> {
     }
 
     /// Asks whether the process of `rank` lives, and remembers it when it will never go on.
-    fn ask_after(&mut self, rank: u32) -> Result<(), PoolError> {
+    fn check_liveness(&mut self, rank: u32) -> Result<(), PoolError> {
         let process = self.segments[rank as usize].process;
         let asked = self.pool.expect_alive(&process, "rank of a window", rank.into());
         let is_gone = match &asked {
@@ -287,7 +287,7 @@ impl<M: Memory> Window<M> {
         match (is_gone, asked) {
             (Ok(true), _) => {
                 // What it had stored is in memory before anybody goes on in its place.
-                self.pool.let_settle();
+                self.pool.await_writes();
                 self.segments[rank as usize].gone = true;
                 Ok(())
             }

@@ -80,7 +80,7 @@ fn words(process: &Process, object: &Object) -> Vec<u64> {
 }
 
 /// One of the first two hosts, and the other.
-fn toss(dice: &mut Dice) -> (u16, u16) {
+fn pick_two_hosts(dice: &mut Dice) -> (u16, u16) {
     let first = dice.roll(2) as u16;
     (first, 1 - first)
 }
@@ -88,9 +88,9 @@ fn toss(dice: &mut Dice) -> (u16, u16) {
 /// About the memory operation of a call that creates, or destroys, at which it writes back what makes it so, as they count
 /// when nothing is in its way.
 fn announces_at(is_own: bool, destroys: bool, dice: &mut Dice) -> u64 {
-    static CREATES: LazyLock<u64> = LazyLock::new(|| takes_effect_at(true, false));
-    static DESTROYS: LazyLock<u64> = LazyLock::new(|| takes_effect_at(true, true));
-    static BURIES: LazyLock<u64> = LazyLock::new(|| takes_effect_at(false, true));
+    static CREATES: LazyLock<u64> = LazyLock::new(|| first_final_operation(true, false));
+    static DESTROYS: LazyLock<u64> = LazyLock::new(|| first_final_operation(true, true));
+    static BURIES: LazyLock<u64> = LazyLock::new(|| first_final_operation(false, true));
     let written_back = match (destroys, is_own) {
         (false, _) => *CREATES,
         (true, true) => *DESTROYS,
@@ -100,17 +100,17 @@ fn announces_at(is_own: bool, destroys: bool, dice: &mut Dice) -> u64 {
 }
 
 /// The first operation of such a call at which a death of its process comes too late to undo it.
-fn takes_effect_at(is_own: bool, destroys: bool) -> u64 {
+fn first_final_operation(is_own: bool, destroys: bool) -> u64 {
     let (mut before, mut after) = (0, 1 << 12);
     while after - before > 1 {
         let at = u64::midpoint(before, after);
-        if is_so_after(at, is_own, destroys) { after = at } else { before = at }
+        if is_final_after(at, is_own, destroys) { after = at } else { before = at }
     }
     after
 }
 
 /// Whether the call has created, or destroyed, if its process dies at its memory operation `at`.
-fn is_so_after(at: u64, is_own: bool, destroys: bool) -> bool {
+fn is_final_after(at: u64, is_own: bool, destroys: bool) -> bool {
     let mut stage = Stage::new(0, 2, 2);
     stage.world.calm();
     if destroys {
@@ -249,7 +249,7 @@ fn expect_own(process: &Process, object: &Object) {
 fn bury(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 2);
     let cue = Cue::default();
-    let (owner, destroyer) = toss(&mut dice);
+    let (owner, destroyer) = pick_two_hosts(&mut dice);
     let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
     play(&mut stage, owner, 0, move |process| {
         let object = create(&process).expect("room");
@@ -295,7 +295,7 @@ fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
     const LISTED_IN_A_LINE: usize = 7;
     let names: [String; LISTED_IN_A_LINE + 2] = std::array::from_fn(|index| format!("/{index}"));
     let mut stage = Stage::with_names(seed, 2, 5, 29);
-    let (owner, destroyer) = toss(&mut dice);
+    let (owner, destroyer) = pick_two_hosts(&mut dice);
     stage.setup(owner, SPARE, |process| {
         for name in &names {
             let name = Name::parse(name).expect("a good name");
@@ -335,7 +335,7 @@ fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
 fn list_together(seed: u64, mut dice: Dice) -> Outcome {
     let names = ["/scene", "/two"].map(|name| Name::parse(name).expect("a good name"));
     let mut stage = Stage::new(seed, 2, 2);
-    let (owner, destroyer) = toss(&mut dice);
+    let (owner, destroyer) = pick_two_hosts(&mut dice);
     stage.setup(owner, SPARE, move |process| {
         for name in &names {
             let object = process.directory().create(name, 8, InitialContents::Zeros).expect("room");
@@ -545,7 +545,7 @@ pub(super) fn leave_unwritten(seed: u64) -> Outcome {
 /// returned, no host sees a claim any more.
 fn repair(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2);
-    let (host, other) = toss(&mut dice);
+    let (host, other) = pick_two_hosts(&mut dice);
     let victim = play(&mut stage, host, 0, |process| {
         drop(create(&process));
         loop {
@@ -580,8 +580,8 @@ fn repair(seed: u64, mut dice: Dice) -> Outcome {
 /// every host sees the same. The one that creates a large object is told by a fence for stores alone, and so it tells by a store.
 fn tell(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2);
-    let (host, other) = toss(&mut dice);
-    let (owner, destroys) = (toss(&mut dice).0, dice.roll(3) > 0);
+    let (host, other) = pick_two_hosts(&mut dice);
+    let (owner, destroys) = (pick_two_hosts(&mut dice).0, dice.roll(3) > 0);
     if destroys {
         stage.setup(owner, SPARE, |process| {
             let object = create(process).expect("room");
@@ -648,7 +648,7 @@ fn await_store(memory: &ModelMemory, at: Offset) -> u64 {
 pub(super) fn outlive(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 32);
     let mut stage = Stage::new(seed, 2, 2);
-    let (owner, other) = toss(&mut dice);
+    let (owner, other) = pick_two_hosts(&mut dice);
     let name = Name::parse("/an-object-whose-header-takes-two-lines").expect("a good name");
     let cue = Cue::default();
     let given = cue.clone();
@@ -802,7 +802,7 @@ fn expect_new_at_the_end(stage: &mut Stage, host: u16, placed: Rc<Cell<bool>>) {
 /// boots again, the name is one object's.
 fn fence(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 4);
-    let ((dead, other), destroys) = (toss(&mut dice), dice.roll(2) == 0);
+    let ((dead, other), destroys) = (pick_two_hosts(&mut dice), dice.roll(2) == 0);
     if destroys {
         stage.setup(dead, SPARE, |process| {
             let object = create(process).expect("room");
@@ -848,7 +848,7 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
 pub(super) fn unattended(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 8);
     let mut stage = Stage::new(seed, 2, 2);
-    let (dead, other) = toss(&mut dice);
+    let (dead, other) = pick_two_hosts(&mut dice);
     let (destroys, frees) = (dice.roll(4) > 0, dice.roll(2) == 0);
     if destroys {
         stage.setup(dead, SPARE, |process| {
@@ -914,7 +914,7 @@ pub(super) fn unattended(seed: u64) -> Outcome {
 /// the chunk may be stopped: what the other creates in it is there all the same.
 fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2);
-    let (owner, opener) = toss(&mut dice);
+    let (owner, opener) = pick_two_hosts(&mut dice);
     let stops = dice.roll(2) == 0;
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
     let cues = [Cue::default(), Cue::default()];
@@ -953,7 +953,7 @@ fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
 /// Two processes of a host find no room at once, and what one of them frees is enough for both.
 fn short_together(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 1);
-    let (host, _) = toss(&mut dice);
+    let (host, _) = pick_two_hosts(&mut dice);
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
     let make = |process: &Process, name: &Name<'_>| {
         process
@@ -987,7 +987,7 @@ fn maintain(process: &Process) {
 /// in the middle of is done as well: nothing is left of it, and there is room for an object that had none.
 fn free_together(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 1);
-    let (owner, other) = toss(&mut dice);
+    let (owner, other) = pick_two_hosts(&mut dice);
     let object = stage.setup(owner, SPARE, |process| create(process).expect("room"));
     let close = |process: &Process| process.directory().close(&object);
     let destroy = |process: &Process| process.directory().destroy(&name()).expect("it is there");
@@ -1069,7 +1069,7 @@ fn one_chunk(seed: u64, mut dice: Dice) -> Outcome {
 fn open_late(seed: u64, mut dice: Dice) -> Outcome {
     let (settles, opens_before) = (dice.roll(2) == 0, dice.roll(3) > 0);
     let mut stage = Stage::new(seed, 2, 1);
-    let (owner, reader) = toss(&mut dice);
+    let (owner, reader) = pick_two_hosts(&mut dice);
     let cue = Cue::default();
     let given = cue.clone();
     play(&mut stage, owner, 0, move |process| {
@@ -1113,7 +1113,7 @@ fn open_late(seed: u64, mut dice: Dice) -> Outcome {
 /// other holds open counts.
 fn open_in_threads(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 1);
-    let (owner, reader) = toss(&mut dice);
+    let (owner, reader) = pick_two_hosts(&mut dice);
     stage.setup(owner, SPARE, |process| {
         let object = create(process).expect("room");
         process.directory().close(&object);
@@ -1277,7 +1277,7 @@ fn stop_while_opening(seed: u64, mut dice: Dice) -> Outcome {
 /// A stage of two hosts and one chunk, the owner of an object that fills it, and the other host.
 fn with_an_object(seed: u64, dice: &mut Dice) -> (Stage, u16, u16) {
     let mut stage = Stage::new(seed, 2, 1);
-    let (owner, other) = toss(dice);
+    let (owner, other) = pick_two_hosts(dice);
     stage.setup(owner, SPARE, |process| {
         let object = create(process).expect("room");
         object.write_at(&process.memory, 0, &100_u64.to_le_bytes()).expect("inside");
@@ -1317,7 +1317,7 @@ fn open_and_look(process: &Process) {
 /// confirmed to be off.
 fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 1);
-    let (owner, reader) = toss(&mut dice);
+    let (owner, reader) = pick_two_hosts(&mut dice);
     let cue = Cue::default();
     let given = cue.clone();
     play(&mut stage, owner, 0, move |process| {
@@ -1371,7 +1371,7 @@ fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
 /// passed over what it had left waits for what it begins now.
 fn come_back(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 2);
-    let ((host, other), how) = (toss(&mut dice), dice.roll(4));
+    let ((host, other), how) = (pick_two_hosts(&mut dice), dice.roll(4));
     let layout = Rc::clone(&stage.layout);
     let bit = 1 << host;
     let fenced = View { epoch: 1_000_002, fenced: bit, evicted: bit, ..LAUNCHED };
