@@ -149,7 +149,7 @@ def test_what_is_installed_refuses_instruments_by_name(scratch: Path) -> None:
         text=True,
         check=False,
     )
-    assert "this build knows shadow alone" in done.stderr, done.stderr
+    assert "this build has shadow only" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("call", ["receive", "probe"])

@@ -361,5 +361,5 @@ impl Ticket {
 }
 
 fn closed() -> PoolError {
-    PoolError::Argument { what: "the group", value: "closed".to_owned(), expected: "join it anew" }
+    PoolError::Argument { what: "the group", value: "closed".to_owned(), expected: "join it again" }
 }

@@ -428,7 +428,7 @@ fn closed() -> PoolError {
     PoolError::Argument {
         what: "the endpoint",
         value: "closed".to_owned(),
-        expected: "make the process group anew",
+        expected: "create the process group again",
     }
 }
 
@@ -578,7 +578,7 @@ impl<B: MessageBuffer + Send + 'static> Channel<B> {
             let address = address.ok_or_else(|| PoolError::Argument {
                 what: "the endpoint of a rank",
                 value: rank.to_string(),
-                expected: "a rank that has told the address of its endpoint",
+                expected: "a rank that has published the address of its endpoint",
             })?;
             Ok((address, word(0), Peer { host: address.host, pid: word(8), rank: u32::try_from(rank).ok() }))
         });

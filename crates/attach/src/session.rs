@@ -37,7 +37,7 @@ pub enum SessionError {
     },
     /// The pool is kept coherent in one way, and another is set here.
     #[error(
-        "{path} was formatted with --coherence {kept}, and {asked} is set here; leave that setting out (POLDER_COHERENCE, coherence= or --coherence), or format it anew"
+        "{path} was formatted with --coherence {kept}, and {asked} is set here; leave that setting out (POLDER_COHERENCE, coherence= or --coherence), or format it again"
     )]
     Coherence {
         /// The region.
@@ -102,7 +102,7 @@ pub enum SessionError {
     },
     /// A file that is too short for any pool.
     #[error(
-        "{} is no pool: it has {bytes} bytes, and the least pool has {PAGE} bytes; check the path, or make a pool under another name (`polder pool format`)",
+        "{} is no pool: it has {bytes} bytes, and the smallest pool has {PAGE} bytes; check the path, or make a pool under another name (`polder pool format`)",
         path.display()
     )]
     TooShort {
@@ -566,7 +566,9 @@ impl Heartbeat {
                 if beat % MAINTENANCE == 0
                     && let Err(error) = pool.maintain_within(pause)
                 {
-                    tracing::warn!("what was destroyed, or left by the dead, stays for now: {error}");
+                    tracing::warn!(
+                        "objects that were destroyed, or left by dead processes, stay for now: {error}"
+                    );
                 }
             }
         });

@@ -143,7 +143,7 @@ impl Wrap {
             "shadow" => self.shadow = true,
             _ if !cfg!(feature = "instruments") => {
                 return Err(format!(
-                    "{word:?}: this build knows shadow alone; the rest are instruments of `make dev`"
+                    "{word:?}: this build has shadow only; the other instruments are in builds of `make dev`"
                 ));
             }
             "without" => self.without = Some(value.parse::<FlushSite>().map_err(|error| error.to_string())?),
@@ -174,7 +174,7 @@ impl FromStr for Wrap {
     type Err = String;
 
     fn from_str(_: &str) -> Result<Self, String> {
-        Err("this build has no instruments; libpolder and the Python module know shadow, what `make dev` builds knows all".into())
+        Err("this build has no instruments; libpolder and the Python module have shadow, and builds of `make dev` have all".into())
     }
 }
 
@@ -339,7 +339,7 @@ fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBu
         // A FIFO would wait for a writer, and a device might never end.
         let expected = match std::fs::metadata(&value) {
             Ok(metadata) if metadata.is_file() => return Ok(Some(PathBuf::from(value))),
-            Ok(_) => "no regular file; name a config file, or unset it",
+            Ok(_) => "not a regular file; name a config file, or unset it",
             Err(_) => "no such file; name a config file, or unset it",
         };
         let key = "POLDER_CONFIG".to_owned();
@@ -371,7 +371,7 @@ fn expect_trusted(path: &Path) -> Result<(), SettingsError> {
         let owner = found.map_err(|error| refused(error.to_string()))?.uid();
         if ![0, own].contains(&owner) {
             return Err(refused(format!(
-                "it belongs to user {owner}, and this process runs as user {own}; to follow it all the same, set POLDER_CONFIG={HERE}"
+                "it belongs to user {owner}, and this process runs as user {own}; to use it anyway, set POLDER_CONFIG={HERE}"
             )));
         }
     }

@@ -51,7 +51,10 @@ fn a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it() {
         let mut child = Child::fork(|| {
             let inherited = session.take().expect("it was opened");
             let refused = inherited.pool().create("/child", 64).unwrap_err();
-            assert!(refused.to_string().ends_with("which forked this one; attach it anew here"), "{refused}");
+            assert!(
+                refused.to_string().ends_with("which forked this one; attach to it again here"),
+                "{refused}"
+            );
             let refused = inherited.pool().beat().unwrap_err();
             assert!(matches!(refused, PoolError::Forked { .. }), "{refused}");
             // Joins no thread, and detaches nobody.

@@ -57,7 +57,7 @@ pub(crate) unsafe fn given<'a, T>(handle: *const T, what: &str) -> Result<&'a T,
     if held.forks != forks() {
         let process = held.process;
         return Err(Failure::argument(format!(
-            "this {what} belongs to process {process}, which forked this one; open it anew here"
+            "this {what} belongs to process {process}, which forked this one; open it again here"
         )));
     }
     Ok(&held.value)

@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Check(CheckArguments),
     /// Say why a service is as it is, since when, and by which line of the policy.
     Explain(ExplainArguments),
-    /// Decide the rounds of a record anew, and compare.
+    /// Decide the rounds of a record again, and compare.
     Replay {
         /// What `polder agent run --record` wrote.
         #[arg(value_hint = ValueHint::FilePath)]

@@ -177,7 +177,7 @@ fn flush(settings: &Settings, name: &str) -> Result<ExitCode, Failure> {
     let holders = pool.holders(&format!("/kv/{name}")).map_err(at(path))?;
     if !holders.is_empty() {
         let what = format!("the cache {} is open in {}", quoted(name), listed(&holders));
-        return Err(Failure(format!("{}: {what}; end those", path.display())));
+        return Err(Failure(format!("{}: {what}; end those processes", path.display())));
     }
     Cache::remove(pool, name).and_then(|()| pool.maintain()).map_err(at(path))?;
     println!("{}: removed the cache {}", shown(path), printable(name));

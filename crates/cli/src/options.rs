@@ -9,7 +9,7 @@ use crate::Cli;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
 const HEAD: &str = "# Options\n\nEvery command of `polder` with its arguments and options, as `--help` prints them. This page is made from the \
-                    command: `POLDER_BLESS=1 cargo test -p polder-cli options` writes it anew.\n";
+                    command: `POLDER_BLESS=1 cargo test -p polder-cli options` writes it again.\n";
 
 /// A text as a cell of a table: outside of code, `<` would begin a tag.
 fn cell(text: &str) -> String {

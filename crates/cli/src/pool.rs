@@ -162,7 +162,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
                 return Err(at(path)(error));
             }
             let size = bytes(memory.region().bytes());
-            return Err(Failure(format!("{} has a size already, {size}; leave --size out", path.display())));
+            return Err(Failure(format!("{} already has a size, {size}; leave --size out", path.display())));
         }
         (true, None) => {
             let memory = session::open_unformatted(path, choice)?;
@@ -185,7 +185,7 @@ fn warn_of_coherent(path: &Path, made: &Superblock) {
         .is_ok_and(|memory| !matches!(memory.region().kind(), RegionKind::Tmpfs | RegionKind::HugePages));
     if is_shared && made.coherence == Some(Coherence::Coherent) {
         eprintln!(
-            "polder: {}: a host that dies alone takes what it stored last with it in a coherent pool; if two hosts share this memory, format it with --coherence software",
+            "polder: {}: in a coherent pool the last stores of a host are lost if that host dies alone; if two hosts share this memory, format it with --coherence software",
             shown(path)
         );
     }
@@ -335,7 +335,7 @@ fn table(path: &Path, report: &Inspection, boot: u64, shown: Shown) -> String {
             bytes(stat.metadata_bytes)
         ),
         format!(
-            "{} objects of {}; {} that no host has taken",
+            "{} objects of {}; {} that no host has claimed",
             stat.objects,
             bytes(stat.object_bytes),
             bytes(stat.unclaimed_bytes)
@@ -465,14 +465,14 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
     if !holders.is_empty() && !force {
         let what = format!("{} is held open by {named}", quoted(name));
         return Err(Failure(format!(
-            "{}: {what}; end those, or remove it all the same with --force",
+            "{}: {what}; end those processes, or remove it anyway with --force",
             path.display()
         )));
     }
     session.pool().destroy(name).and_then(|()| session.pool().maintain()).map_err(at(path))?;
     println!("{}: removed {name}", shown(path));
     if !holders.is_empty() {
-        eprintln!("{name}: its bytes are free once {named} let go of it");
+        eprintln!("{name}: its bytes are freed once {named} close it");
     }
     Ok(())
 }
@@ -520,11 +520,12 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         Err(error @ PoolError::NotAPool { .. }) => return Err(at(path)(error)),
         Ok(_) | Err(_) if yes => {}
         Ok(superblock) => {
-            let what = format!("this loses pool {} and all that is in it; say --yes", superblock.uuid);
+            let what =
+                format!("this removes pool {} and all that is in it; give --yes to confirm", superblock.uuid);
             return Err(Failure(format!("{}: {what}", path.display())));
         }
         Err(error) => {
-            return Err(Failure(format!("{}: {error}; say --yes to remove it all the same", path.display())));
+            return Err(Failure(format!("{}: {error}; give --yes to remove it anyway", path.display())));
         }
     }
     // Damage is no reason to keep it.
@@ -539,7 +540,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         let (here, _) = here_and_gone(host, boot);
         if !here.is_empty() {
             let (host, here) = (host.host, listed(&here));
-            eprintln!("host {host}: processes {here} had it open, and go on with what is gone");
+            eprintln!("host {host}: processes {here} still have the removed pool open");
         }
     }
     Ok(())

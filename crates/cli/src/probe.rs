@@ -39,6 +39,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         format!("; half of the samples of a kernel lay within {:.1}% of their median", 100.0 * noise)
     });
     let seconds = begin.elapsed().as_secs_f64();
-    eprintln!("polder: measured in {seconds:.0} s{noise}; it stands in {}", out.display());
+    eprintln!("polder: measured in {seconds:.0} s{noise}; it is written to {}", out.display());
     Ok(())
 }

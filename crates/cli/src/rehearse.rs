@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Failure(
-            "polder rehearse replaces instructions of x86-64, and this CPU is another".to_owned(),
+            "polder rehearse replaces x86-64 instructions, and this CPU is not x86-64".to_owned(),
         ));
     }
     let Arguments { seed, sites, .. } = *arguments;

@@ -248,7 +248,7 @@ fn a_pool_is_made_listed_counted_checked_and_removed() {
     assert_eq!(counters["hosts"][0]["processes"], Value::from(vec![std::process::id()]));
     assert!(desk.say("pool stat").contains("host 2 live: 3 objects"));
     assert!(desk.say("pool check").contains("3 objects, 0 problems"));
-    assert!(desk.refusal("pool destroy").contains("say --yes"));
+    assert!(desk.refusal("pool destroy").contains("give --yes"));
     drop(session);
     desk.say("pool destroy --yes");
     assert_eq!(desk.scratch.names(), [""; 0]);
@@ -355,7 +355,7 @@ fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a
     let warned = String::from_utf8(removed.stderr).unwrap();
     assert_eq!(
         warned,
-        format!("host 1: processes {} had it open, and go on with what is gone\n", std::process::id())
+        format!("host 1: processes {} still have the removed pool open\n", std::process::id())
     );
     drop(session);
 }
@@ -385,7 +385,7 @@ fn an_object_is_removed_by_its_name_and_one_that_is_open_only_by_force() {
     };
     assert!(desk.say(&format!("pool remove {let_go}")).ends_with("/pool: removed /let/go\n"));
     let line = desk.refusal(&format!("pool remove {held}"));
-    let holder = format!("/held is held open by host 1 pid {}; end those,", std::process::id());
+    let holder = format!("/held is held open by host 1 pid {}; end those processes,", std::process::id());
     assert!(line.contains(&holder) && line.contains("--force"), "{line}");
     assert!(desk.say("pool list").ends_with(" /held\n"));
     desk.say(&format!("pool remove --force {held}"));
@@ -412,7 +412,7 @@ fn a_size_for_a_pool_that_is_there_says_so_and_how_to_remove_it() {
     desk.say("pool destroy --yes");
     std::fs::write(desk.pool(), [0; 8192]).unwrap();
     assert!(
-        desk.refusal("pool format --size 16MiB").contains("has a size already, 8.0 KiB; leave --size out")
+        desk.refusal("pool format --size 16MiB").contains("already has a size, 8.0 KiB; leave --size out")
     );
 }
 
@@ -579,7 +579,7 @@ fn a_config_file_that_never_ends_or_that_another_user_put_here_is_refused() {
     for path in [&pipe, Path::new("/dev/zero")] {
         let mut command = desk.command("pool stat");
         let line = refused(&command.env("POLDER_CONFIG", path).output().unwrap());
-        assert!(line.contains("no regular file; name a config file, or unset it"), "{line}");
+        assert!(line.contains("not a regular file; name a config file, or unset it"), "{line}");
     }
     let large = desk.scratch.path().join("large.toml");
     std::fs::File::create(&large).unwrap().set_len(6 << 30).unwrap();
@@ -625,7 +625,7 @@ fn what_a_terminal_takes_as_a_command_is_escaped_in_names_of_files() {
 #[test]
 fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line() {
     let desk = Desk::new();
-    assert!(desk.refusal("pool stat --log polder_pool=loud").contains("is no log filter"));
+    assert!(desk.refusal("pool stat --log polder_pool=loud").contains("is not a log filter"));
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");

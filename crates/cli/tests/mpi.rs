@@ -400,7 +400,7 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
     running.0.kill().unwrap();
     // The guard closes it when it has done all.
     let output = std::io::read_to_string(running.0.stderr.take().unwrap()).unwrap();
-    assert!(output.contains("was killed; its ranks are ended"), "{output}");
+    assert!(output.contains("was killed; its ranks were ended"), "{output}");
     for pid in [sleeper, mpiexec] {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         assert!(stat.is_empty() || stat.contains(") Z"), "{pid} runs: {stat}");

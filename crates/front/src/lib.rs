@@ -98,7 +98,7 @@ pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Resu
     let parsed: Targets = filter.parse().map_err(|error| {
         let filter = polder_platform::quoted(filter);
         Failure(format!(
-            "{source}: \"{filter}\" is no log filter ({error}); write a level, or filters such as polder_pool=debug"
+            "{source}: \"{filter}\" is not a log filter ({error}); write a level, or filters such as polder_pool=debug"
         ))
     })?;
     let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);

@@ -173,7 +173,7 @@ impl Cgroup {
         let gone = kernel.inode(&self.file("memory.reclaim")).err().filter(KernelError::is_gone);
         if gone.is_some() && kernel.inode(&self.folder()).is_ok() {
             return Err(KernelError::Missing(format!(
-                "{path}: the kernel has no memory.reclaim before Linux 5.19, so nothing of it can go down"
+                "{path}: the kernel has no memory.reclaim before Linux 5.19, so none of its pages can be demoted"
             )));
         }
         let nodes = match self.effective_nodes(kernel) {
@@ -184,7 +184,7 @@ impl Cgroup {
         match nodes.is_disjoint(slow) {
             false => Ok(()),
             true => Err(KernelError::Missing(format!(
-                "{path}: its cpuset.mems ({}) leaves out the slow nodes {}, so nothing of it can go down; widen it, or opt the \
+                "{path}: its cpuset.mems ({}) leaves out the slow nodes {}, so none of its pages can be demoted; widen it, or opt the \
                  service out",
                 show_nodes(&nodes),
                 show_nodes(slow)

@@ -128,7 +128,7 @@ pub fn examine(kernel: &impl Kernel, journal: &str) -> Result<Report, KernelErro
             findings.push(finding(Severity::Note, "journal", error.to_string(), "run polder doctor as root"));
         }
         Err(error) => {
-            let remedy = "polder agent restore restores what its other lines say; no agent starts before";
+            let remedy = "run polder agent restore, which restores what the other lines say; no agent starts before that";
             findings.push(problem("journal", error.to_string(), remedy));
         }
         Ok(()) => {}
@@ -244,7 +244,7 @@ impl<K: Kernel> Machine<'_, K> {
         match Tiers::discover(self.kernel) {
             Ok(tiers) => {
                 if let Err(error) = tiers.check_demotion(self.kernel) {
-                    let remedy = "run Linux 6.12 or later, or bring the slow memory by dax_kmem";
+                    let remedy = "run Linux 6.12 or later, or bring the slow memory online through dax_kmem";
                     findings.push(problem("tiers", error.to_string(), remedy));
                 }
             }
@@ -350,7 +350,7 @@ impl<K: Kernel> Machine<'_, K> {
         if !regions.is_empty() && used < devices.len() as u64 {
             let symptom =
                 format!("{} memory devices, and regions that interleave over {used}", devices.len());
-            let remedy = "make the regions anew over all devices: cxl create-region -w WAYS; else their bandwidth is lost";
+            let remedy = "create the regions again over all devices (cxl create-region -w WAYS); otherwise their bandwidth is lost";
             findings.push(finding(Severity::Warning, "cxl", symptom, remedy));
         }
         for region in regions.iter().filter(|region| ways(region) > 1) {
@@ -441,7 +441,7 @@ impl<K: Kernel> Machine<'_, K> {
         if !HugePages::discover(self.kernel).is_empty()
             && !enabled.split_ascii_whitespace().any(|name| name == "hugetlb")
         {
-            let found = "reserved huge pages (HugeTLB) are there, and no cgroup counts its own: the agent does not see whose they are";
+            let found = "huge pages (HugeTLB) are reserved, and no cgroup counts its own: the agent cannot say which service has them";
             let remedy = format!("echo +hugetlb > {CGROUPS}/cgroup.subtree_control, or in the unit's slice");
             findings.push(finding(Severity::Warning, "hugetlb", found.to_owned(), &remedy));
         }
@@ -587,7 +587,7 @@ impl<K: Kernel> Machine<'_, K> {
                 crate::cxl::PAGE_CGROUPS,
                 (4, 3),
                 self.kernel.words(crate::cxl::PAGE_CGROUPS, 0, 1).is_ok(),
-                "poison is told without the services whose pages lie there; it takes root",
+                "poison is reported without the services that it affects; finding them takes root",
             ),
         ];
         rows.into_iter()

@@ -308,7 +308,7 @@ impl<K: Kernel> Settings<K> {
         if !self.is_dry() {
             if is_there {
                 return Err(KernelError::Missing(format!(
-                    "{path} is there, and this agent has not made it; stop the agent that has another journal, or remove it: rmdir {path}"
+                    "{path} exists, and this agent did not make it; stop the agent that has another journal, or remove it: rmdir {path}"
                 )));
             }
             self.note(record)?;

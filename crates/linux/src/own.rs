@@ -57,7 +57,10 @@ impl<'p> Place<'p> {
             let stat = rustix::fs::fstat(&folder).map_err(|error| failed(&named, error))?;
             check_owner(&so_far, &stat)?;
             if stat.st_mode & OTHERS_WRITE != 0 && stat.st_mode & STICKY == 0 {
-                return Err(refused(&so_far, "may be written by other users; take their right: chmod go-w"));
+                return Err(refused(
+                    &so_far,
+                    "may be written by other users; remove that right with chmod go-w",
+                ));
             }
         }
         Ok(Self { folder, name, path })
@@ -86,7 +89,10 @@ impl<'p> Place<'p> {
             return Err(refused(self.path, "is no regular file with one name; remove it"));
         }
         if stat.st_mode & OTHERS_WRITE != 0 {
-            return Err(refused(self.path, "may be written by other users; take their right: chmod go-w"));
+            return Err(refused(
+                self.path,
+                "may be written by other users; remove that right with chmod go-w",
+            ));
         }
         Ok(File::from(file))
     }

@@ -46,7 +46,9 @@ pub fn measured(folders: &[PathBuf], paths: &[PathBuf]) -> Result<(String, Optio
     // First, because a folder that is no tier is soon found.
     let disk = disks(folders)?;
     let devices = devices(paths)?;
-    eprintln!("polder: measures for one to three minutes; what else runs meanwhile makes the figures worse");
+    eprintln!(
+        "polder: measuring takes one to three minutes; other work on this machine makes the figures worse"
+    );
     until_it_is_read(|| {
         let (platform, noise) = machine(&disk, &devices)?;
         Ok((toml::to_string(&platform)?, noise))
@@ -67,13 +69,13 @@ fn until_it_is_read<T>(
         let (text, beside) = measure()?;
         fs::write(&path, &text)?;
         let Err(DataError { key, problem, .. }) = Platform::load(&path) else { return Ok((text, beside)) };
-        let refused = format!("measured what no platform can have, {key}: {problem}");
+        let refused = format!("measured an impossible value, {key}: {problem}");
         if attempt == ATTEMPTS {
             let remedy = "other work takes the cores; end it, and probe again";
             return Err(Failure(format!("{refused}, {attempt} times; {remedy}")));
         }
         attempt += 1;
-        eprintln!("polder: {refused}; measures again ({attempt} of {ATTEMPTS})");
+        eprintln!("polder: {refused}; measuring again ({attempt} of {ATTEMPTS})");
     }
 }
 
@@ -97,7 +99,9 @@ fn machine(
         }
         rack.insert("here".into(), cores(&name, &sharing, &measured.core, tiers)?);
     } else {
-        eprintln!("polder: no torch beside it, so products are not measured: `make torch` installs it");
+        eprintln!(
+            "polder: PyTorch is not installed, so matrix products are not measured: `make torch` installs it"
+        );
         if !tiers.is_empty() {
             server.insert("here".into(), Server { count: 1, tiers, nic: [].into(), path: [].into() });
         }

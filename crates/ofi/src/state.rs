@@ -64,7 +64,9 @@ impl Domain {
         let domain = Arc::downgrade(self);
         match ProgressThread::start(move |polls| Some(domain.upgrade()?.look_beside(polls))) {
             Ok(thread) => *beside = Some(thread),
-            Err(error) => tracing::warn!("peers wait for calls of this program: no thread starts: {error}"),
+            Err(error) => tracing::warn!(
+                "peers wait until this program makes a call, because no progress thread could start: {error}"
+            ),
         }
     }
 

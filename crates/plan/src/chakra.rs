@@ -102,7 +102,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some((measured_s, off)) => {
             println!("predicted {}, measured {}: {:+.1}%", time(total_s), time(measured_s), 100.0 * off)
         }
-        None => println!("predicted {}; --measured sets what it took beside", time(total_s)),
+        None => {
+            println!("predicted {}; give --measured to compare it with what the step took", time(total_s))
+        }
     }
     table::print(&rows(rank));
     println!(
@@ -119,7 +121,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 rank.collectives
             );
             if let Some(flits) = flits {
-                println!("calls of all ranks, those that are alike once: {}", followed(*flits));
+                println!("calls of all ranks, equal ones once: {}", followed(*flits));
             }
         }
         None if rank.collectives > 0 => println!(

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// The part of the accesses that write.
     #[arg(long, value_name = "PART", default_value_t = 0.05)]
     writes: f64,
-    /// The exponent of Zipf's law: 0 if all lines are alike.
+    /// The exponent of Zipf's law: 0 if all lines are equally likely.
     #[arg(long, value_name = "EXPONENT", default_value_t = 0.8)]
     skew: f64,
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         time(rack.snoop_s)
     );
     println!(
-        "each caches {} of it, the filter knows {} of lines, {:.0}% write, skew {}; copies: software copies each line anew, as it keeps nothing coherent",
+        "each caches {} of it, the filter knows {} of lines, {:.0}% write, skew {}; copies: software copies each line again, because nothing keeps it coherent",
         size(arguments.cache.value()),
         size(arguments.snoop_filter.value()),
         100.0 * arguments.writes,

@@ -283,7 +283,9 @@ fn print(title: &str, report: &Report) {
     println!(
         "\na phase lasts as long as its slowest link, or its computation; none of the three runs beside another"
     );
-    println!("published throughputs are about 3 points off: policies that are closer than that are alike");
+    println!(
+        "published throughputs are about 3 points off: policies that are closer than that count as equal"
+    );
     println!(
         "`polder-dev reproduce cxl-fig9` and `cxl-fig10` put published throughputs beside what is predicted of them"
     );

@@ -77,7 +77,7 @@ pub enum PoolError {
     },
     /// The pool was formatted by another version.
     #[error(
-        "the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew"
+        "the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it again"
     )]
     Version {
         /// The version in the superblock.
@@ -112,7 +112,7 @@ pub enum PoolError {
     #[error(
         "corrupt {what} at offset {offset}; {}",
         match *what {
-            "superblock" => "nothing can be read without it: put its bytes back, or format anew with --force",
+            "superblock" => "nothing can be read without it: put its bytes back, or format again with --force",
             _ => "run `polder pool check` to see what is affected",
         }
     )]
@@ -239,7 +239,7 @@ pub enum PoolError {
         host: u16,
     },
     /// A forked child uses what its parent attached.
-    #[error("this pool belongs to process {pid}, which forked this one; attach it anew here")]
+    #[error("this pool belongs to process {pid}, which forked this one; attach to it again here")]
     Forked {
         /// The parent's process id.
         pid: u32,
@@ -434,7 +434,7 @@ pub enum PoolError {
     #[error(
         "{peer} has closed the {end} of the ring {name}; {}",
         match *end {
-            "sender" => "all that it sent was received, and no more comes",
+            "sender" => "everything that it sent was received, and nothing more will come",
             _ => "what it has not received is lost",
         }
     )]
@@ -460,7 +460,7 @@ pub enum PoolError {
     /// A peer left the group or closed its end, or ended the operation because of an error of its own or because it waited for this process
     /// in vain.
     #[error(
-        "{peer} gave up {what} {sequence} in epoch {epoch}: it left, met an error of its own, or found this process late; see its log"
+        "{peer} gave up {what} {sequence} in epoch {epoch}: it left, failed, or timed out on this process; see its log"
     )]
     GaveUp {
         /// Who.
@@ -473,7 +473,7 @@ pub enum PoolError {
         sequence: u64,
     },
     /// The caller gave up waiting, for a signal or because it ends.
-    #[error("{what} {sequence} was interrupted; the other ranks are told")]
+    #[error("{what} {sequence} was interrupted; the other ranks are notified")]
     Interrupted {
         /// What was interrupted.
         what: &'static str,

@@ -48,7 +48,7 @@ fn messages_of_every_size_arrive_in_order_and_both_ends_leave_nothing() {
         let over = receiver.pop(&mut into, LONG).unwrap_err();
         assert!(matches!(over, PoolError::Closed { end: "sender", .. }), "{over}");
         assert!(over.to_string().ends_with(
-            "has closed the sender of the ring /a; all that it sent was received, and no more comes"
+            "has closed the sender of the ring /a; everything that it sent was received, and nothing more will come"
         ));
     });
     let mut sender = Sender::create(Arc::clone(&here), "/a", shape()).unwrap();

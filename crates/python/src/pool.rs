@@ -42,7 +42,7 @@ impl<T> Owned<T> {
         // An exception is made with the GIL, and the thread that has that may wait for this lock: first one, then the other.
         let looked = self.lock().as_ref().map(look);
         looked.ok_or_else(|| {
-            errors::plain("ClosedError", format!("this {} is closed; open it anew", self.what))
+            errors::plain("ClosedError", format!("this {} is closed; open it again", self.what))
         })
     }
 
@@ -56,7 +56,7 @@ impl<T> Owned<T> {
             return Ok(());
         }
         let message = format!(
-            "this {} belongs to process {}, which forked this one; open it anew here",
+            "this {} belongs to process {}, which forked this one; open it again here",
             self.what, self.process
         );
         Err(errors::plain("ClosedError", message))

@@ -232,7 +232,7 @@ impl ServiceClient {
             let closed = || PoolError::Argument {
                 what: "the service",
                 value: "closed".to_owned(),
-                expected: "join it anew",
+                expected: "join it again",
             };
             service.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed).and_then(call)
         })

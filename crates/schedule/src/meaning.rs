@@ -9,7 +9,7 @@ use crate::{Action, Collective, Schedule, Source};
 #[non_exhaustive]
 pub enum ScheduleError {
     /// A source that no earlier phase has made.
-    #[error("{collective}: rank {rank} reads {source_text} in phase {phase}, which nobody has made before")]
+    #[error("{collective}: rank {rank} reads {source_text} in phase {phase}, which no rank has made before")]
     Unmade {
         /// What it should achieve.
         collective: Collective,

@@ -66,7 +66,7 @@ pub(super) fn run(guarded: &Guarded, settings: &Settings) -> Result<ExitCode, Fa
     let mut told = vec![];
     std::io::stdin().read_to_end(&mut told)?;
     if told != OVER {
-        eprintln!("polder: {} was killed; its ranks are ended", guarded.cleanup.maker);
+        eprintln!("polder: {} was killed; its ranks were ended", guarded.cleanup.maker);
         guarded.cleanup.end(settings)?;
     }
     Ok(ExitCode::SUCCESS)

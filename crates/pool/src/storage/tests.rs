@@ -205,7 +205,7 @@ fn names_are_checked_before_anything_is_written() {
     }
     let store = Store::new(pool, "s").unwrap();
     let twice = store.publish(&[("w", &[1]), ("w", &[2])]).unwrap_err().to_string();
-    assert_eq!(twice, "the name of a tensor is \"w\" twice; a name of its own for each");
+    assert_eq!(twice, "the name of a tensor is \"w\" twice; a different name for each");
     assert!(store.listed().unwrap().is_empty());
 }
 

@@ -298,7 +298,7 @@ impl<'t> Plan<'t> {
                 return Err(PoolError::Argument {
                     what: "the name of a tensor",
                     value: format!("{name:?} twice"),
-                    expected: "a name of its own for each",
+                    expected: "a different name for each",
                 });
             }
         }

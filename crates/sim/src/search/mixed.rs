@@ -186,7 +186,7 @@ impl MixedRequest {
         let Request { layout, fidelity, flits, .. } = &self.step;
         let (Some(tp), Some(pp), Some(batch)) = (layout.tp, layout.pp, layout.batch) else {
             return Err(MixedError::Layout(
-                "expected --tp, --pp and --batch: copies on both kinds are alike".into(),
+                "expected --tp, --pp and --batch: copies on both kinds have one layout".into(),
             ));
         };
         self.expect_joined()?;
