@@ -36,7 +36,7 @@ type Key = (Collective, usize, Variant);
 
 /// What a group keeps between operations.
 #[derive(Default)]
-pub(crate) struct Workshop {
+pub(crate) struct CollectiveCache {
     plans: Vec<(Key, Arc<Plan>)>,
     scratch: Option<Scratch>,
     paces: Paces,
@@ -276,7 +276,7 @@ impl<M: Memory> Group<M> {
         let variant = self.variant(call);
         let plan = self.plan(call, variant);
         let cut = self.cut(call, &plan)?;
-        let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let mut scratch = self.collective_cache.scratch.take().unwrap_or_default();
         let timed = self.timed(call, false);
         let stores = timed.stores;
         let outcome = self.operation(self.signature(call), |group| {
@@ -289,7 +289,7 @@ impl<M: Memory> Group<M> {
             Run { group, plan: &plan, cut, reduction: call.reduction, data, half, stores }.run(&mut scratch)
         });
         self.record_time(timed);
-        self.workshop.scratch = Some(scratch);
+        self.collective_cache.scratch = Some(scratch);
         outcome
     }
 
@@ -305,7 +305,7 @@ impl<M: Memory> Group<M> {
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
         let segment = self.options().segment_bytes;
         let cut = checked_cut(&plan, Some(Cut::new(&plan, call.bytes, segment)), "segment", segment)?;
-        let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let mut scratch = self.collective_cache.scratch.take().unwrap_or_default();
         let timed = self.timed(call, true);
         let stores = timed.stores;
         let outcome = self.operation(self.signature(call).in_pool(), |group| {
@@ -315,7 +315,7 @@ impl<M: Memory> Group<M> {
                 .run(&mut scratch)
         });
         self.record_time(timed);
-        self.workshop.scratch = Some(scratch);
+        self.collective_cache.scratch = Some(scratch);
         outcome
     }
 
@@ -335,14 +335,14 @@ impl<M: Memory> Group<M> {
             return Timed { stores: Stores::Ordinary, begun: None };
         }
         let size = Size { in_pool, bytes_log2: call.bytes.ilog2() };
-        let stores = self.workshop.paces.next(size);
+        let stores = self.collective_cache.paces.next(size);
         Timed { stores, begun: Some((size, self.memory().now())) }
     }
 
     fn record_time(&mut self, timed: Timed) {
         if let Some((size, begun)) = timed.begun {
             let time = Duration::from_nanos(self.memory().now().0.saturating_sub(begun.0));
-            self.workshop.paces.record_time(size, timed.stores, time);
+            self.collective_cache.paces.record_time(size, timed.stores, time);
         }
     }
 
@@ -365,13 +365,13 @@ impl<M: Memory> Group<M> {
 
     fn plan(&mut self, call: &Call, variant: Variant) -> Arc<Plan> {
         let key = (call.collective, call.root, variant);
-        if let Some((_, plan)) = self.workshop.plans.iter().find(|(other, _)| *other == key) {
+        if let Some((_, plan)) = self.collective_cache.plans.iter().find(|(other, _)| *other == key) {
             return Arc::clone(plan);
         }
         let hosts: Vec<u16> = self.hosts().collect();
         let schedule = variant.schedule(call.collective, &hosts, call.root);
         let plan = Arc::new(Plan::new(&schedule, &hosts, self.rank()));
-        self.workshop.plans.push((key, Arc::clone(&plan)));
+        self.collective_cache.plans.push((key, Arc::clone(&plan)));
         plan
     }
 

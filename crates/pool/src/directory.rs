@@ -326,7 +326,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         Opens(site).announce(held, Announcement::new(site.host(), slot, generation));
         self.claim(key, slot, record, name)?;
         // Whoever is told of it from here on finds it.
-        line::announce(memory, self.entry(slot), &Entry::Object(State::Live, record).encode());
+        line::publish_and_fence(memory, self.entry(slot), &Entry::Object(State::Live, record).encode());
         Extents(site).release_intent(stripe.index);
         self.clear_intent(stripe.index);
         let Header { name, note, .. } = header;
@@ -357,7 +357,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             if generation >= site.get(words.generation_limit()) {
                 let limit = generation + GENERATIONS;
                 let at = site.layout.generation_line(site.host());
-                line::announce(site.memory, at, &[limit, 0, 0, 0, 0, 0, 0]);
+                line::publish_and_fence(site.memory, at, &[limit, 0, 0, 0, 0, 0, 0]);
                 site.set(words.generation_limit(), limit);
             }
         }
@@ -370,13 +370,17 @@ impl<'a, M: Memory> Directory<'a, M> {
         let (memory, mut watch) = (self.site.memory, Watch::new(&self.site));
         loop {
             if !Deviation::CheckThenSet.is_on() {
-                line::announce(memory, self.entry(slot), &Entry::Object(State::Claimed, record).encode());
+                line::publish_and_fence(
+                    memory,
+                    self.entry(slot),
+                    &Entry::Object(State::Claimed, record).encode(),
+                );
             }
             match self.contest(key, &mut watch)? {
                 Contest::Won => return Ok(()),
                 Contest::Exists => return Err(exists(name)),
                 Contest::Yield(host) => {
-                    line::release(memory, self.entry(slot), &Entry::Free.encode());
+                    line::publish_unfenced(memory, self.entry(slot), &Entry::Free.encode());
                     self.await_settled(key, host, &mut watch)?;
                 }
             }
@@ -483,7 +487,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             memory.invalidate(entry, LINE);
             memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
             Chunks(site).invalidate(sight.host, &chunks);
-            // SYNC: pairs with the `line::announce` of the entry, which its owner made after header and chunks were there.
+            // SYNC: pairs with the `line::publish_and_fence` of the entry, which its owner made after header and chunks were there.
             memory.fence_invalidations();
         }
         if self.load_entry(sight.host, sight.slot)? != Some(Entry::Object(State::Live, *record)) {
@@ -546,7 +550,7 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     /// Whether the entry in this slot of `owner` is that of a live object of this generation, as far as one look says: a line that cannot
     /// be read may be. That another host has destroyed it is not seen before its owner knows.
-    // SYNC: pairs with the `line::announce` of `Directory::condemn`.
+    // SYNC: pairs with the `line::publish_and_fence` of `Directory::condemn`.
     pub(crate) fn stands(&self, owner: u16, slot: u32, generation: u64) -> Result<bool, PoolError> {
         Ok(match self.read_entry(owner, slot)? {
             Some(Entry::Object(State::Live, record)) => record.generation == generation,
@@ -558,7 +562,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// Where the object of this generation lies whose entry is in this slot of `owner`, as one look at it says. Its owner frees it only
     /// after it is not: what a process read there before the look was the object's. That another host has destroyed it is not seen before
     /// its owner knows.
-    // SYNC: pairs with the `line::announce` of `Directory::condemn`.
+    // SYNC: pairs with the `line::publish_and_fence` of `Directory::condemn`.
     pub(crate) fn find_place(
         &self,
         owner: u16,
@@ -623,7 +627,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         let _guard = self.lock_burials()?;
         self.list_burial(owner, slot)?;
         let tombstone = Entry::Tombstone(Tombstone { hash, generation, owner, slot: target });
-        line::announce(self.site.memory, self.entry(slot), &tombstone.encode());
+        line::publish_and_fence(self.site.memory, self.entry(slot), &tombstone.encode());
         self.clear_intent(stripe.index);
         Ok(())
     }
@@ -732,7 +736,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     pub(crate) fn read_entry(&self, host: u16, slot: u32) -> Result<Option<Entry>, PoolError> {
         if host != self.site.host() {
             self.site.memory.invalidate(self.site.layout.entry(host, slot), LINE);
-            // SYNC: pairs with the `line::announce` of the entry by its owner.
+            // SYNC: pairs with the `line::publish_and_fence` of the entry by its owner.
             self.site.memory.fence_invalidations();
         }
         self.load_entry(host, slot)

@@ -31,7 +31,7 @@ use polder_mem::{Bell, Fault, Liveness, Memory, Nanos, Offset, ProcessSlot};
 use polder_platform::sized;
 use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
-use crate::collectives::{Workshop, too_long};
+use crate::collectives::{CollectiveCache, too_long};
 use crate::deaths::Deaths;
 use crate::deviation::Deviation;
 use crate::line::{self, Words};
@@ -44,7 +44,7 @@ pub(crate) use join::process_of;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
 pub(crate) use progress::{Mark, Pulse};
-use progress::{Own, Progress, Standing};
+use progress::{Own, PeerProgress, Progress};
 use signature::MAX_RANKS;
 pub(crate) use signature::{MAX_BYTES, Signature};
 
@@ -146,7 +146,7 @@ pub struct Group<M: Memory> {
     staging_bytes: u64,
     /// What holds the extents of ranks that met by name.
     seats: Option<Seats<M>>,
-    standings: Vec<Standing>,
+    peers_progress: Vec<PeerProgress>,
     pulses: Vec<Pulse>,
     own: RefCell<Progress>,
     /// Whether we have come further than we have said.
@@ -161,7 +161,7 @@ pub struct Group<M: Memory> {
     before: Signature,
     broken: Option<PoolError>,
     deaths: Deaths,
-    pub(crate) workshop: Workshop,
+    pub(crate) collective_cache: CollectiveCache,
     local: bool,
     interrupt: Option<Interrupt>,
     /// Bytes of the message that operations are pieces of.
@@ -209,7 +209,7 @@ impl<M: Memory> Group<M> {
     ) -> Result<Self, PoolError> {
         check(&memory, &members, rank, &options)?;
         let local = members.iter().all(|member| member.host == members[rank].host);
-        let standings = members.iter().map(|_| Standing::default()).collect();
+        let peers_progress = members.iter().map(|_| PeerProgress::default()).collect();
         let pulses = members.iter().map(|_| Pulse::default()).collect();
         let staging = members.iter().map(|member| staging_at(member.at)).collect();
         Ok(Self {
@@ -219,7 +219,7 @@ impl<M: Memory> Group<M> {
             staging,
             staging_bytes: options.staging_bytes,
             seats: None,
-            standings,
+            peers_progress,
             pulses,
             own: RefCell::default(),
             owes: Cell::new(false),
@@ -230,7 +230,7 @@ impl<M: Memory> Group<M> {
             before: Signature::default(),
             broken: None,
             deaths: Deaths::default(),
-            workshop: Workshop::default(),
+            collective_cache: CollectiveCache::default(),
             local,
             interrupt: None,
             message: None,
@@ -314,7 +314,7 @@ impl<M: Memory> Group<M> {
     /// The operation that `rank` has called and this one has not, with what it works on; none where they are as far.
     #[must_use]
     pub fn called_ahead(&self, rank: usize) -> Option<String> {
-        let (standing, at) = (self.standings.get(rank)?, self.members[rank].at);
+        let (standing, at) = (self.peers_progress.get(rank)?, self.members[rank].at);
         if self.is_remote(rank) {
             progress::forget(&self.memory, at);
             // HARMLESS(fence_invalidations -> sfence -> drop), one look ahead: it only tells what is known of a peer.
@@ -352,7 +352,7 @@ impl<M: Memory> Group<M> {
     /// The group's error; the group is broken then.
     pub(crate) fn expect_going_on(&mut self, rank: usize) -> Result<(), PoolError> {
         // It never comes so far. This one look has to do, so that its fence counts here.
-        self.look(rank, u64::MAX).map_err(|failure| self.fail(failure)).map(drop)
+        self.poll_fresh(rank, u64::MAX).map_err(|failure| self.fail(failure)).map(drop)
     }
 
     /// Tells the others that this rank does not go on in the group. It still knows which ranks live.
@@ -415,7 +415,7 @@ impl<M: Memory> Group<M> {
 
     /// The own words of a peer that was seen in this operation.
     pub(crate) fn peer_words(&self, rank: usize) -> Own {
-        self.standings[rank].own()
+        self.peers_progress[rank].own()
     }
 
     /// That `rank` has published what no correct rank does.
@@ -431,7 +431,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Publishes that this rank has come to `step` of its operation. What it staged must have been fenced before.
-    // SYNC: pairs with `look`.
+    // SYNC: pairs with `poll_fresh`.
     pub(crate) fn publish_step(&self, step: u32) {
         self.own.borrow_mut().advance(self.sequence, step);
         self.publish();
@@ -465,7 +465,7 @@ impl<M: Memory> Group<M> {
     }
 
     fn await_marks(&self, wanted: impl Iterator<Item = (usize, u64)> + Clone) -> Result<(), Failure> {
-        let behind = || wanted.clone().filter(|&(rank, want)| self.standings[rank].mark() < want);
+        let behind = || wanted.clone().filter(|&(rank, want)| self.peers_progress[rank].mark() < want);
         loop {
             let Some((rank, want)) = behind().next() else { return Ok(()) };
             if behind().nth(1).is_none() {
@@ -487,7 +487,7 @@ impl<M: Memory> Group<M> {
         // one, and whoever is behind by it is looked at again.
         self.memory.fence_invalidations();
         for (rank, want) in wanted {
-            self.glance(rank, want)?;
+            self.poll_cached(rank, want)?;
         }
         Ok(())
     }
@@ -499,10 +499,10 @@ impl<M: Memory> Group<M> {
         want: u64,
         others: impl Fn() -> I,
     ) -> Result<(), Failure> {
-        if self.standings[rank].mark() >= want {
+        if self.peers_progress[rank].mark() >= want {
             return Ok(());
         }
-        if self.look(rank, want)?.is_some() {
+        if self.poll_fresh(rank, want)?.is_some() {
             return Ok(());
         }
         if self.owes.get() {
@@ -519,7 +519,7 @@ impl<M: Memory> Group<M> {
                 self.members[self.rank].bell.unwrap_or(Bell(0)),
                 self.options.patience,
                 deadline,
-                || self.look(rank, want),
+                || self.poll_fresh(rank, want),
                 || {
                     self.check_peer(rank, want, &looks)?;
                     others().try_for_each(|(other, want)| self.expect_there(other, want))
@@ -540,18 +540,18 @@ impl<M: Memory> Group<M> {
 
     /// Looks afresh at the line of `rank`.
     // SYNC: pairs with `publish_step`; whatever was fenced before it can be read once this returns something.
-    fn look(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
+    fn poll_fresh(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
         if self.is_remote(rank) {
             progress::forget(&self.memory, self.members[rank].at);
             // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: an older line means another look.
             self.memory.fence_invalidations();
         }
-        self.glance(rank, want)
+        self.poll_cached(rank, want)
     }
 
     /// Looks at the line of `rank` as this host's caches have it.
-    fn glance(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
-        let standing = &self.standings[rank];
+    fn poll_cached(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
+        let standing = &self.peers_progress[rank];
         if standing.refresh(&self.memory, self.members[rank].at)? {
             self.compare(rank)?;
         }
@@ -567,7 +567,7 @@ impl<M: Memory> Group<M> {
 
     /// Holds what `rank` has published against what a correct rank can be doing while we are here.
     fn compare(&self, rank: usize) -> Result<(), Failure> {
-        if self.standings[rank].mark() < progress::at(self.sequence, 0) {
+        if self.peers_progress[rank].mark() < progress::at(self.sequence, 0) {
             return Ok(());
         }
         self.compare_as(self.sequence, self.operation, rank)
@@ -575,7 +575,7 @@ impl<M: Memory> Group<M> {
 
     /// Holds what `rank` called as operation `sequence`, in which it was seen, against what we called.
     fn compare_as(&self, sequence: u64, ours: Signature, rank: usize) -> Result<(), Failure> {
-        match self.standings[rank].signature_of(sequence) {
+        match self.peers_progress[rank].signature_of(sequence) {
             Some(theirs) if theirs == ours => Ok(()),
             Some(theirs) => Err(Failure::Mismatch(rank, sequence, theirs)),
             None => Err(self.corrupt(rank)),
@@ -598,10 +598,10 @@ impl<M: Memory> Group<M> {
                 // HARMLESS(fence_invalidations -> sfence -> drop), one look for bad news: it comes with the next.
                 self.memory.fence_invalidations();
             }
-            if self.standings[other].refresh(&self.memory, self.members[other].at)? {
+            if self.peers_progress[other].refresh(&self.memory, self.members[other].at)? {
                 self.compare(other)?;
             }
-            if let Some(mark) = self.standings[other].gave_up().filter(|mark| !mark.is_left()) {
+            if let Some(mark) = self.peers_progress[other].gave_up().filter(|mark| !mark.is_left()) {
                 return Err(Failure::Told(other, mark));
             }
         }
@@ -619,16 +619,16 @@ impl<M: Memory> Group<M> {
     /// That `rank` lives, or came to `want` before it died; else fails with the rank that died first, as far as is known. One that died
     /// because of another has said so, or waited for it.
     fn expect_there(&self, rank: usize, want: u64) -> Result<(), Failure> {
-        if !self.is_dead(rank)? || self.look(rank, want)?.is_some() {
+        if !self.is_dead(rank)? || self.poll_fresh(rank, want)?.is_some() {
             return Ok(());
         }
         let mut first = rank;
         for _ in 0..self.size() {
-            match self.standings[first].waits_for() {
+            match self.peers_progress[first].waits_for() {
                 Some((next, want)) if next < self.size() && next != self.rank => {
                     let is_dead = self.is_dead(next)?;
                     // What it said before it died counts.
-                    if self.look(next, want)?.is_some() || !is_dead {
+                    if self.poll_fresh(next, want)?.is_some() || !is_dead {
                         break;
                     }
                     first = next;
@@ -643,12 +643,13 @@ impl<M: Memory> Group<M> {
     /// (false), which is waited for until `latest`. Fails with whom all others wait for.
     fn late(&self, rank: usize, want: u64, latest: Nanos) -> Result<bool, Failure> {
         // This process may have been stopped since it last looked.
-        if self.look(rank, want)?.is_some() {
+        if self.poll_fresh(rank, want)?.is_some() {
             return Ok(true);
         }
         let mut late = rank;
         for _ in 0..self.size() {
-            let Some((next, want)) = self.standings[late].waits_for().filter(|_| !self.is_torn(late)) else {
+            let Some((next, want)) = self.peers_progress[late].waits_for().filter(|_| !self.is_torn(late))
+            else {
                 break;
             };
             let has_come = self.has_arrived(next, want);
@@ -662,7 +663,7 @@ impl<M: Memory> Group<M> {
         }
         if self.is_dead(late)? {
             // It may have said why since the last look, and then ended.
-            self.look(late, u64::MAX)?;
+            self.poll_fresh(late, u64::MAX)?;
             return Err(Failure::Dead(late));
         }
         Err(Failure::Late(late, self.options.timeout))
@@ -673,19 +674,19 @@ impl<M: Memory> Group<M> {
         if rank == self.rank {
             return self.own.borrow().mark() >= want;
         }
-        self.standings.get(rank).is_some_and(|standing| standing.mark() >= want)
+        self.peers_progress.get(rank).is_some_and(|standing| standing.mark() >= want)
             && !self.is_torn(rank)
             && self.alive(rank).is_ok()
     }
 
     /// Whether `rank` was stopped while it wrote its line.
     fn is_torn(&self, rank: usize) -> bool {
-        self.standings[rank].torn().is_some_and(|since| !self.is_recent(since))
+        self.peers_progress[rank].torn().is_some_and(|since| !self.is_recent(since))
     }
 
     /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
     fn is_still_polling(&self, rank: usize) -> bool {
-        self.is_recent(self.standings[rank].looked())
+        self.is_recent(self.peers_progress[rank].looked())
     }
 
     /// Notes that this rank looks, and returns since when it does so without a gap.
@@ -699,7 +700,7 @@ impl<M: Memory> Group<M> {
     /// Whether `rank` looks for us, whom it has not seen come: then it was us who stood still.
     fn waits_for_us(&self, rank: usize) -> bool {
         self.is_still_polling(rank)
-            && self.standings[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
+            && self.peers_progress[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
     }
 
     /// For how long a peer that looks and sleeps in turn may not have been seen to: it may wait for a CPU, too.
@@ -742,7 +743,7 @@ impl<M: Memory> Group<M> {
         self.memory.mfence();
         for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
             // Whatever else is wrong with a peer does not concern this rank any more.
-            let _looked = self.look(rank, 0);
+            let _looked = self.poll_fresh(rank, 0);
             if let Err(differs @ Failure::Mismatch(..)) = self.compare(rank) {
                 return Err(self.fail(differs));
             }
@@ -832,9 +833,9 @@ impl<M: Memory> Group<M> {
         let calls = [(self.sequence - 1, self.before), (self.sequence, self.operation)];
         let own = others.into_iter().find_map(|rank| {
             // It may have come that far since we last looked at it.
-            let _looked = self.look(rank, 0);
+            let _looked = self.poll_fresh(rank, 0);
             calls.into_iter().find_map(|(sequence, ours)| {
-                let theirs = self.standings[rank].signature_of(sequence)?;
+                let theirs = self.peers_progress[rank].signature_of(sequence)?;
                 (theirs != ours).then_some(Failure::Mismatch(rank, sequence, theirs))
             })
         });
@@ -1002,7 +1003,7 @@ pub(crate) mod tests {
                 group.publish();
                 waits.wait();
                 told.wait();
-                let Err(Failure::Told(0, mark)) = group.look(0, progress::at(1, 0)) else {
+                let Err(Failure::Told(0, mark)) = group.poll_fresh(0, progress::at(1, 0)) else {
                     panic!("not told")
                 };
                 assert_eq!(mark, Mark::late(0), "rank 0 blames itself");
@@ -1016,7 +1017,7 @@ pub(crate) mod tests {
             waits.wait();
             group.operation = Signature::new(Collective::Barrier, 0, 0);
             group.sequence = 1;
-            assert!(matches!(group.look(1, progress::at(1, 1)), Ok(None)));
+            assert!(matches!(group.poll_fresh(1, progress::at(1, 1)), Ok(None)));
             let seen = group.memory().now();
             // This rank has gone on after its deadline, and gets no CPU either.
             while group.memory().now() < seen + nap * 8 {

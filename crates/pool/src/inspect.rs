@@ -342,7 +342,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
         for first in (0..self.layout.slots()).step_by(BATCH as usize) {
             let batch = first..(first + BATCH).min(self.layout.slots());
             self.memory.invalidate(self.layout.entry(host, first), u64::from(batch.end - first) * LINE);
-            // SYNC: pairs with the `line::announce` of entries.
+            // SYNC: pairs with the `line::publish_and_fence` of entries.
             self.memory.fence_invalidations();
             for slot in batch {
                 self.read_entry(host, slot)?;
@@ -416,7 +416,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
     fn header(&self, record: &Record, host: u16, slot: u32) -> Result<Option<Header>, PoolError> {
         self.memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
-        // SYNC: pairs with the `line::announce` of the entry that leads here, which came after the header.
+        // SYNC: pairs with the `line::publish_and_fence` of the entry that leads here, which came after the header.
         self.memory.fence_invalidations();
         let header = Header::load(self.memory, record.header, record.header_lines)?;
         Ok(header.filter(|header| {

@@ -171,8 +171,8 @@ impl<M: Memory> Keeper<M> {
             return Err(PoolError::KeeperIncarnation { asked: incarnation, highest, limit });
         }
         expect_place(&memory, &layout, incarnation, replace)?;
-        line::announce(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
-        line::announce(&memory, layout.keeper_owner_line(incarnation), &owner.encode(incarnation));
+        line::publish_and_fence(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
+        line::publish_and_fence(&memory, layout.keeper_owner_line(incarnation), &owner.encode(incarnation));
         let settle = charge.evict_after.unwrap_or(SETTLE).min(SETTLE);
         let (view, grants) = take_over(&memory, &layout, incarnation, charge.id_source, settle)?;
         let now = memory.now();
@@ -199,7 +199,7 @@ impl<M: Memory> Keeper<M> {
     // SYNC: everything that it wrote is in memory before.
     pub fn end(self) {
         let ended = self.owner.ended().encode(self.incarnation);
-        line::announce(&self.memory, self.layout.keeper_owner_line(self.incarnation), &ended);
+        line::publish_and_fence(&self.memory, self.layout.keeper_owner_line(self.incarnation), &ended);
     }
 
     fn hosts(&self) -> u16 {
@@ -265,7 +265,7 @@ impl<M: Memory> Keeper<M> {
         }
         self.view = View { epoch, ..view };
         let at = self.layout.view_line(self.incarnation, View::line_of(epoch));
-        line::announce(&self.memory, at, &self.view.encode());
+        line::publish_and_fence(&self.memory, at, &self.view.encode());
         self.expect_highest()
     }
 
@@ -273,7 +273,11 @@ impl<M: Memory> Keeper<M> {
     // SYNC: nobody sees that view before this grant.
     fn write_grant(&mut self, host: u16, grant: Grant) {
         self.grants[usize::from(host)] = grant;
-        line::announce(&self.memory, self.layout.grant_line(self.incarnation, host), &grant.encode());
+        line::publish_and_fence(
+            &self.memory,
+            self.layout.grant_line(self.incarnation, host),
+            &grant.encode(),
+        );
     }
 
     fn host_line(&self, host: u16) -> Result<HostLine, PoolError> {
@@ -448,7 +452,7 @@ impl<M: Memory> Keeper<M> {
         }
         let left = HostLine { state: HostState::Left, ..line };
         // SYNC: the process that is told that the host has left sees all of this.
-        line::announce(&self.memory, self.layout.host_line(host), &left.encode());
+        line::publish_and_fence(&self.memory, self.layout.host_line(host), &left.encode());
         Ok(())
     }
 }
@@ -590,7 +594,7 @@ pub fn change_membership_replacing<M: Memory>(
     loop {
         let is_late = memory.now() >= deadline;
         if line::read(memory, at)? != Some(request.encode()) {
-            line::announce(memory, at, &request.encode());
+            line::publish_and_fence(memory, at, &request.encode());
         }
         let (view, grant) = look(&mut views)?;
         if is_done(request, host, &view, &grant) {

@@ -29,7 +29,7 @@ use std::fmt;
 pub use cut::{Cut, GRAIN};
 pub use exchange::{Exchange, ExchangeError, Shard, ShardOrder};
 pub use meaning::ScheduleError;
-pub use plan::{Act, Block, Chunk, Plan, Read, SLOTS, Step, Turn};
+pub use plan::{Block, Chunk, Plan, RankAction, ResolvedSource, SLOTS, Step, Turn};
 pub use traffic::Traffic;
 pub use variant::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES, Variant};
 

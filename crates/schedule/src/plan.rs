@@ -33,7 +33,7 @@ pub struct Plan {
 #[derive(Debug, Default)]
 pub struct Step {
     /// What it does, in order.
-    pub actions: Vec<Act>,
+    pub actions: Vec<RankAction>,
     /// Ranks and the phase that each must have finished, in the same round, before their blocks are read here.
     pub awaits: Vec<Turn>,
     /// Ranks and the phase in which each last reads a block that is filled here: before the slot is filled again.
@@ -55,9 +55,9 @@ pub struct Turn {
 
 /// An action with its blocks found.
 #[derive(Debug)]
-pub struct Act {
+pub struct RankAction {
     /// What is combined, in this order but for the first two, whose order makes no difference to the bits.
-    pub sources: Vec<Read>,
+    pub sources: Vec<ResolvedSource>,
     /// The chunk of the output that receives it.
     pub output: Option<usize>,
     /// The block of this rank that receives it.
@@ -70,7 +70,7 @@ pub struct Act {
 
 /// Where an action reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
+pub enum ResolvedSource {
     /// A chunk of the input.
     Input(usize),
     /// A block of a rank.
@@ -220,9 +220,10 @@ impl Work<'_> {
     fn step(&self, phase: usize) -> Step {
         let mut step = Step::default();
         for action in &self.schedule.phases[phase].actions[self.rank] {
-            let mut sources: Vec<Read> = action.sources.iter().map(|source| self.from(source)).collect();
+            let mut sources: Vec<ResolvedSource> =
+                action.sources.iter().map(|source| self.from(source)).collect();
             // The kernels commute bit for bit. With a block in front the sum is begun by the copy out of the pool.
-            if sources.len() > 1 && matches!(sources[0], Read::Input(_)) {
+            if sources.len() > 1 && matches!(sources[0], ResolvedSource::Input(_)) {
                 sources.swap(0, 1);
             }
             for source in &action.sources {
@@ -237,7 +238,7 @@ impl Work<'_> {
                 self.block(self.rank, block, far)
             });
             let length = length(action);
-            step.actions.push(Act {
+            step.actions.push(RankAction {
                 sources,
                 output: action.output,
                 block,
@@ -248,10 +249,12 @@ impl Work<'_> {
         step
     }
 
-    fn from(&self, source: &Source) -> Read {
+    fn from(&self, source: &Source) -> ResolvedSource {
         match *source {
-            Source::Input(chunk) => Read::Input(chunk),
-            Source::Block { rank, block } => Read::Block(self.block(rank, block, self.is_far(rank))),
+            Source::Input(chunk) => ResolvedSource::Input(chunk),
+            Source::Block { rank, block } => {
+                ResolvedSource::Block(self.block(rank, block, self.is_far(rank)))
+            }
         }
     }
 

@@ -137,7 +137,7 @@ impl<'a, M: Memory> Extents<'a, M> {
         let at = self.0.layout.generation_line(self.0.host());
         if line::load(self.0.memory, at)?.is_none() {
             let limit = self.0.get(self.0.words().generation_limit());
-            line::announce(self.0.memory, at, &[limit, 0, 0, 0, 0, 0, 0]);
+            line::publish_and_fence(self.0.memory, at, &[limit, 0, 0, 0, 0, 0, 0]);
         }
         Ok(())
     }

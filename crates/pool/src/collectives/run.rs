@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
 use polder_mem::{Fault, Memory, Offset};
-use polder_schedule::{Act, Block, Chunk, Cut, Plan, Read, Step};
+use polder_schedule::{Block, Chunk, Cut, Plan, RankAction, ResolvedSource, Step};
 
 use super::data::{Data, Scratch, fill, length, pieces, place, range, write};
 use super::pace::Stores;
@@ -116,7 +116,7 @@ impl<M: Memory> Run<'_, M> {
         let sources = step.actions.iter().flat_map(|act| act.sources.iter().map(move |source| (act, source)));
         let mut any = false;
         for (act, source) in sources {
-            if let Read::Block(block) = source
+            if let ResolvedSource::Block(block) = source
                 && block.far
             {
                 let bytes = self.bytes(act, round);
@@ -131,7 +131,7 @@ impl<M: Memory> Run<'_, M> {
     }
 
     /// How many bytes an action moves in a round.
-    fn bytes(&self, act: &Act, round: u64) -> u64 {
+    fn bytes(&self, act: &RankAction, round: u64) -> u64 {
         let part = self.chunk(act.length, round);
         part.end - part.start
     }
@@ -150,15 +150,17 @@ impl<M: Memory> Run<'_, M> {
         self.group.staging(block.rank) + (self.half + self.cut.block_at(self.plan, block.index, round))
     }
 
-    fn act(&mut self, act: &Act, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
+    fn act(&mut self, act: &RankAction, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
         match (act.sources.as_slice(), &self.data) {
-            ([Read::Input(_)], Data::Pool { .. }) => {
-                self.show_in_pool(act, round);
+            ([ResolvedSource::Input(_)], Data::Pool { .. }) => {
+                self.stage_in_pool(act, round);
                 Ok(())
             }
-            ([Read::Block(block)], Data::Pool { .. }) => self.take_in_pool(act, block, round, scratch),
-            ([Read::Input(chunk)], _) => self.show(act, *chunk, round),
-            ([Read::Block(block)], _) => self.take(act, block, round),
+            ([ResolvedSource::Block(block)], Data::Pool { .. }) => {
+                self.fetch_in_pool(act, block, round, scratch)
+            }
+            ([ResolvedSource::Input(chunk)], _) => self.stage(act, *chunk, round),
+            ([ResolvedSource::Block(block)], _) => self.fetch_block(act, block, round),
             _ => {
                 pieces(self.bytes(act, round)).try_for_each(|piece| self.combine(act, round, &piece, scratch))
             }
@@ -166,13 +168,19 @@ impl<M: Memory> Run<'_, M> {
     }
 
     /// The caller's input stands where peers will read it; other hosts need it written back.
-    fn show_in_pool(&self, act: &Act, round: u64) {
+    fn stage_in_pool(&self, act: &RankAction, round: u64) {
         if let Some(block) = act.block.filter(|block| block.far) {
             self.group.memory().write_back(self.place(&block, round), self.bytes(act, round));
         }
     }
 
-    fn take_in_pool(&self, act: &Act, block: &Block, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
+    fn fetch_in_pool(
+        &self,
+        act: &RankAction,
+        block: &Block,
+        round: u64,
+        scratch: &mut Scratch,
+    ) -> Result<(), Fault> {
         let memory = self.group.memory();
         let (from, to) = (self.place(block, round), self.output_in_pool(act, round));
         pieces(self.bytes(act, round)).try_for_each(|piece| {
@@ -183,12 +191,12 @@ impl<M: Memory> Run<'_, M> {
     }
 
     /// Where an action's output lies in this rank's extent of the pool.
-    fn output_in_pool(&self, act: &Act, round: u64) -> Offset {
+    fn output_in_pool(&self, act: &RankAction, round: u64) -> Offset {
         let chunk = Chunk::Output(act.output.expect("an action on data in the pool has an output"));
         self.place(&Block { rank: self.group.rank(), index: 0, chunk: Some(chunk), far: false }, round)
     }
 
-    fn show(&mut self, act: &Act, chunk: usize, round: u64) -> Result<(), Fault> {
+    fn stage(&mut self, act: &RankAction, chunk: usize, round: u64) -> Result<(), Fault> {
         let from = self.chunk(Chunk::Input(chunk), round);
         if let Some(chunk) = act.output {
             let to = self.chunk(Chunk::Output(chunk), round);
@@ -198,7 +206,7 @@ impl<M: Memory> Run<'_, M> {
         shown.map_or(Ok(()), |(at, streams)| fill(self.group.memory(), at, self.data.input(&from), streams))
     }
 
-    fn take(&mut self, act: &Act, block: &Block, round: u64) -> Result<(), Fault> {
+    fn fetch_block(&mut self, act: &RankAction, block: &Block, round: u64) -> Result<(), Fault> {
         let memory = self.group.memory();
         let (from, to) = (self.place(block, round), self.chunk(act.length, round));
         let relayed = act.block.map(|block| (self.place(&block, round), self.streams(block.far)));
@@ -210,7 +218,7 @@ impl<M: Memory> Run<'_, M> {
     /// Combines a piece of all sources, the last of them straight into the caller's output if it takes one.
     fn combine(
         &mut self,
-        act: &Act,
+        act: &RankAction,
         round: u64,
         piece: &Range<u64>,
         scratch: &mut Scratch,
@@ -242,7 +250,7 @@ impl<M: Memory> Run<'_, M> {
     /// Combines the last source with `sum`, into the output where the caller has one, else into `sum`.
     fn combine_last<'b>(
         &'b mut self,
-        last: &Read,
+        last: &ResolvedSource,
         round: u64,
         piece: &Range<u64>,
         output: Option<Range<u64>>,
@@ -255,11 +263,11 @@ impl<M: Memory> Run<'_, M> {
             return Ok(sum);
         };
         let from = match last {
-            Read::Block(_) => {
+            ResolvedSource::Block(_) => {
                 self.fetch(last, round, piece, part)?;
                 None
             }
-            Read::Input(chunk) => Some(within(&self.chunk(Chunk::Input(*chunk), round), piece)),
+            ResolvedSource::Input(chunk) => Some(within(&self.chunk(Chunk::Input(*chunk), round), piece)),
         };
         match (&mut self.data, from) {
             (Data::Apart { input, output }, Some(from)) => {
@@ -289,11 +297,19 @@ impl<M: Memory> Run<'_, M> {
     }
 
     /// Copies a piece of a source into `into`.
-    fn fetch(&self, source: &Read, round: u64, piece: &Range<u64>, into: &mut [u8]) -> Result<(), Fault> {
+    fn fetch(
+        &self,
+        source: &ResolvedSource,
+        round: u64,
+        piece: &Range<u64>,
+        into: &mut [u8],
+    ) -> Result<(), Fault> {
         let memory = self.group.memory();
         match (source, &self.data) {
-            (Read::Block(block), _) => memory.copy_out(self.place(block, round) + piece.start, into),
-            (Read::Input(chunk), Data::Pool { .. }) => {
+            (ResolvedSource::Block(block), _) => {
+                memory.copy_out(self.place(block, round) + piece.start, into)
+            }
+            (ResolvedSource::Input(chunk), Data::Pool { .. }) => {
                 let own = Block {
                     rank: self.group.rank(),
                     index: 0,
@@ -302,7 +318,7 @@ impl<M: Memory> Run<'_, M> {
                 };
                 memory.copy_out(self.place(&own, round) + piece.start, into)
             }
-            (Read::Input(chunk), data) => {
+            (ResolvedSource::Input(chunk), data) => {
                 into.copy_from_slice(data.input(&within(&self.chunk(Chunk::Input(*chunk), round), piece)));
                 Ok(())
             }

@@ -93,7 +93,7 @@ impl<M: Memory> Directory<'_, M> {
                 let batch = first..(first + BATCH).min(layout.slots());
                 if host != self.site.host() {
                     memory.invalidate(layout.entry(host, first), u64::from(batch.end - first) * LINE);
-                    // SYNC: pairs with the `line::announce` of an entry, as in `Directory::create_in`.
+                    // SYNC: pairs with the `line::publish_and_fence` of an entry, as in `Directory::create_in`.
                     memory.fence_invalidations();
                 }
                 for slot in batch {

@@ -65,7 +65,7 @@ impl<M: Memory> Directory<'_, M> {
         self.set_intent(stripe.index, Intent::Condemn(slot));
         self.mark(Marks::Condemned, slot);
         let entry = Entry::Object(State::Condemned, record);
-        line::announce(self.site.memory, self.entry(slot), &entry.encode());
+        line::publish_and_fence(self.site.memory, self.entry(slot), &entry.encode());
         self.clear_intent(stripe.index);
         let hint = self.site.words().condemned_hint();
         self.site.set(hint, self.site.get(hint) + 1);
@@ -147,7 +147,7 @@ impl<M: Memory> Directory<'_, M> {
             // SYNC: pairs with `Chunks::look` of the host that takes the chunk next.
             self.site.memory.sfence();
         }
-        line::release(self.site.memory, self.entry(slot), &Entry::Free.encode());
+        line::publish_unfenced(self.site.memory, self.entry(slot), &Entry::Free.encode());
         self.unmark(marks, slot);
         if let Some(extent) = Extents(self.site).free(stripe)? {
             Chunks(self.site).try_give_back(Extents(self.site).chunks(extent));
@@ -190,7 +190,7 @@ impl<M: Memory> Directory<'_, M> {
         let (words, sum) = line::load_torn(memory, at)?;
         if let Some((_, record)) = entry::half_condemned(&words, sum) {
             self.mark(Marks::Condemned, slot);
-            line::announce(memory, at, &Entry::Object(State::Condemned, record).encode());
+            line::publish_and_fence(memory, at, &Entry::Object(State::Condemned, record).encode());
         }
         Ok(())
     }

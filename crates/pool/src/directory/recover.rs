@@ -92,7 +92,7 @@ impl<M: Memory> Directory<'_, M> {
         let entry = match entry::half_condemned(&words, sum) {
             Some((state, record)) if !is_whole => {
                 let entry = Entry::Object(state, record);
-                line::announce(site.memory, at, &entry.encode());
+                line::publish_and_fence(site.memory, at, &entry.encode());
                 Some(entry)
             }
             _ => is_whole.then(|| Entry::decode(&words)).flatten(),
@@ -114,7 +114,7 @@ impl<M: Memory> Directory<'_, M> {
         };
         if !keeps {
             tracing::debug!(host = site.host(), slot, ?entry, "an entry that was never whole is freed");
-            line::release(site.memory, at, &Entry::Free.encode());
+            line::publish_unfenced(site.memory, at, &Entry::Free.encode());
             return Ok(Some(generation));
         }
         site.retag(slot, 0, site.words().stripe_of(hash) as u8 + 1);
@@ -140,7 +140,7 @@ impl<M: Memory> Directory<'_, M> {
                 self.mark(Marks::Condemned, slot);
             } else {
                 tracing::debug!(host = site.host(), slot, ?record, "an entry that was freed before is freed");
-                line::release(site.memory, self.entry(slot), &Entry::Free.encode());
+                line::publish_unfenced(site.memory, self.entry(slot), &Entry::Free.encode());
             }
         }
     }
@@ -163,7 +163,7 @@ impl<M: Memory> Directory<'_, M> {
         };
         let next = limit.unwrap_or(highest + (1 << 32)).max(highest + 1);
         if limit.is_none() {
-            line::announce(site.memory, at, &[next, 0, 0, 0, 0, 0, 0]);
+            line::publish_and_fence(site.memory, at, &[next, 0, 0, 0, 0, 0, 0]);
         }
         site.set(words.generation_limit(), next);
         site.set(words.generation(), next);

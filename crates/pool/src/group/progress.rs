@@ -197,7 +197,7 @@ impl Mark {
 
 /// What we last saw of a peer.
 #[derive(Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct PeerProgress {
     words: Cell<Words>,
     /// Since when looks have met a line that was not whole.
     torn: Cell<Option<Nanos>>,
@@ -205,7 +205,7 @@ pub(crate) struct Standing {
     looked: Cell<Nanos>,
 }
 
-impl Standing {
+impl PeerProgress {
     /// The furthest progress that was seen.
     pub(crate) fn mark(&self) -> u64 {
         self.words.get()[0]

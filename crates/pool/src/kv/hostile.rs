@@ -72,9 +72,9 @@ fn heap() -> Heap {
     let memory = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
     format(&memory, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it is empty");
     // Whoever was here before them was evicted: so what a control line says of its host's end counts.
-    line::announce(&memory, layout.view_line(1, 0), &View::starting(1));
+    line::publish_and_fence(&memory, layout.view_line(1, 0), &View::starting(1));
     let view = View { epoch: CHANGES + 1, keeper: 1, evicted: 3, ..View::INITIAL };
-    line::announce(&memory, layout.view_line(1, View::line_of(view.epoch)), &view.encode());
+    line::publish_and_fence(&memory, layout.view_line(1, View::line_of(view.epoch)), &view.encode());
     memory
 }
 

@@ -155,7 +155,7 @@ mod tests {
         let heap = heap();
         format(&heap, &TINY, Uuid(9), Overwrite::Refuse).unwrap();
         heap.store(Layout::new(&TINY, BYTES).unwrap().entry(1, 0), 7);
-        line::announce(&heap, Offset(0), &[0; line::WORDS]);
+        line::publish_and_fence(&heap, Offset(0), &[0; line::WORDS]);
         heap.copy_in(Offset(1080), &[0x53, 0xef]).unwrap();
         assert!(refused(&heap).unwrap().contains("ext4"));
         heap.copy_in(Offset(1080), &[0, 0]).unwrap();

@@ -338,13 +338,13 @@ pub fn format_as<M: Memory>(
         expect_vacant(memory, std::iter::once(0..layout.chunk_area.0))?;
     }
     // A pool that was here ends with its first line, before anything else of it does.
-    line::announce(memory, Offset(0), &[0; line::WORDS]);
+    line::publish_and_fence(memory, Offset(0), &[0; line::WORDS]);
     if overwrite != Overwrite::Zeros {
         zero(memory, Offset(LINE), layout.chunk_area.0 - LINE)?;
     }
     // SYNC: the fence of the second line comes between the zeros and the first line, by which `read_superblock` goes.
-    line::announce(memory, Offset(LINE), &superblock.division(&layout));
-    line::announce(memory, Offset(0), &superblock.identity());
+    line::publish_and_fence(memory, Offset(LINE), &superblock.division(&layout));
+    line::publish_and_fence(memory, Offset(0), &superblock.identity());
     Ok(superblock)
 }
 

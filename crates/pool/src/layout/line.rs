@@ -45,14 +45,14 @@ pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
 
 /// Gives up what the line at `at` says, for `words`: other hosts see it at some time, and nothing depends on when.
 // SYNC: pairs with `read`.
-pub fn release<M: Memory>(memory: &M, at: Offset, words: &Words) {
+pub fn publish_unfenced<M: Memory>(memory: &M, at: Offset, words: &Words) {
     store(memory, at, words);
     memory.write_back(at, LINE);
 }
 
 /// Publishes the line at `at` before a scan of other lines: later loads wait until other hosts can see it (rule 4).
 // SYNC: pairs with `read`, in both directions: of two who announce and then scan, at least one sees the other.
-pub fn announce<M: Memory>(memory: &M, at: Offset, words: &Words) {
+pub fn publish_and_fence<M: Memory>(memory: &M, at: Offset, words: &Words) {
     store(memory, at, words);
     // What is announced leaves the cache.
     memory.write_back(at, LINE);
@@ -63,7 +63,7 @@ pub fn announce<M: Memory>(memory: &M, at: Offset, words: &Words) {
 ///
 /// # Errors
 /// [`Fault`] when the memory itself fails.
-// SYNC: pairs with `publish` and `announce`.
+// SYNC: pairs with `publish` and `publish_and_fence`.
 pub fn read<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
     memory.invalidate(at, LINE);
     memory.fence_invalidations();

@@ -199,7 +199,7 @@ impl<'a, M: Memory> Claimant<'a, M> {
         }
         self.rival = None;
         // The claim is out before its author waits for the answer.
-        line::announce(self.memory, at, &self.request());
+        line::publish_and_fence(self.memory, at, &self.request());
         Ok(())
     }
 

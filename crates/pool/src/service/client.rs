@@ -130,7 +130,7 @@ impl<M: Memory> Client<M> {
         let at = order_lines(self.parts.members[self.parts.own].at);
         for (index, words) in (0..).zip(order.lines(self.parts.step)) {
             // The push that follows fences it.
-            line::release(&self.parts.memory, at.lines(index), &words);
+            line::publish_unfenced(&self.parts.memory, at.lines(index), &words);
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl Head {
     pub(super) fn publish<M: Memory>(&self, memory: &M, object: &Object, number: u64) {
         let [low, high] = halves(self.sum);
         let words = [number, stamp(object), self.manifest_bytes, low, high, self.attempt, 0];
-        line::announce(memory, object.at().lines(HEAD_LINE), &words);
+        line::publish_and_fence(memory, object.at().lines(HEAD_LINE), &words);
     }
 
     /// The head of this object, if it has one.

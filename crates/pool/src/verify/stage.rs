@@ -63,7 +63,7 @@ impl Stage {
         }
         let layout = Rc::clone(&stage.layout);
         stage.world.setup(|memory| {
-            line::announce(&memory, layout.view_line(1, 0), &View::starting(1));
+            line::publish_and_fence(&memory, layout.view_line(1, 0), &View::starting(1));
             // Whoever was here before them was evicted.
             Self::publish_view(&memory, &layout, &View { evicted: (1 << hosts) - 1, ..LAUNCHED });
         });
@@ -95,7 +95,7 @@ impl Stage {
     /// Makes the view say that `host` is off for certain.
     pub(super) fn fence(memory: &ModelMemory, layout: &Layout, host: u16) {
         let grant = Grant { nonce: 0, boot: 1, incarnation: 1, epoch: 0, evicted_through: 1 };
-        line::announce(memory, layout.grant_line(1, host), &grant.encode());
+        line::publish_and_fence(memory, layout.grant_line(1, host), &grant.encode());
         let all = (1 << layout.geometry().hosts) - 1;
         Self::publish_view(
             memory,
@@ -106,7 +106,11 @@ impl Stage {
 
     /// What a keeper does to change the view.
     pub(super) fn publish_view(memory: &ModelMemory, layout: &Layout, view: &View) {
-        line::announce(memory, layout.view_line(view.keeper, View::line_of(view.epoch)), &view.encode());
+        line::publish_and_fence(
+            memory,
+            layout.view_line(view.keeper, View::line_of(view.epoch)),
+            &view.encode(),
+        );
     }
 }
 
@@ -150,7 +154,7 @@ impl Process {
 
     pub(super) fn arrive(&self) {
         let line = HostLine { state: HostState::Live, boot: 1, incarnation: 1, epoch: 0 };
-        line::announce(&self.memory, self.layout.host_line(self.host()), &line.encode());
+        line::publish_and_fence(&self.memory, self.layout.host_line(self.host()), &line.encode());
     }
 
     pub(super) const fn host(&self) -> u16 {

@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use polder_schedule::{Act, Block, Chunk, Collective, Cut, GRAIN, Plan, Read, Schedule, Source};
+use polder_schedule::{
+    Block, Chunk, Collective, Cut, GRAIN, Plan, RankAction, ResolvedSource, Schedule, Source,
+};
 
 /// A small generator, so that a failure is repeated by its seed.
 pub(crate) struct Random(pub(crate) u64);
@@ -304,7 +306,7 @@ impl<'a> World<'a> {
         operation: usize,
         round: u64,
         phase: usize,
-        (act, action): (&Act, usize),
+        (act, action): (&RankAction, usize),
         piece: u64,
     ) -> Result<(), String> {
         let whole = &self.operations[operation];
@@ -340,17 +342,17 @@ impl<'a> World<'a> {
         rank: usize,
         operation: usize,
         round: u64,
-        source: &Read,
+        source: &ResolvedSource,
         piece: &Range<u64>,
     ) -> Result<Vec<u8>, String> {
         let whole = &self.operations[operation];
         match source {
-            Read::Input(chunk) => {
+            ResolvedSource::Input(chunk) => {
                 let from = whole.cut.part(Chunk::Input(*chunk), round);
                 let from = from.start + piece.start..from.start + piece.end;
                 Ok(self.ranks[rank].buffers[operation].input(&from).to_vec())
             }
-            Read::Block(block) => {
+            ResolvedSource::Block(block) => {
                 let (name, phase) = maker(whole, block);
                 let made = (operation + 1, whole.plans[block.rank].number(round, phase));
                 if block.rank != rank && self.ranks[rank].seen[block.rank] < made {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use polder_platform::{Bandwidth, Exchange, Sharing};
 use polder_schedule::{
-    Act, Collective, Cut, DIRECT_BYTES, Plan, Read, SEGMENT_BYTES, STAGING_BYTES, Variant,
+    Collective, Cut, DIRECT_BYTES, Plan, RankAction, ResolvedSource, SEGMENT_BYTES, STAGING_BYTES, Variant,
 };
 
 use super::cores::Cores;
@@ -216,12 +216,12 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: MessagePlace)
 fn kinds(plan: &Plan, place: MessagePlace, streamed: &BTreeSet<(usize, usize)>) -> Vec<Vec<Kinds>> {
     // Chunks of the message that the rank has had in its cache.
     let mut had = BTreeSet::new();
-    let mut of_act = |act: &Act| {
+    let mut of_act = |act: &RankAction| {
         let (mut inputs, mut blocks, mut fetched) = (vec![], vec![], 0.0);
         for source in &act.sources {
             match source {
-                Read::Input(chunk) => inputs.push(*chunk),
-                Read::Block(block) => {
+                ResolvedSource::Input(chunk) => inputs.push(*chunk),
+                ResolvedSource::Block(block) => {
                     fetched += f64::from(streamed.contains(&(block.rank, block.index)));
                     blocks.push(block.far);
                 }

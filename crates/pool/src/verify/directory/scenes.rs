@@ -630,7 +630,7 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
 
 /// Tells another host by a store, as programs do, which what the call before has fenced comes before.
 fn tell_by_store(memory: &ModelMemory, at: Offset, found: u64) {
-    line::release(memory, at, &[found, 0, 0, 0, 0, 0, 0]);
+    line::publish_unfenced(memory, at, &[found, 0, 0, 0, 0, 0, 0]);
 }
 
 /// What another host tells by a store.
@@ -1354,7 +1354,7 @@ fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.spawn(2, 0, move |memory| {
         given.await_(&memory, 2);
         let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
-        line::announce(&memory, layout.grant_line(1, reader), &grant.encode());
+        line::publish_and_fence(&memory, layout.grant_line(1, reader), &grant.encode());
         Stage::publish_view(&memory, &layout, &out);
         given.give(3);
     });
@@ -1378,7 +1378,7 @@ fn come_back(seed: u64, mut dice: Dice) -> Outcome {
     let id_source = if how == 0 { IdSource::Launcher } else { IdSource::Keeper };
     stage.world.setup(|memory| {
         let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
-        line::announce(&memory, layout.grant_line(1, host), &grant.encode());
+        line::publish_and_fence(&memory, layout.grant_line(1, host), &grant.encode());
         Stage::publish_view(&memory, &layout, &View { id_source, ..fenced });
     });
     let cue = Cue::default();
@@ -1390,9 +1390,9 @@ fn come_back(seed: u64, mut dice: Dice) -> Outcome {
             0 => {}
             1 | 2 => Stage::publish_view(&memory, &layout, &View { epoch: 1_000_003, ..back }),
             _ => {
-                line::announce(&memory, layout.view_line(2, 0), &View::starting(2));
+                line::publish_and_fence(&memory, layout.view_line(2, 0), &View::starting(2));
                 let grant = Grant { boot: 2, incarnation: 2, evicted_through: 1, ..Grant::default() };
-                line::announce(&memory, layout.grant_line(2, host), &grant.encode());
+                line::publish_and_fence(&memory, layout.grant_line(2, host), &grant.encode());
                 Stage::publish_view(&memory, &layout, &View { epoch: 2_000_001, keeper: 2, ..back });
             }
         }
@@ -1402,7 +1402,7 @@ fn come_back(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.spawn(host, 0, move |memory| {
         given.await_(&memory, 2);
         let line = HostLine { state: HostState::Live, boot: 2, incarnation: 2, epoch: fenced.epoch };
-        line::announce(&memory, layout.host_line(host), &line.encode());
+        line::publish_and_fence(&memory, layout.host_line(host), &line.encode());
         let process = Process::enter(memory, &layout, host);
         let object = create(&process).expect("nobody else creates anything");
         process.directory().close(&object);
