@@ -7,6 +7,7 @@
 //! - `memory` computes the time of accesses, by the size of the working set;
 //! - `sync` computes that of a step with a parameter service;
 //! - `program` follows the ranks of MPI programs;
+//! - `scaling` computes what many ranks take from what fewer took;
 //! - `pages` follows the pages of a host's services on two tiers;
 //! - `formats` reads models and layouts;
 //! - `judge` compares predictions with published and measured figures;
@@ -29,6 +30,7 @@ pub mod offload;
 pub mod pages;
 pub mod program;
 mod random;
+mod scaling;
 mod search;
 mod step;
 pub mod sync;
@@ -49,6 +51,7 @@ pub use judge::{
     cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, toptier, vistara, vistara_fair,
     vistara_ratio, vistara_services, vistara_tier,
 };
+pub use scaling::Scaling;
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::pays::{CellCost, FabricMap, MapCell, PaysError, PaysQuestion};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text`, `fidelity`, `given`, `random` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 16] = [
+/// Each folder with what it may import of the crate. `text`, `fidelity`, `given`, `random`, `message` and `scaling` are files that import no folder.
+const TABLE: [(&str, &[&str]); 17] = [
     ("text", &[]),
     ("fidelity", &[]),
     ("given", &[]),
     ("random", &[]),
     ("message", &[]),
+    ("scaling", &[]),
     ("contention", &["fidelity", "random"]),
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),

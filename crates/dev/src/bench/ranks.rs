@@ -1,5 +1,5 @@
 //! `polder-dev bench ranks`: many endpoints on emulated hosts send each other messages of each size, and what a rank and a pair
-//! take of the pool.
+//! take of the pool. Beside each figure stands what three smaller jobs on as many hosts predict.
 //!
 //! Each host is a process with all endpoints of that host. In step `s` rank `r` sends to rank `r + s`, and receives from rank
 //! `r - s`. Every byte that comes is held against the one that was sent.
@@ -20,7 +20,8 @@ use polder_pool::{Geometry, Pool, inspect};
 use crate::Failure;
 use polder_measure::Scratch;
 use polder_measure::pair::{Helper, settings};
-use polder_measure::{Row, Sample};
+use polder_measure::{Better, Row, Sample};
+use polder_sim::Scaling;
 
 /// Steps that a rank is ahead of the slowest of its operations.
 const AHEAD: usize = 2;
@@ -30,6 +31,9 @@ const ADDRESSES: &str = "/bench/addresses";
 /// Bytes of an address, and of a figure of a host.
 const ADDRESS: usize = 16;
 const KIND: u8 = 1;
+/// Ranks a host of the jobs that a larger one is predicted from, and how often each runs: the median counts.
+const SMALLER: [u16; 3] = [1, 4, 16];
+const RUNS: usize = 3;
 
 /// How many ranks, and what they send.
 #[derive(clap::Args, Clone)]
@@ -75,6 +79,54 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
             "{ranks} ranks are not as many on each of {hosts} hosts; give a multiple"
         )));
     }
+    let each = ranks / hosts;
+    let smaller = if each > SMALLER[2] { &SMALLER[..] } else { &[] };
+    let smaller = smaller.iter().map(|each| median_of(arguments, each * hosts));
+    let smaller = smaller.collect::<Result<Vec<_>, Failure>>()?;
+    let job = run_job(arguments, ranks)?;
+    let rows = job.into_iter().enumerate().filter_map(|(index, figure)| {
+        let Figure { what, metric, value, unit, .. } = &figure;
+        let case = format!("{what} {ranks} ranks {hosts} hosts {kind}");
+        let row = Row::measured("ranks", case, metric, Sample::of(vec![*value])?, unit);
+        let jobs = smaller.iter().zip(SMALLER).map(|(job, each)| (u32::from(each * hosts), job[index].total));
+        let scaling = <[_; 3]>::try_from(jobs.collect::<Vec<_>>()).ok().and_then(Scaling::through);
+        // What is told of no job, such as room for rings, which has a limit.
+        let scaling = scaling.filter(|_| figure.total > 0.0);
+        let predicted = scaling.map(|scaling| scaling.at(ranks.into()) * value / figure.total);
+        Some(match predicted {
+            Some(predicted) => row.beside("predicted", predicted, Better::Less),
+            None => row,
+        })
+    });
+    Ok(rows.collect())
+}
+
+/// What a job had: one of its figures.
+struct Figure {
+    what: String,
+    metric: &'static str,
+    value: f64,
+    unit: &'static str,
+    /// That of the whole job, which more ranks make larger; 0 where nothing predicts it.
+    total: f64,
+}
+
+/// The figures of a job of so many ranks, each the median of a few runs.
+fn median_of(arguments: &Arguments, ranks: u16) -> Result<Vec<Figure>, Failure> {
+    let runs = (0..RUNS).map(|_| run_job(arguments, ranks)).collect::<Result<Vec<_>, _>>()?;
+    let median = |index: usize| Sample::of(runs.iter().map(|figures| figures[index].total).collect());
+    let totals: Vec<_> = (0..runs[0].len()).filter_map(median).collect();
+    let figures = runs.into_iter().next().unwrap_or_default();
+    Ok(figures
+        .into_iter()
+        .zip(totals)
+        .map(|(figure, total)| Figure { total: total.median, ..figure })
+        .collect())
+}
+
+/// Runs a job of so many ranks in a pool of its own.
+fn run_job(arguments: &Arguments, ranks: u16) -> Result<Vec<Figure>, Failure> {
+    let Arguments { hosts, kind, .. } = arguments.clone();
     let bytes = arguments.size.0;
     let usual = Geometry::for_region(bytes);
     // The announcements of a process: each endpoint, with its objects of blocks, and the rings of pairs.
@@ -82,8 +134,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let scratch = Scratch::new()?;
     let path = scratch.path().join("pool");
     session::create(&path, bytes, &geometry)?;
+    // That of the job which is asked for, so that smaller ones have no more room for each rank.
     let memory_per_rank =
-        arguments.memory_per_rank.map_or(bytes / u64::from(ranks) / 2, |ByteCount(bytes)| bytes);
+        arguments.memory_per_rank.map_or(bytes / u64::from(arguments.ranks) / 2, |ByteCount(bytes)| bytes);
     let messages: Vec<u64> = arguments.messages.iter().map(|size| size.0).collect();
     let second = |host| Second {
         path: path.clone(),
@@ -95,9 +148,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
         messages: messages.clone(),
     };
     let helpers = (1..hosts).map(|host| start(&second(host))).collect::<Result<Vec<_>, _>>()?;
-    let rows = host(&second(0))?;
+    let figures = host(&second(0))?;
     helpers.into_iter().try_for_each(Helper::finish)?;
-    Ok(rows)
+    Ok(figures)
 }
 
 fn start(second: &Second) -> Result<Helper, Failure> {
@@ -113,7 +166,7 @@ pub(crate) fn second(second: &Second) -> Result<(), Failure> {
     host(second).map(drop)
 }
 
-fn host(second: &Second) -> Result<Vec<Row>, Failure> {
+fn host(second: &Second) -> Result<Vec<Figure>, Failure> {
     let session = Session::open(&settings(&second.path, second.kind, second.host))?;
     Host::new(Arc::clone(session.pool()), second)?.measure()
 }
@@ -150,31 +203,33 @@ impl<'a, M: Memory + 'static> Host<'a, M> {
         Ok(Self { pool, second, group, ranks: vec![] })
     }
 
-    fn measure(mut self) -> Result<Vec<Row>, Failure> {
-        let (ranks, hosts) = (f64::from(self.second.ranks), self.second.hosts);
+    fn measure(mut self) -> Result<Vec<Figure>, Failure> {
+        let ranks = f64::from(self.second.ranks);
         let pairs = ranks * (ranks - 1.0) / 2.0;
-        let case =
-            |what: &str| format!("{what} {} ranks {hosts} hosts {}", self.second.ranks, self.second.kind);
-        let mut rows = vec![];
+        let figure =
+            |what: &str, metric, value, unit, total| Figure { what: what.into(), metric, value, unit, total };
+        let mut figures = vec![];
         let joined = self.timed(Self::open)?;
         let mut before = self.taken()?;
-        rows.extend(row(case("open and exchange addresses"), "time", joined, "s"));
-        rows.extend(row(case("open"), "memory a rank", before / ranks, "B"));
-        for &bytes in &self.second.messages {
-            let what = case(&format!("all-to-all {bytes} B"));
+        figures.push(figure("open and exchange addresses", "time", joined, "s", joined));
+        figures.push(figure("open", "memory a rank", before / ranks, "B", before));
+        for (index, &bytes) in self.second.messages.iter().enumerate() {
+            let what = format!("all-to-all {bytes} B");
             let seconds = self.timed(|host| host.exchange(bytes as usize))?;
             let after = self.taken()?;
-            rows.extend(row(what.clone(), "time", seconds, "s"));
-            rows.extend(row(what.clone(), "bandwidth", 2.0 * pairs * bytes as f64 / seconds / 1e9, "GB/s"));
-            rows.extend(row(what.clone(), "memory a rank", after / ranks, "B"));
-            rows.extend(row(what, "memory a pair more", (after - before) / pairs, "B"));
+            // The first makes a small ring for each pair. Others make rings of pairs, as long as there is room.
+            let [rank, pair] = if index == 0 { [after, after - before] } else { [0.0; 2] };
+            figures.push(figure(&what, "time", seconds, "s", seconds));
+            figures.push(figure(&what, "bandwidth", 2.0 * pairs * bytes as f64 / seconds / 1e9, "GB/s", 0.0));
+            figures.push(figure(&what, "memory a rank", after / ranks, "B", rank));
+            figures.push(figure(&what, "memory a pair more", (after - before) / pairs, "B", pair));
             before = after;
         }
         let Self { ranks: ends, mut group, .. } = self;
         group.barrier()?;
         drop(ends);
         group.barrier()?;
-        Ok(rows)
+        Ok(figures)
     }
 
     /// Seconds that all hosts take for this.
@@ -252,6 +307,8 @@ impl<'a, M: Memory + 'static> Host<'a, M> {
             }
             if !moved {
                 std::thread::yield_now();
+                // Others may have begun to talk meanwhile.
+                self.ranks.iter_mut().for_each(|rank| rank.end.read_news_next());
             }
             if Instant::now() > deadline {
                 return Err(Failure(format!("an all-to-all of {bytes} B takes more than {PATIENCE:?}")));
@@ -329,10 +386,6 @@ fn fill(message: &mut [u8], from: usize, to: usize) {
 fn differs(message: &[u8], from: usize, to: usize) -> Option<usize> {
     let wrong = |(found, word): (&[u8], [u8; 8])| found != &word[..found.len()];
     message.chunks(8).zip(words(from, to)).position(wrong).map(|index| index * 8)
-}
-
-fn row(case: String, metric: &'static str, value: f64, unit: &'static str) -> Option<Row> {
-    Sample::of(vec![value]).map(|sample| Row::measured("ranks", case, metric, sample, unit))
 }
 
 #[cfg(test)]
