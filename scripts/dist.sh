@@ -8,11 +8,17 @@ out=${1:-dist}
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 say "building the polder command and the Python module (minutes, the first time)"
-# None of these has the model of the protocols or instruments, which `make dev` builds.
-cargo build --profile dist -p polder-cli
+# None of these has the model of the protocols or instruments, which `make dev` builds. The command's last pass takes one core for a
+# minute, in a folder of its own: the libraries are built meanwhile.
+build_command() {
+    cargo build --profile dist -p polder-cli
+}
+build_command &
+command=$!
 cargo build --release -p polder-rehearse -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
 # As the Python module, libpolder knows POLDER_WRAP=shadow.
 cargo build --release -p polder-capi -p polder-sim
+wait "$command"
 
 # A wheel's data goes to these folders of the environment that it is installed into.
 data=target/wheel/polder_memory.data

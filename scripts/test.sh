@@ -4,6 +4,8 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/dev:$PWD/.cache/tools/bin:$PATH"
 export PATH RUSTDOCFLAGS="-D warnings"
+# Of the make that started this: cargo and rustdoc would look in vain for its jobs.
+unset MAKEFLAGS MFLAGS
 
 step() {
     name=$1; shift
