@@ -1,5 +1,5 @@
-//! Runs one group's calls in the order of their submission. If the caller waits and no other call is queued, a call runs on the
-//! caller's thread. Otherwise it runs on a thread of the group, so that the program goes on meanwhile. What is to be told of a call's
+//! Runs one group's calls in the order of their submission. A call that its caller waits for runs on the caller's thread, once no other
+//! is queued. A call that is submitted runs on a thread of the group, so that the program goes on meanwhile. What is to be told of a call's
 //! end is told on threads of its own (see [`crate::tellers`]), because it may wait for the next call.
 
 use std::collections::VecDeque;

@@ -47,8 +47,8 @@ fn row(argument: &Arg) -> String {
     format!("| {}{needed} | {what} |\n", spelled(argument))
 }
 
-/// A command's part of the page, and those of its commands.
-fn page(command: &Command, path: &str, into: &mut String) {
+/// A command's part of the page, and those of its commands, which take the options that `inherited` gives.
+fn page(command: &Command, path: &str, inherited: &str, into: &mut String) {
     write!(into, "\n## {path}\n").expect("a string takes it");
     if let Some(text) = command.get_about() {
         write!(into, "\n{}.\n", cell(&text.to_string())).expect("a string takes it");
@@ -56,19 +56,30 @@ fn page(command: &Command, path: &str, into: &mut String) {
     let own = |argument: &&Arg| {
         !argument.is_hide_set() && !["help", "version"].contains(&argument.get_id().as_str())
     };
-    let rows: String = command.get_arguments().filter(own).map(row).collect();
+    let rows: String = command.get_arguments().filter(own).map(row).collect::<String>() + inherited;
     if !rows.is_empty() {
-        write!(into, "\n| option | what it does |\n|---|---|\n{rows}").expect("a string takes it");
+        write!(
+            into,
+            "
+| option | what it does |
+|---|---|
+{rows}"
+        )
+        .expect("a string takes it");
     }
+    // What all commands take stands once, with the first.
+    let global =
+        command.get_arguments().filter(own).filter(|option| option.is_global_set() && path != "polder");
+    let inherited = global.map(row).collect::<String>() + inherited;
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-        page(inner, &format!("{path} {}", inner.get_name()), into);
+        page(inner, &format!("{path} {}", inner.get_name()), &inherited, into);
     }
 }
 
 #[test]
 fn the_page_of_options_is_what_the_command_says() {
     let mut made = HEAD.to_owned();
-    page(&Cli::command(), "polder", &mut made);
+    page(&Cli::command(), "polder", "", &mut made);
     match std::env::var_os("POLDER_BLESS") {
         Some(_) => fs::write(PAGE, made).unwrap(),
         None => assert!(
