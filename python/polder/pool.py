@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from math import prod
 from operator import index
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
@@ -15,6 +15,9 @@ from numpy.typing import DTypeLike, NDArray
 from polder import _core
 from polder._core import Entry
 from polder.errors import ArgumentError, ClosedError, NameExistsError, NotFoundError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["Entry", "Object", "Pool"]
 
@@ -278,7 +281,7 @@ class Object(_core.Object):
             The memory failed.
         """
         array = np.empty(self.shape, self.dtype)
-        self.read_into(array)
+        super().read_into(array)
         array.flags.writeable = False
         yield array
 
@@ -314,9 +317,56 @@ class Object(_core.Object):
         """
         array = np.zeros(self.shape, self.dtype)
         if not fresh:
-            self.read_into(array)
+            super().read_into(array)
         yield array
-        self.write_from(array)
+        super().write_from(array)
+
+    def read_into(self, array: "Buffer | NDArray[Any]") -> None:
+        """Fills `array` with the object as it is now in the pool.
+
+        Parameters
+        ----------
+        array : buffer
+            Of the object's dtype and shape, or as many bytes; C-contiguous and writable.
+
+        Raises
+        ------
+        ArgumentError
+            It is another array.
+        MemoryFaultError
+            The memory failed.
+        """
+        self._expect_alike(array)
+        super().read_into(array)
+
+    def write_from(self, array: "Buffer | NDArray[Any]") -> None:
+        """Publishes `array` as the object.
+
+        Parameters
+        ----------
+        array : buffer
+            Of the object's dtype and shape, or as many bytes; C-contiguous.
+
+        Raises
+        ------
+        ArgumentError
+            It is another array.
+        MemoryFaultError
+            The memory failed.
+        """
+        self._expect_alike(array)
+        super().write_from(array)
+
+    def _expect_alike(self, array: "Buffer | NDArray[Any]") -> None:
+        given: NDArray[Any] = array if isinstance(array, np.ndarray) else np.asarray(memoryview(array))
+        is_bytes = (
+            given.ndim == 1 and given.dtype == np.uint8 and given.nbytes == prod(self.shape) * self.dtype.itemsize
+        )
+        if not is_bytes and (given.dtype != self.dtype or given.shape != self.shape):
+            raise ArgumentError(
+                f"{self.name} has dtype {self.dtype} and shape {self.shape}, the array {given.dtype} and "
+                f"{given.shape}; give one that is alike, or as many bytes"
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +154,41 @@ def test_the_pool_keeps_dtype_and_shape_and_others_are_refused_by_name(scratch: 
         assert "/union" not in [entry.name for entry in one.list()]
 
 
+def test_an_array_that_is_not_alike_is_neither_written_nor_filled(pool: polder.Pool) -> None:
+    object = pool.create("/floats", shape=(3, 4), dtype="float32")
+    array = np.arange(12, dtype="float32").reshape(3, 4)
+    object.write_from(array)
+    others: list[Any] = [
+        array.astype("int32"),
+        array.astype(">f4"),
+        array.reshape(4, 3),
+        array[0],
+        np.empty(6),
+        bytearray(47),
+    ]
+    for other in others:
+        for call in (object.write_from, object.read_into):
+            with pytest.raises(polder.ArgumentError, match=r"/floats has dtype float32 and shape \(3, 4\), the array "):
+                call(other)
+    read = bytearray(48)
+    object.read_into(read)
+    assert bytes(read) == array.tobytes()
+    object.close()
+
+
+def test_an_evicted_hosts_objects_are_neither_read_nor_written(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch) as pool, pool.create("/one", shape=1) as one:
+        command = [Path(sys.executable).parent / "polder", "pool", "evict", "3", "--pool", scratch / "pool"]
+        subprocess.run(command, check=True, env={**os.environ, "POLDER_RUN": str(scratch)}, capture_output=True)
+        with pytest.raises(polder.EvictedError):
+            while True:
+                pool.create("/other", shape=1).close()
+                pool.destroy("/other")
+        for call in (lambda: one.write_from(bytes(1)), lambda: one.read_into(bytearray(1))):
+            with pytest.raises(polder.EvictedError):
+                call()
+
+
 def test_an_object_that_may_exist_is_opened_if_it_is_what_is_asked_for(pool: polder.Pool) -> None:
     with pool.create("/x", shape=3, dtype="int16", exist_ok=True).write() as array:
         array[:] = 7
@@ -293,7 +329,7 @@ def test_a_host_id_that_another_machine_holds_is_refused(scratch: Path) -> None:
         path.open("r+b") as file,
         mmap.mmap(file.fileno(), 0) as pool,
     ):
-        held = holder.create("/held", 10)
+        holder.create("/held", 10).close()
 
         def find(told: Callable[[list[int]], bool]) -> tuple[int, list[int]]:
             lines = ((at, list(struct.unpack_from("<7Q", pool, at))) for at in range(4096, len(pool), 64))
@@ -322,8 +358,7 @@ def test_a_host_id_that_another_machine_holds_is_refused(scratch: Path) -> None:
             over.set()
             beating.join()
         pool[host_line : host_line + 64] = sealed(host)
-        with held.write() as array:
-            array[:] = 1
+        # Its heartbeat may have seen the other line: then it writes no more.
         assert [entry.name for entry in holder.list()] == ["/held"]
 
 

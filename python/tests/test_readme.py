@@ -87,10 +87,13 @@ def test_every_name_of_the_page_of_lives_is_in_its_file() -> None:
     assert len(rows) > 40
     defines = r"(?:fn|def|class|struct|enum|trait|type|macro_rules!|impl<.*>) {}\b"
     for _, files, names, _ in rows:
-        text = "".join((ROOT / file).read_text() for file in re.findall(r"`(.*?)`", files))
-        for name in re.findall(r"`(.*?)`", names):
-            for part in re.split(r"::|\.", name):
-                assert part == "new" or re.search(defines.format(part), text), f"{name} is not in {files}"
+        texts = {file: (ROOT / file).read_text() for file in re.findall(r"`(.*?)`", files)}
+        parts = {part for name in re.findall(r"`(.*?)`", names) for part in re.split(r"::|\.", name)} - {"new"}
+        found = {
+            part: {file for file, text in texts.items() if re.search(defines.format(part), text)} for part in parts
+        }
+        assert not [part for part in parts if not found[part]], f"not in {files}"
+        assert set(texts) == set().union(*found.values()), f"a file has no name of its row: {names}"
     for file in re.findall(r"`((?:crates|python)/.*?)`", (ROOT / "docs/life.md").read_text()):
         assert (ROOT / file).exists(), file
 

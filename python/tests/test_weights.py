@@ -118,8 +118,23 @@ def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool
                 weights.read_into("t1", bad, offset)
         with pytest.raises(polder.ArgumentError, match="contiguous"):
             weights.read_into("t2", into.T, (0, 0))
+        one = torch.full((5, 2), torch.nan)[:1, :1]
+        weights.read_into("t2", one, (0, 0))
+        assert one.item() == whole["t2"][0, 0]
         with pytest.raises(KeyError, match="'t9' is no tensor of the weights llm, version 1"):
             weights["t9"]
+
+
+def test_one_element_of_a_larger_tensor_is_published(pool: polder.Pool) -> None:
+    polder.weights.publish("llm", {"w": torch.arange(10.0).reshape(5, 2)[2:3, 1:]}, pool=pool)
+    with polder.weights.open("llm", pool=pool) as weights:
+        assert torch.equal(weights["w"], torch.tensor([[5.0]]))
+
+
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(pool: polder.Pool) -> None:
+    for timeout in (float("nan"), -1):
+        with pytest.raises(polder.ArgumentError, match="give seconds, 0 or more"):
+            polder.weights.wait("llm", timeout=timeout, pool=pool)
 
 
 def test_damage_is_found_in_a_part_too(pool: polder.Pool) -> None:

@@ -42,9 +42,12 @@ const SERVICES: [ExampleService<'static>; 3] = [
 /// # Errors
 /// As writing fails; also where `root` is there and is no empty folder.
 pub fn write_example(root: &Path) -> io::Result<()> {
-    fs::create_dir_all(root)?;
+    match fs::create_dir(root) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
+        made => made?,
+    }
     if fs::read_dir(root)?.next().is_some() {
-        let why = format!("{} is not empty; name a folder that is not there", root.display());
+        let why = "it is not empty; name a folder that is not there";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
     write_host(root, [64 * GIB, 128 * GIB], &SERVICES)?;

@@ -22,6 +22,12 @@ impl Object {
     fn held(&self) -> &polder_pool::Object {
         self.held.as_ref().expect("held until it is dropped")
     }
+
+    /// The same, while the host is a member.
+    fn held_by_member(&self) -> Result<&polder_pool::Object, polder_pool::PoolError> {
+        self.session.pool().expect_member()?;
+        Ok(self.held())
+    }
 }
 
 impl Drop for Object {
@@ -120,7 +126,7 @@ pub(crate) unsafe extern "C" fn polder_object_read(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let (object, into) = unsafe { (guard::given(object, "object")?, guard::target(into.cast(), bytes)?) };
-        let held = object.held();
+        let held = object.held_by_member()?;
         Ok(held.read_at(object.session.pool().memory(), offset as u64, into)?)
     })
 }
@@ -139,7 +145,7 @@ pub(crate) unsafe extern "C" fn polder_object_write(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let (object, from) = unsafe { (guard::given(object, "object")?, guard::source(from.cast(), bytes)?) };
-        let held = object.held();
+        let held = object.held_by_member()?;
         Ok(held.write_at(object.session.pool().memory(), offset as u64, from)?)
     })
 }
@@ -180,7 +186,7 @@ pub(crate) unsafe extern "C" fn polder_object_publish(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let object = unsafe { guard::given(object, "object") }?;
-        let held = object.held();
+        let held = object.held_by_member()?;
         Ok(held.publish(object.session.pool().memory(), offset as u64, bytes as u64)?)
     })
 }
@@ -198,7 +204,7 @@ pub(crate) unsafe extern "C" fn polder_object_refresh(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let object = unsafe { guard::given(object, "object") }?;
-        let held = object.held();
+        let held = object.held_by_member()?;
         Ok(held.refresh(object.session.pool().memory(), offset as u64, bytes as u64)?)
     })
 }

@@ -146,7 +146,8 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Example { folder } => {
-            write_example(folder)?;
+            let wrong = |error: std::io::Error| Failure(format!("{}: {error}", folder.display()));
+            write_example(folder).map_err(wrong)?;
             let folder = folder.display();
             println!(
                 "a host of 64 + 128 GiB with three services, and policy.toml; nothing moves there. Try:"
@@ -242,7 +243,7 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         stderr: Teller::start(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))?,
     };
     if arguments.dry_run && !arguments.json {
-        out.unsaid += "dry run: nothing is written; this is what a first round would do\n";
+        out.unsaid += "dry run: no setting is written; this is what a first round would do\n";
     }
     let outcome = rounds(&mut running.agent, &mut out, &asked, &mut watched);
     let restored = running.stop()?;

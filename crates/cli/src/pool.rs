@@ -530,10 +530,13 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     }
     // Damage is no reason to keep it.
     let held = inspect(&memory).map_or_else(|_| vec![], |inspection| inspection.stat.hosts);
-    unmake(&memory);
+    // Before its first line goes: where the file cannot be removed, the pool stays whole.
     if path.is_file() {
-        std::fs::remove_file(path)?;
+        let refused =
+            |error| Failure(format!("{}: it cannot be removed, and stays as it is: {error}", shown(path)));
+        std::fs::remove_file(path).map_err(refused)?;
     }
+    unmake(&memory);
     println!("{}: removed", shown(path));
     let boot = session::boot()?;
     for host in &held {
@@ -548,7 +551,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
 
 /// Ends the pool with its first line.
 fn unmake<M: Memory>(memory: &M) {
-    polder_pool::line::announce(memory, polder_mem::Offset(0), &[0; polder_pool::line::WORDS]);
+    polder_pool::line::publish_and_fence(memory, polder_mem::Offset(0), &[0; polder_pool::line::WORDS]);
 }
 
 /// Says which pool an error is about.

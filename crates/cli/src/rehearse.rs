@@ -92,6 +92,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if sites {
         reached.iter().for_each(|(count, site)| println!("{count:>10} {site}"));
     }
+    if let Some(site) = arguments.skip_site.as_ref().filter(|_| !rack.has_skipped()) {
+        return Err(Failure(format!(
+            "--skip-site: no host has loaded a site {site:?}; --sites prints those that are reached"
+        )));
+    }
     conclude(&ends, &reached, seed)
 }
 
@@ -242,6 +247,11 @@ impl Rack {
             writeln!(File::create(folder.join("boot_id"))?, "{}", pieces.join("-"))?;
         }
         Ok(rack)
+    }
+
+    /// Whether a host has met the site that is left out.
+    fn has_skipped(&self) -> bool {
+        self.folder.join("skipped").exists()
     }
 
     /// The sites that were reached, with their counts, those of a file together.

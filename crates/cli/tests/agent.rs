@@ -59,8 +59,9 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     let folder = host(3);
     let root = folder.path();
     put(root, "policy.toml", &policy(3, "20ms"));
-    let mut running =
-        RunningAgent::start(agent(root, &["--json", "--listen", "127.0.0.1:0", "--record", "/record.jsonl"]));
+    let record = root.join("record.jsonl");
+    let options = ["--json", "--listen", "127.0.0.1:0", "--record", record.to_str().unwrap()];
+    let mut running = RunningAgent::start(agent(root, &options));
     let (address, mut errors) = running.endpoint();
     assert_eq!(running.round()["services"].as_array().unwrap().len(), 3);
     let answer = |path: &str| {
@@ -232,7 +233,7 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
     let run = |more: &[&str]| text(&agent(root, more).output().unwrap().stdout);
     let would = run(&["--rounds", "3", "--dry-run"]);
     for line in [
-        "dry run: nothing is written; this is what a first round would do",
+        "dry run: no setting is written; this is what a first round would do",
         "would write /sys/kernel/mm/numa/demotion_enabled: false -> true",
         "would write /proc/sys/kernel/numa_balancing: 1 -> 2",
         "would write /sys/fs/cgroup/system.slice/s1.service/cpuset.mems: 0-1 -> 0",

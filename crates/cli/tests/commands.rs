@@ -626,6 +626,7 @@ fn what_a_terminal_takes_as_a_command_is_escaped_in_names_of_files() {
 fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line() {
     let desk = Desk::new();
     assert!(desk.refusal("pool stat --log polder_pool=loud").contains("is not a log filter"));
+    assert!(desk.refusal("pool stat --log warm").contains("\"warm\" is no level: off, error, "));
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");

@@ -121,6 +121,11 @@ fn sites_are_listed_and_a_program_fails_with_a_needed_one_left_out() {
     assert_eq!(done.status.code(), Some(1), "{done:?}");
     let text = String::from_utf8(done.stderr).unwrap();
     assert!(text.contains("polder: host 1 failed: exit status: 1\n"), "{text}");
+    for site in ["litmus", "litmus+0xffff", ""] {
+        let done = stage.litmus(&["--skip-site", site], "write_back_payload", "right");
+        let text = String::from_utf8(done.stderr).unwrap();
+        assert!(!done.status.success() && text.contains("no host has loaded a site"), "{site}: {text}");
+    }
 }
 
 #[test]

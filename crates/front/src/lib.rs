@@ -29,7 +29,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -95,12 +95,20 @@ pub fn main<A: FromArgMatches>(
 /// # Errors
 /// When it is no filter.
 pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Result<(), Failure> {
-    let parsed: Targets = filter.parse().map_err(|error| {
+    let wrong = |error: &dyn std::fmt::Display| {
         let filter = polder_platform::quoted(filter);
         Failure(format!(
             "{source}: \"{filter}\" is not a log filter ({error}); write a level, or filters such as polder_pool=debug"
         ))
-    })?;
+    };
+    let parsed: Targets = filter.parse().map_err(|error: ParseError| wrong(&error))?;
+    // A word alone would be a target of which everything is logged: a level that is misspelt would log nothing.
+    let words = filter.split(',').map(str::trim);
+    if let Some(word) =
+        words.into_iter().find(|word| !word.contains('=') && word.parse::<LevelFilter>().is_err())
+    {
+        return Err(wrong(&format!("{word:?} is no level: off, error, warn, info, debug or trace")));
+    }
     let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
     logs.with_ansi(is_colour_wanted).finish().with(parsed).init();
     Ok(())

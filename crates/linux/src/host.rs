@@ -57,12 +57,13 @@ impl Host {
         own::replace(&self.at(path), text, false)
     }
 
-    /// Adds a line to a file of our own, such as a record, which need not outlive the machine's power.
+    /// Adds a line to a file of our own, such as a record, which need not outlive the machine's power. It is the user's file, wherever the
+    /// host's root is.
     ///
     /// # Errors
     /// As [`Kernel::read_own`].
     pub fn record(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        own::append(&self.at(path), line, false)
+        own::append(Path::new(path), line, false)
     }
 
     fn at(&self, path: &str) -> PathBuf {

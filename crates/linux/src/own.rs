@@ -85,8 +85,11 @@ impl<'p> Place<'p> {
         // One that is read may have been replaced meanwhile, as a state is in each round.
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
         let has_one_name = stat.st_nlink == 1 || (stat.st_nlink == 0 && !writes);
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !has_one_name {
-            return Err(refused(self.path, "is no regular file with one name; remove it"));
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(refused(self.path, "is no regular file; name another"));
+        }
+        if !has_one_name {
+            return Err(refused(self.path, "has another name too, a hard link; remove that"));
         }
         if stat.st_mode & OTHERS_WRITE != 0 {
             return Err(refused(
@@ -280,7 +283,7 @@ mod tests {
         let file = folder.path().join("journal");
         append(&file, "x", true).unwrap();
         fs::hard_link(&file, folder.path().join("other")).unwrap();
-        assert!(why(append(&file, "x", true)).contains("one name"));
+        assert!(why(append(&file, "x", true)).contains("another name too"));
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         assert!(why(read(&pipe)).contains("no regular file"));

@@ -274,7 +274,10 @@ fn print(report: &Report) {
 }
 
 fn ratio_of(row: &Row) -> String {
-    format!("{}:1", (row.ratio * 1000.0).round() / 1000.0)
+    match row.ratio {
+        ratio if ratio >= 1e-3 => format!("{}:1", (ratio * 1000.0).round() / 1000.0),
+        ratio => format!("1:{:.0}", 1.0 / ratio),
+    }
 }
 
 fn line(row: &Row) -> Vec<String> {

@@ -87,7 +87,7 @@ pub enum PoolError {
     },
     /// The region cannot hold a pool of the asked geometry.
     #[error(
-        "a pool needs {} here, the region has {}; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut",
+        "a pool needs {} here, the region has {}; enlarge it, or lower --hosts, --names or --chunk; if a pool stood here, its end is missing",
         sized(*need), sized(*bytes)
     )]
     TooSmall {

@@ -397,7 +397,10 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Fails once [`Pool::check_membership`] has found that this host was evicted; looks at nothing itself.
-    pub(crate) fn expect_member(&self) -> Result<(), PoolError> {
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`].
+    pub fn expect_member(&self) -> Result<(), PoolError> {
         self.expect_own()?;
         match self.evicted.get() {
             None => Ok(()),
@@ -625,7 +628,7 @@ pub(crate) fn enter_shard<M: Memory>(memory: &M, layout: &Layout, host: u16) {
 /// Makes a host seen before it claims anything.
 // SYNC: pairs with `present`: of two hosts that arrive and then look around, at least one sees the other.
 pub(crate) fn arrive<M: Memory>(memory: &M, layout: &Layout, host: u16, line: &HostLine) {
-    line::announce(memory, layout.host_line(host), &line.encode());
+    line::publish_and_fence(memory, layout.host_line(host), &line.encode());
 }
 
 /// The hosts whose lines are not empty.

@@ -135,6 +135,7 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; the caller has just made the array and shows it to nobody.
                 let into = unsafe { span.bytes_mut() };
                 let object = open.object.as_ref().expect("open until dropped");
+                open.session.pool().expect_member()?;
                 object.read_at(open.session.pool().memory(), 0, into)
             })
         });
@@ -150,6 +151,7 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; a process that writes them meanwhile publishes what is there.
                 let from = unsafe { span.bytes() };
                 let object = open.object.as_ref().expect("open until dropped");
+                open.session.pool().expect_member()?;
                 object.write_at(open.session.pool().memory(), 0, from)
             })
         });

@@ -33,7 +33,7 @@ import torch
 from polder import _core
 from polder.errors import ArgumentError, CorruptError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import bytes_of, default_pool, read
+from polder.torch.versions import bytes_of, default_pool, flat, read
 
 # torch's stubs leave the types of some functions open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -182,6 +182,8 @@ def wait(name: str, newer_than: int = 0, *, timeout: float | None = None, pool: 
     CorruptError
         It holds other bytes than were written.
     """
+    if timeout is not None and not timeout >= 0:
+        raise ArgumentError(f"timeout is {timeout}; give seconds, 0 or more")
     store = _store(name, pool)
     until = math.inf if timeout is None else time.monotonic() + timeout
     pause, longest = _PAUSE_SECONDS
@@ -341,7 +343,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat(tensor).view(torch.uint8).numpy()
 
 
 def _parse(said: bytes, sizes: Mapping[str, int]) -> tuple[str, dict[str, Layout]]:

@@ -683,7 +683,7 @@ fn what_of_health_cannot_be_had_is_said() {
     });
     assert!(unlisted.contains("mem0: no trigger_poison_list") && !moved, "{unlisted}");
     let (other, moved) = said(&|tree| tree.make_folder(polder_linux::CxlWatch::path()).unwrap());
-    assert!(other.contains("this agent has not made it") && !moved, "{other}");
+    assert!(other.contains("this agent did not make it") && !moved, "{other}");
     let tree = machine();
     assert!(look(&mut start(&tree)).devices.is_empty(), "a host without CXL devices");
 }

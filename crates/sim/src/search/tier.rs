@@ -81,6 +81,9 @@ impl TierServer {
     /// # Errors
     /// When its file is damaged, or it has no such tiers.
     pub fn new(question: &TierQuestion) -> Result<Self, TierError> {
+        for (key, value) in [("slow-cost", question.slow_cost), ("server-watts", question.server_watts)] {
+            value.map_or(Ok(()), |value| GivenError::expect_above_zero(key, value))?;
+        }
         let platform = Platform::load(&question.platform)?;
         let tier = |key: &'static str, name: &str| {
             let of = &question.platform;
@@ -138,6 +141,11 @@ impl TierServer {
             let problem = format!("{unit} is more than {name} has, {}; give less", self.fast.capacity);
             return Err(GivenError::new("unit", problem).into());
         }
+        let most = f64::from(u32::MAX);
+        if fast / unit_bytes > most {
+            let problem = format!("{} is too little: more than {most} would fit", Bytes::new(*unit_bytes));
+            return Err(GivenError::new("unit", problem).into());
+        }
         let service = Described {
             idle: self.idle(idle)?,
             unit_bytes: *unit_bytes,
@@ -168,15 +176,18 @@ impl TierServer {
 mod tests {
     use super::*;
 
-    fn server() -> TierServer {
-        let question = TierQuestion {
+    fn question() -> TierQuestion {
+        TierQuestion {
             platform: "memserver".into(),
             fast: "local".into(),
             slow: "cxl".into(),
             slow_cost: None,
             server_watts: None,
-        };
-        TierServer::new(&question).unwrap()
+        }
+    }
+
+    fn server() -> TierServer {
+        TierServer::new(&question()).unwrap()
     }
 
     fn ads() -> TierRow {
@@ -199,6 +210,10 @@ mod tests {
         let server = server();
         for (row, key) in [
             (TierRow { unit_bytes: 1e12, ..ads() }, "unit: 1 TB is more than local has, 768 GB; give less"),
+            (
+                TierRow { unit_bytes: 100.0, ..ads() },
+                "unit: 100 B is too little: more than 4294967295 would fit",
+            ),
             (TierRow { unit_bytes_per_s: -1.0, ..ads() }, "draws: "),
             (TierRow { waits: 2.0, ..ads() }, "waits: expected a number from 0 to 1, found 2"),
             (TierRow { ratio: 0.0, ..ads() }, "ratio: expected a number above 0, found 0"),
@@ -210,6 +225,14 @@ mod tests {
         ] {
             let refusal = server.row(&row).unwrap_err().to_string();
             assert!(refusal.starts_with(key), "{refusal}");
+        }
+        for (slow_cost, server_watts, key) in [
+            (Some(f64::NAN), None, "slow-cost: expected a number above 0, found NaN"),
+            (Some(-1.0), None, "slow-cost: expected a number above 0, found -1"),
+            (None, Some(f64::INFINITY), "server-watts: expected a number above 0, found inf"),
+        ] {
+            let question = TierQuestion { slow_cost, server_watts, ..question() };
+            assert_eq!(TierServer::new(&question).err().unwrap().to_string(), key);
         }
     }
 }
