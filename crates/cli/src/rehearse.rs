@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use polder_mem::HostPlan;
+use polder_mem::testing::tie;
 use polder_pool::Uuid;
 use rustix::process::{Pid, kill_process, test_kill_process};
 use signal_hook::iterator::SignalsInfo;
@@ -79,12 +80,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut running = Running::default();
     for host in 0..arguments.hosts {
         let mut adversary = command(host, &own);
-        running
-            .adversaries
-            .push(adversary.env("POLDER_REHEARSE_ADVERSARY", "1").stdin(Stdio::null()).spawn()?);
+        let adversary = adversary.env("POLDER_REHEARSE_ADVERSARY", "1").stdin(Stdio::null());
+        running.adversaries.push(tie(adversary).spawn()?);
     }
     for (host, words) in (0..).zip(&programs) {
-        let started = command(host, words).stdin(Stdio::null()).spawn();
+        let started = tie(command(host, words).stdin(Stdio::null())).spawn();
         running.hosts.push(started.map_err(|error| Failure(format!("{}: {error}", words[0])))?);
     }
     let ends = running.wait(signals)?;

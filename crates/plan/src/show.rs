@@ -1,17 +1,17 @@
-//! `polder plan show`: a platform as it is predicted on, with its sources, or all that Polder brings.
+//! `polder plan show`: a platform as it is predicted on, with its sources, the file of a model or of prices, or all that Polder brings.
 
 use clap::Args;
-use polder_platform::{DataError, Fabric, Folder, Platform, Prices, extended, names};
+use polder_platform::{DataError, Fabric, Folder, Platform, Prices, extended, names, text};
 use polder_sim::Model;
 use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::written::Json;
 
-/// Prints a platform, or lists what there is.
+/// Prints a platform, a model or prices, or lists what there is.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The machine: a name, or the path of a file or of a system of Calculon. Without it, all platforms, models and prices are listed.
+    /// The machine: a name, or the path of a file or of a system of Calculon; or the name of a model or of prices. Without it, all are listed.
     platform: Option<String>,
     #[command(flatten)]
     json: Json,
@@ -20,6 +20,19 @@ pub(crate) struct Arguments {
 /// Prints a whole file that `--platform` takes: what the named one extends is merged in, and what follows from it stands in comments.
 pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
     let Some(name) = &arguments.platform else { return list(arguments.json.json) };
+    for folder in [Folder::Models, Folder::Prices] {
+        if names(folder).contains(&name.as_str()) {
+            let text = text(folder, name)?;
+            let value =
+                toml::from_str::<Value>(&text).map_err(|error| Failure(format!("{name}: {error}")))?;
+            if arguments.json.json {
+                println!("{value}")
+            } else {
+                print!("{text}")
+            }
+            return Ok(());
+        }
+    }
     let platform = Platform::load(name)?;
     if arguments.json.json {
         println!("{}", json!({ "name": name, "platform": platform, "derived": derived_lines(&platform) }));

@@ -22,6 +22,13 @@ fn a_platform_is_shown_with_its_sources_as_a_file_that_is_one() {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(refused("show nowhere").starts_with("polder: nowhere: no platform of this name; there are "));
+    for folder in [polder_platform::Folder::Models, polder_platform::Folder::Prices] {
+        for name in polder_platform::names(folder) {
+            assert_eq!(stdout_of(&format!("show {name}")), polder_platform::text(folder, name).unwrap());
+        }
+    }
+    let shown: serde_json::Value = serde_json::from_str(&stdout_of("show gpt3-175b --json")).unwrap();
+    assert!(shown["title"].is_string(), "{shown}");
 }
 
 #[test]
