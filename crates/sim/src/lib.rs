@@ -46,8 +46,8 @@ pub use judge::published::{
 };
 pub use judge::range::StepClass;
 pub use judge::{
-    cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, toptier, vistara, vistara_fair,
-    vistara_ratio, vistara_services, vistara_tier,
+    cmpi, coarse, cxl, cxl_measured, cxl_text, fabrics, scalepool, scalepool_tiers, toptier, vistara,
+    vistara_fair, vistara_ratio, vistara_services, vistara_tier,
 };
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::pays::{CellCost, FabricMap, MapCell, PaysError, PaysQuestion};
