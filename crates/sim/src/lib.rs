@@ -63,7 +63,7 @@ pub use step::given::{GivenLayout, Tiers};
 pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};
 pub use step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use step::machine::Machine;
-pub use step::model::{Experts, Latent, Mixer, Model, OtherBlocks, Recurrent, Window};
+pub use step::model::{Experts, Indexer, Latent, Mixer, Model, OtherBlocks, Recurrent, Window};
 pub use step::order::{Order, OrderError};
 pub use step::timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use text::{accelerators, counted, grouped, listed};
