@@ -41,6 +41,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     # Its class passes over experts; published files say that there is one.
     "hunyuan_v1_dense": {"head_dim": 160, "num_experts": 1},
     "hunyuan_v1_moe": {"head_dim": 160},
+    # Its padding is the last of its own vocabulary.
+    "kimi_linear": {"pad_token_id": None},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "mamba2": {"hidden_size": 4096, "num_heads": 128, "head_dim": 64},
     "ministral": {"head_dim": 160},

@@ -148,6 +148,9 @@ def test_offload_quotes_counted_bytes_and_its_targets() -> None:
     assert (floor["value"], floor["ratio"]) == (pytest.approx(1.25), pytest.approx(1.05 / 1.25))
     assert by_case["fp32", "time", "torch fused"]["ratio"] == pytest.approx(1.2)
     assert by_case["fp32", "bandwidth", "floor"]["value"] == pytest.approx(28.0)
+    # A peer that moves the same bytes in less time is the floor.
+    faster = bench.rows(times | {"fp32 torch fused": [0.5]}, 50, 1)
+    assert [row["value"] for row in faster if row["metric"] == "time over floor"] == [pytest.approx(2.0)]
 
 
 @pytest.mark.torch

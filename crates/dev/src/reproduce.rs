@@ -53,6 +53,8 @@ enum Name {
     CxlFig10,
     /// CPU Adam's steps as Liaw and Chen measured them.
     CxlAdam,
+    /// Copies between host memory and GPUs as Liaw and Chen measured them.
+    CxlCopies,
     /// Training with a parameter service on memory devices: speed (COARSE, Figures 2, 14 and 16).
     CoarseFig16,
     /// The same: blocked communication (COARSE, Figure 17).
@@ -125,6 +127,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Name::CxlFig9 => cxl::throughput("cxl-fig9", arguments.json),
         Name::CxlFig10 => cxl::throughput("cxl-fig10", arguments.json),
         Name::CxlAdam => cxl::adam(arguments.json),
+        Name::CxlCopies => cxl::copies(arguments.json),
         Name::CoarseFig16 => coarse::run(&["16", "2", "14"], arguments.json),
         Name::CoarseFig17 => coarse::run(&["17"], arguments.json),
         Name::VistaraTable7 => vistara::gains(arguments.json),

@@ -133,8 +133,15 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
         assert_eq!(text.contains("echo of an input"), has_echoes, "{text}");
         assert_eq!(has_echoes, figure != 7, "{text}");
     }
-    let text = stdout_of("reproduce cxl-adam");
-    assert!(text.contains("10 judged steps: 2.0% off on average, 6.0% at worst"), "{text}");
+    for (figure, judged) in [
+        ("cxl-adam", "22 judged steps: 2.0% off on average, 6.0% at worst"),
+        ("cxl-copies", "28 judged copies: 1.6% off on average, 11.4% at worst"),
+    ] {
+        let text = stdout_of(&format!("reproduce {figure}"));
+        assert!(text.contains(judged) && text.contains("echo of an input"), "{text}");
+        let report = json(&format!("reproduce {figure} --json"));
+        assert!(report["judged_mean"].as_f64().unwrap() < 0.03, "{report}");
+    }
 }
 
 #[test]

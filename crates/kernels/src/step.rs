@@ -359,20 +359,20 @@ fn fence() {
     }
 }
 
-/// Bytes ahead of the loop. Arrays begin at the same place of a page, so all of them compete for the same sets of a first
-/// cache of 32 KiB and 8 ways. From 4 KiB on, what is fetched ahead of four arrays pushes out what is in use.
+/// Bytes ahead of the loop.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const AHEAD: usize = 1024;
 
-/// Asks for the lines that the loop will come to.
+/// Asks for the lines that the loop will come to, into the second cache. Arrays begin at the same place of a page, so all of them
+/// compete for the same sets of a first cache of 32 KiB and 8 ways: there, what is fetched ahead pushes out what is in use.
 #[inline(always)]
 pub(crate) fn prefetch<T>(block: &[T; BLOCK]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in (0..size_of_val(block)).step_by(LINE) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         let ahead = block.as_ptr().cast::<i8>().wrapping_add(AHEAD + line);
         // SAFETY: a prefetch accesses nothing as far as the program can tell, whatever its address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = block;

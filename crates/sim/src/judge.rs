@@ -3,6 +3,7 @@
 pub mod cmpi;
 pub mod coarse;
 pub mod cxl;
+pub mod cxl_measured;
 pub mod cxl_text;
 pub mod fabrics;
 pub(crate) mod fit;

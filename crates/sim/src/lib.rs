@@ -48,8 +48,8 @@ pub use judge::published::{
 };
 pub use judge::range::StepClass;
 pub use judge::{
-    cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, toptier, vistara, vistara_fair,
-    vistara_ratio, vistara_services, vistara_tier,
+    cmpi, coarse, cxl, cxl_measured, cxl_text, fabrics, scalepool, scalepool_tiers, toptier, vistara,
+    vistara_fair, vistara_ratio, vistara_services, vistara_tier,
 };
 pub use scaling::Scaling;
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
@@ -66,7 +66,7 @@ pub use step::given::{GivenLayout, Tiers};
 pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};
 pub use step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use step::machine::Machine;
-pub use step::model::{Experts, Latent, Mixer, Model, OtherBlocks, Recurrent, Window};
+pub use step::model::{Experts, Indexer, Latent, Mixer, Model, OtherBlocks, Recurrent, Window};
 pub use step::order::{Order, OrderError};
 pub use step::timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use text::{accelerators, counted, grouped, listed};

@@ -4,9 +4,10 @@ use polder_platform::{
     AttachKind, Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, TierId, Time, Topology,
     TransferRate,
 };
+use polder_sim::memory::kv_bytes;
 use polder_sim::{
-    Exposure, Job, Latent, Layout, Mixer, Model, Offload, Order, OtherBlocks, Overlap, Precision, Recompute,
-    Recurrent, Refusal, Scoped, Step, Window, Zero,
+    Experts, Exposure, Indexer, Job, Latent, Layout, Mixer, Model, Offload, Order, OtherBlocks, Overlap,
+    Precision, Recompute, Recurrent, Refusal, Scoped, Step, Window, Zero,
 };
 
 fn gpt3() -> Model {
@@ -928,10 +929,57 @@ fn blocks_that_differ_cost_their_mean_and_blocks_that_do_not_what_they_cost_with
     }
 }
 
+/// DeepSeek-V3.2, 2025, section 2.1: small heads score all tokens, and attention looks at those that they choose.
+#[test]
+fn an_indexer_has_its_own_products_and_leaves_attention_the_tokens_that_it_chooses() {
+    let latent = Latent { queries: 1536, keys: 512, rotated: 64, values: 128, indexer: None };
+    let whole = Model {
+        sequence: 32768,
+        heads: 128,
+        head_width: Some(192),
+        latent: Some(latent),
+        kv_heads: None,
+        ..gpt3()
+    };
+    let indexer = Some(Indexer { heads: 64, width: 128, tokens: 2048 });
+    let sparse = Model { latent: Some(Latent { indexer, ..latent }), ..whole.clone() };
+    let layers = f64::from(whole.layers);
+    let products = layers * (1536.0 * 64.0 * 128.0 + f64::from(whole.hidden) * (128.0 + 64.0));
+    assert!(((sparse.parameters() - whole.parameters()) / products - 1.0).abs() < 1e-9);
+    // A sixteenth of the tokens, of which the first have fewer before them.
+    let seen = (2.0 - 1.0 / 16.0) / 16.0;
+    let tokens = 32768.0;
+    let scores = layers * tokens * (64.0 * 128.0 - (1.0 - seen) * 128.0 * (192.0 + 128.0));
+    let operations = 6.0 * tokens * (products + scores);
+    assert!(((sparse.flops(1) - whole.flops(1)) / operations - 1.0).abs() < 1e-9);
+    // It keeps a key a token besides, and whatever may be chosen.
+    let kept = kv_bytes(&sparse, 4096.0) - kv_bytes(&whole, 4096.0);
+    assert_eq!(kept, layers * 2.0 * 128.0 * 4096.0);
+    let platform = Platform::load("dgx-h100").unwrap();
+    let fused = Layout { flash: true, ..layout() };
+    let seconds = |model| Job::new(&platform).predict(model, &fused).unwrap().step.total_s;
+    assert!(seconds(&sparse) < seconds(&whole));
+}
+
+/// Nemotron 3, 2025: what goes to experts and back is narrower than the residual stream.
+#[test]
+fn experts_behind_a_latent_are_narrower_and_get_fewer_bytes() {
+    let experts = Experts { count: 64, active: 8, shared: 1, shared_feed_forward: Some(4096), latent: None };
+    let whole = Model { experts: Some(experts), feed_forward: Some(2048), ..gpt3() };
+    let narrow = Model { experts: Some(Experts { latent: Some(1024), ..experts }), ..whole.clone() };
+    let [layers, hidden] = [whole.layers, whole.hidden].map(f64::from);
+    let matrices = if whole.gated { 3.0 } else { 2.0 };
+    let fewer =
+        |experts: f64| layers * (experts * matrices * 2048.0 * (hidden - 1024.0) - 2.0 * hidden * 1024.0);
+    assert!(((whole.parameters() - narrow.parameters()) / fewer(64.0) - 1.0).abs() < 1e-9);
+    let tokens = f64::from(whole.sequence);
+    assert!(((whole.flops(1) - narrow.flops(1)) / (6.0 * tokens * fewer(8.0)) - 1.0).abs() < 1e-9);
+}
+
 /// DeepSeek-V2, 2024, section 2.1: keys and values out of one latent.
 #[test]
 fn latents_have_the_parameters_and_the_operations_of_their_products() {
-    let latent = Latent { queries: 1536, keys: 512, rotated: 64, values: 128 };
+    let latent = Latent { queries: 1536, keys: 512, rotated: 64, values: 128, indexer: None };
     let model = Model { heads: 128, head_width: Some(192), latent: Some(latent), kv_heads: None, ..gpt3() };
     let straight = Model { latent: None, ..model.clone() };
     let hidden = f64::from(model.hidden);

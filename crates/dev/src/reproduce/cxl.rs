@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlPoint, CxlRange, CxlReport, CxlRow, cxl_throughput};
-use polder_sim::cxl_text::{AdamFigure, AdamPoint, AdamUse, ClaimBeside, CxlText};
+use polder_sim::cxl_measured::{AdamFigure, AdamStep, CopyFigure, GpuCopy, TimeBeside, TimeUse};
+use polder_sim::cxl_text::{ClaimBeside, CxlText};
 use polder_sim::grouped;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::Failure;
@@ -164,43 +166,68 @@ fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
 /// Steps that were measured.
 pub(super) fn adam(json: bool) -> Result<(), Failure> {
     let figure = AdamFigure::load()?;
-    let points = figure.beside()?;
-    let judged: Vec<_> = points.iter().filter(|it| it.counts == AdamUse::Judged).collect();
-    let errors = judged.iter().map(|it| it.error().abs());
-    let (sum, worst) = errors.fold((0.0, 0.0_f64), |(sum, worst), it| (sum + it, worst.max(it)));
-    let mean = sum / judged.len() as f64;
-    if json {
-        let report = json!({ "points": points, "judged_mean": mean, "judged_worst": worst });
-        println!("{}", serde_json::to_string(&report)?);
-        return Ok(());
-    }
-    println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["elements", "on the card", "measured ms", "simulated ms", "off", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(points.iter().map(step));
-    table::print(&rows);
-    println!(
-        "{} judged steps: {:.1}% off on average, {:.1}% at worst",
-        judged.len(),
-        mean * 100.0,
-        worst * 100.0
-    );
-    figure.notes.iter().for_each(|line| println!("note: {line}"));
-    Ok(())
+    let (AdamFigure { title, source, notes, .. }, steps) = (&figure, figure.beside()?);
+    let words = |it: &AdamStep| vec![grouped(it.elements as u64), format!("{:.0}%", it.on_card * 100.0)];
+    Measured { head: &["elements", "on the card"], what: "steps", title, source, notes, times: &steps }
+        .print(words, json)
 }
 
-fn step(point: &AdamPoint) -> Vec<String> {
-    let counts = match point.counts {
-        AdamUse::Fitted => "fitted",
-        AdamUse::Judged => "judged",
-        AdamUse::Reported => "reported",
+/// Copies that were measured.
+pub(super) fn copies(json: bool) -> Result<(), Failure> {
+    let figure = CopyFigure::load()?;
+    let (CopyFigure { title, source, notes, .. }, copies) = (&figure, figure.beside()?);
+    let words = |it: &GpuCopy| {
+        let way = if it.is_write { "write" } else { "read" };
+        vec![it.gpus.to_string(), it.nodes.clone(), way.into()]
     };
-    vec![
-        grouped(point.elements as u64),
-        format!("{:.0}%", point.on_card * 100.0),
-        format!("{:.2}", point.measured_ms),
-        format!("{:.2}", point.simulated_ms),
-        format!("{:+.1}%", point.error() * 100.0),
-        counts.into(),
-    ]
+    Measured { head: &["GPUs", "buffers in", ""], what: "copies", title, source, notes, times: &copies }
+        .print(words, json)
+}
+
+/// Times of a figure beside ours.
+struct Measured<'a, T> {
+    title: &'a str,
+    source: &'a str,
+    notes: &'a [String],
+    /// Names of the columns that say what was timed, and what all of it is.
+    head: &'a [&'a str],
+    what: &'a str,
+    times: &'a [TimeBeside<T>],
+}
+
+impl<T: Serialize> Measured<'_, T> {
+    fn print(&self, words: impl Fn(&T) -> Vec<String>, json: bool) -> Result<(), Failure> {
+        let judged = self.times.iter().filter(|it| it.counts == TimeUse::Judged);
+        let errors: Vec<_> = judged.map(|it| it.error().abs()).collect();
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        if json {
+            let report = json!({ "points": self.times, "judged_mean": mean, "judged_worst": worst });
+            println!("{}", serde_json::to_string(&report)?);
+            return Ok(());
+        }
+        println!("{}\n  {}\n", self.title, self.source);
+        for (counts, name) in [
+            (TimeUse::Judged, "judged"),
+            (TimeUse::Reported, "reported alone"),
+            (TimeUse::Echo, "echo of an input"),
+        ] {
+            let head = self.head.iter().copied().chain(["measured ms", "simulated ms", "off", name]);
+            let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
+            rows.extend(self.times.iter().filter(|it| it.counts == counts).map(|it| {
+                let times = [it.measured_ms, it.simulated_ms].map(|ms| format!("{ms:.2}"));
+                let off = format!("{:+.1}%", it.error() * 100.0);
+                words(&it.timed).into_iter().chain(times).chain([off, String::new()]).collect()
+            }));
+            if rows.len() > 1 {
+                table::print(&rows);
+                println!();
+            }
+        }
+        let (count, what) = (errors.len(), self.what);
+        let [mean, worst] = [mean, worst].map(|it| it * 100.0);
+        println!("{count} judged {what}: {mean:.1}% off on average, {worst:.1}% at worst");
+        self.notes.iter().for_each(|line| println!("note: {line}"));
+        Ok(())
+    }
 }

@@ -6,7 +6,9 @@ use polder_platform::{DataError, printable, quoted};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::step::model::{Experts, Latent, MOST, MOST_LAYERS, Mixer, Model, OtherBlocks, Recurrent, Window};
+use crate::step::model::{
+    Experts, Indexer, Latent, MOST, MOST_LAYERS, Mixer, Model, OtherBlocks, Recurrent, Window,
+};
 
 /// What the class of a `model_type` reads, as transformers 5.23 or the code that comes with a model has it.
 #[derive(Deserialize)]
@@ -58,6 +60,8 @@ enum Recurrence {
     Mamba2,
     /// Gated DeltaNet (Yang et al., 2024): a state of keys and values for each head.
     Delta,
+    /// Kimi Delta Attention (Kimi Linear, 2025, section 3): the same with a decay for each channel, out of two narrow products.
+    Kimi,
     /// Lightning attention (Qin et al., 2024): the same without a convolution.
     Lightning,
     /// A convolution over a few tokens between two gates.
@@ -101,7 +105,8 @@ const UNKNOWN: [(&str, &str); 24] = [
 ];
 
 /// What a list may say of every block, and of none anything else.
-const ALIKE: [(&str, &[&str], &str); 3] = [
+const ALIKE: [(&str, &[&str], &str); 4] = [
+    ("indexer_types", &["full"], "\"full\""),
     ("attention_layers", &["global"], "\"global\""),
     ("attention_types", &["global"], "\"global\""),
     ("attn_type_list", &["1"], "1, softmax attention,"),
@@ -154,7 +159,8 @@ const FEED_FORWARD: &[&str] = &[
 ];
 const TIMES: &[&str] = &["expansion_ratio", "intermediate_multiple_size"];
 const EXPERTS: &[&str] = &["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
-const ACTIVE: &[&str] = &["num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"];
+const ACTIVE: &[&str] =
+    &["num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"];
 const SHARED: &[&str] =
     &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
 /// Width of an expert that every token goes through, where it is not that of the others.
@@ -163,7 +169,8 @@ const SHARED_WIDTH: &[&str] =
 /// What each block is.
 const BLOCKS: &[&str] = &["layer_types", "layers_block_type"];
 /// Tokens of a sequence.
-const SEQUENCE: &[&str] = &["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
+const SEQUENCE: &[&str] =
+    &["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
 
 /// Where a model that cannot be read is described.
 const BY_HAND: &str = "describe it in a model file (docs/plan-platforms.md, models)";
@@ -568,6 +575,7 @@ impl Config<'_> {
         let mixes = Block { feed: own, ..Block::whole() };
         match word {
             "full_attention" | "attention" | "*" => Ok(mixes),
+            "indexed_attention" if self.family.keys.contains_key("index_topk") => Ok(mixes),
             "sliding_attention" => Ok(Block { is_windowed: true, ..mixes }),
             "chunked_attention" => Ok(Block { is_windowed: true, ..mixes }),
             "linear_attention" | "conv" | "mamba" | "M" if recurs => {
@@ -617,6 +625,7 @@ impl Config<'_> {
                     let interval = u64::from(self.maybe(&["full_attention_interval"])?.unwrap_or(4).max(1));
                     attends_at(&|index| (index + 1) % interval == 0)
                 }
+                Recurrence::Kimi => attends_at(&|index| index > 0 && index % 4 == 0),
                 Recurrence::Convolution => all(|_| Block::whole()),
                 Recurrence::Mamba | Recurrence::Mamba2 => attends_at(&|_| false),
             });
@@ -778,6 +787,13 @@ impl Config<'_> {
                     inside: 0,
                 }
             }
+            Recurrence::Kimi => {
+                let [heads, state] = [self.must(&["linear_num_heads"])?, self.must(&["linear_head_dim"])?];
+                let width = heads.saturating_mul(state);
+                let convolved = sum(&[[3, width]]);
+                let into = sum(&[[1, convolved], [1, heads], [2, state]]);
+                Recurrent { into, width, state, convolved, kernel, inside: sum(&[[2, state]]) }
+            }
             Recurrence::Lightning => {
                 let state = head_width.unwrap_or(hidden / heads.max(1));
                 let width = heads.saturating_mul(state);
@@ -803,8 +819,16 @@ impl Config<'_> {
             keys,
             rotated,
             values: self.must(&["v_head_dim"])?,
+            indexer: self.indexer()?,
         };
         Ok(Some((latent, self.must(&["qk_nope_head_dim"])?.saturating_add(rotated))))
+    }
+
+    /// What chooses the tokens that latent attention looks at.
+    fn indexer(&self) -> Result<Option<Indexer>, DataError> {
+        let Some(tokens) = self.maybe(&["index_topk"])? else { return Ok(None) };
+        let [heads, width] = [self.must(&["index_n_heads"])?, self.must(&["index_head_dim"])?];
+        Ok(Some(Indexer { heads, width, tokens }))
     }
 
     /// Heads of keys and values, where they are fewer than those of queries.
@@ -837,7 +861,8 @@ impl Config<'_> {
             Some(_) => 1,
             None => self.maybe(SHARED)?.unwrap_or(0),
         };
-        let experts = Experts { count, active, shared, shared_feed_forward };
+        let latent = self.maybe(&["moe_latent_size"])?;
+        let experts = Experts { count, active, shared, shared_feed_forward, latent };
         Ok(Some((experts, self.maybe(&["moe_intermediate_size"])?)))
     }
 
@@ -909,12 +934,39 @@ fn leaves(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
     }
 }
 
+/// What a checkpoint of Kimi Linear says inside an object, as keys of the file. Its blocks are counted from 1 on.
+fn laid_flat(file: &str, mut keys: Map<String, Value>) -> Result<Map<String, Value>, DataError> {
+    const KEY: &str = "linear_attn_config";
+    const NAMES: [(&str, &str); 3] = [
+        ("head_dim", "linear_head_dim"),
+        ("num_heads", "linear_num_heads"),
+        ("short_conv_kernel_size", "linear_conv_kernel_dim"),
+    ];
+    if keys.get("model_type").is_none_or(|kind| kind != "kimi_linear") {
+        return Ok(keys);
+    }
+    let Some(Value::Object(inner)) = keys.remove(KEY) else { return Ok(keys) };
+    for (name, value) in inner {
+        if let Some((_, flat)) = NAMES.iter().find(|(own, _)| *own == name) {
+            keys.insert((*flat).into(), value);
+        } else if let ("full_attn_layers", Value::Array(all)) = (name.as_str(), &value) {
+            let from_zero: Value = all.iter().filter_map(|it| it.as_u64()?.checked_sub(1)).collect();
+            keys.insert("full_attn_idxs".into(), from_zero);
+        } else if name != "kda_layers" {
+            let problem = format!("expected sizes and lists of blocks, found {}", quoted(&name));
+            return Err(DataError::new(file, KEY, problem));
+        }
+    }
+    Ok(keys)
+}
+
 /// Reads a model from the keys of a `config.json`, with so many tokens of a sequence in place of its own.
 ///
 /// # Errors
 /// When it lacks what a transformer has, or has what no known one of its kind has.
 pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>) -> Result<Model, DataError> {
     expect_decoder(file, &keys)?;
+    let keys = laid_flat(file, keys)?;
     let (kind, family) = family(file, &keys)?;
     let config = Config { file, keys, sequence, kind, family };
     config.expect_known()?;

@@ -1,10 +1,10 @@
-//! Figures 2 to 7 of Liaw and Chen, and the steps that they measured: what the text says beside what follows from the platform.
+//! Figures 2 to 7 of Liaw and Chen: what the text says beside what follows from the platform.
 
 use polder_place::{Placement, Policy};
 use polder_platform::{Bytes, DataError, Folder, Host, Platform, read};
 use serde::{Deserialize, Serialize};
 
-use crate::offload::{OffloadError, Planner, Settings, cached, optimizer};
+use crate::offload::{OffloadError, Planner, Settings};
 use crate::step::job::Job;
 use crate::step::model::Model;
 
@@ -252,115 +252,5 @@ impl Twelve<'_> {
             "step-two" => self.slower(2)?[2],
             _ => return Ok(None),
         }))
-    }
-}
-
-/// Steps that the authors measured, as data: `data/figures/cxl-adam.toml`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AdamFigure {
-    /// What it is, in a line.
-    pub title: String,
-    /// Where it was published.
-    pub source: String,
-    /// The machine.
-    pub platform: String,
-    /// From how many elements on a step is judged.
-    pub least: f64,
-    /// What has to be known.
-    pub notes: Vec<String>,
-    /// Parts on the card, of each column.
-    pub on_card: Vec<f64>,
-    /// The steps.
-    pub row: Vec<AdamRow>,
-}
-
-/// Steps over so many elements.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AdamRow {
-    /// How many.
-    pub elements: f64,
-    /// Milliseconds of each column.
-    pub measured_ms: Vec<f64>,
-}
-
-/// Whether a step counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AdamUse {
-    /// It gives a bandwidth.
-    Fitted,
-    /// It is judged.
-    Judged,
-    /// It is too small, and reported alone.
-    Reported,
-}
-
-/// A step beside what was measured.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AdamPoint {
-    /// Elements.
-    pub elements: f64,
-    /// The part on the card.
-    pub on_card: f64,
-    /// Milliseconds, as measured.
-    pub measured_ms: f64,
-    /// As simulated.
-    pub simulated_ms: f64,
-    /// Whether it counts.
-    pub counts: AdamUse,
-}
-
-impl AdamPoint {
-    /// How far it is off, as a part of what was measured.
-    #[must_use]
-    pub fn error(&self) -> f64 {
-        self.simulated_ms / self.measured_ms - 1.0
-    }
-}
-
-impl AdamFigure {
-    /// Reads the figure.
-    ///
-    /// # Errors
-    /// When its file is damaged.
-    pub fn load() -> Result<Self, DataError> {
-        read(Folder::Figures, "cxl-adam")
-    }
-
-    /// Each step beside what follows from the platform.
-    ///
-    /// # Errors
-    /// When a file is damaged.
-    pub fn beside(&self) -> Result<Vec<AdamPoint>, OffloadError> {
-        let platform = Platform::load(&self.platform)?;
-        let planner = Planner::new(&platform, &self.platform, Settings::default())?;
-        let offload = Job::new(&platform).rack().host.offload.as_ref();
-        let cache = offload.and_then(|it| it.cache).unwrap_or(Bytes::new(0.0));
-        let most = self.row.iter().map(|row| row.elements).fold(0.0, f64::max);
-        let mut points = vec![];
-        for row in &self.row {
-            let problem = optimizer(row.elements, planner.tiers()[..2].to_vec());
-            for (on_card, measured_ms) in self.on_card.iter().zip(&row.measured_ms) {
-                let rows = vec![vec![1.0 - on_card, *on_card]; problem.objects.len()];
-                let seconds = cached(&problem, &Placement { fractions: rows }, cache);
-                let is_pure = *on_card == 0.0 || *on_card == 1.0;
-                let counts = match row.elements {
-                    elements if elements == most && is_pure => AdamUse::Fitted,
-                    elements if elements >= self.least => AdamUse::Judged,
-                    _ => AdamUse::Reported,
-                };
-                let (elements, on_card, measured_ms) = (row.elements, *on_card, *measured_ms);
-                points.push(AdamPoint {
-                    elements,
-                    on_card,
-                    measured_ms,
-                    simulated_ms: seconds * 1e3,
-                    counts,
-                });
-            }
-        }
-        Ok(points)
     }
 }

@@ -3,7 +3,7 @@
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::step::machine::Machine;
-use crate::step::model::{Latent, Model, Recurrent};
+use crate::step::model::{Indexer, Latent, Model, Recurrent};
 use crate::step::order::{CP, EP, TP};
 
 /// What decides the cost of a block: layouts that agree in it share one.
@@ -201,9 +201,14 @@ impl<'a> Sizes<'a> {
         let mut product =
             |columns: f64, rows: f64| dense.weights(machine, [tokens, columns, rows], key.precision);
         match model.latent.filter(|_| model.attends()) {
-            Some(Latent { queries, keys, rotated, values }) => {
+            Some(Latent { queries, keys, rotated, values, indexer }) => {
                 let [low, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
-                // Each rank has the products into latents whole.
+                // Each rank has the products into latents whole, and an indexer.
+                if let Some(Indexer { heads, width, .. }) = indexer {
+                    let [heads, width] = [heads, width].map(f64::from);
+                    product(heads * width, if low > 0.0 { low } else { hidden });
+                    product(width + heads, hidden);
+                }
                 match low > 0.0 {
                     true => {
                         product(low, hidden);
@@ -259,6 +264,11 @@ impl<'a> Sizes<'a> {
         }
         let pairs = tokens * sequence * heads;
         let values = f64::from(model.value_width());
+        if let Some(Indexer { heads, width, .. }) = model.indexer() {
+            // Half of the pairs lie in the past. Backward recomputes none: what is chosen passes no gradient on.
+            let operations = tokens * sequence * f64::from(heads) * f64::from(width);
+            scores.forward += machine.fused(operations, products);
+        }
         if key.flash {
             // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
             let operations = 0.5 * 2.0 * pairs * (width + values) * model.seen();
@@ -286,33 +296,38 @@ impl<'a> Sizes<'a> {
         let mut feed = Passes::default();
         let Some(experts) = model.experts else {
             if model.feed_forward() > 0 {
-                self.through(&mut feed, tokens, self.inside);
+                self.through(&mut feed, tokens, [hidden, self.inside]);
             }
             return feed;
         };
         feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.outside_weights());
         let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
         let mut one = Passes::default();
-        self.through(&mut one, tokens * active / here, self.inside);
+        let routed = f64::from(model.routed_width());
+        self.through(&mut one, tokens * active / here, [routed, self.inside]);
         feed.forward += one.forward * here;
         feed.backward += one.backward * here;
         for _ in 0..experts.shared {
-            self.through(&mut feed, tokens, f64::from(model.shared_feed_forward()) / tp);
+            self.through(&mut feed, tokens, [hidden, f64::from(model.shared_feed_forward()) / tp]);
+        }
+        if experts.latent.is_some() {
+            feed.weights(machine, [shared, routed, hidden], key.precision);
+            feed.weights(machine, [shared, hidden, routed], key.precision);
         }
         // To the experts and back, in and out of the buffers that are sent.
-        let bytes = 4.0 * value * hidden * tokens * active / tp;
+        let bytes = 4.0 * value * routed * tokens * active / tp;
         feed.moved(machine, bytes, bytes);
         feed
     }
 
-    /// So many tokens through one feed-forward part that is so wide on this rank.
-    fn through(&self, feed: &mut Passes, tokens: f64, inside: f64) {
-        let Self { machine, hidden, value, key, model, .. } = *self;
+    /// So many tokens through one feed-forward part that is so wide outside, and inside on this rank.
+    fn through(&self, feed: &mut Passes, tokens: f64, [outside, inside]: [f64; 2]) {
+        let Self { machine, value, key, model, .. } = *self;
         let entries = model.entries();
-        feed.weights(machine, [tokens, entries * inside, hidden], key.precision);
+        feed.weights(machine, [tokens, entries * inside, outside], key.precision);
         let bytes = value * inside * tokens;
         feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
-        feed.weights(machine, [tokens, hidden, inside], key.precision);
+        feed.weights(machine, [tokens, outside, inside], key.precision);
     }
 }
 
@@ -327,7 +342,7 @@ impl Sizes<'_> {
         let attention = match model.latent {
             _ if !model.attends() => 0.0,
             // Latents, and queries, keys, values and output of each head.
-            Some(Latent { queries, keys, rotated, values }) => {
+            Some(Latent { queries, keys, rotated, values, .. }) => {
                 let [low, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
                 low + keys + rotated + heads * (2.0 * width + 2.0 * values)
             }
@@ -354,7 +369,8 @@ impl Sizes<'_> {
         let feed = value * (model.entries() + 1.0) * through / tp * tokens;
         // What experts get, once for each: the stream has it as it was before it was sent.
         let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
-        let sent = value * hidden * active * if key.gather_again { shared } else { tokens };
+        let sent =
+            value * f64::from(model.routed_width()) * active * if key.gather_again { shared } else { tokens };
         stream + gathered + mixer + scores + feed + sent
     }
 }
@@ -411,7 +427,10 @@ impl Block {
 
         // Of what goes through a feed-forward part of experts, each expert of a token gets it.
         let has_feed = f64::from(u8::from(model.feed_forward() > 0));
-        let fed = model.experts.map_or(has_feed, |it| f64::from(it.active) + f64::from(it.shared.min(1)));
+        let narrower = f64::from(model.routed_width()) / hidden;
+        let fed = model
+            .experts
+            .map_or(has_feed, |it| narrower * f64::from(it.active) + f64::from(it.shared.min(1)));
         let mixes = f64::from(model.parts()) - has_feed;
         let tensor = tensor_traffic(
             machine,
@@ -429,8 +448,9 @@ impl Block {
         };
         let context =
             context_traffic(machine, key, machine.span(&ranks, &[CP]), value * tokens * passed, &scores);
-        let routed =
-            model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
+        let routed = model
+            .experts
+            .map_or(0.0, |it| f64::from(it.active) * value * tokens * f64::from(model.routed_width()) / tp);
         let mut expert = Traffic::default();
         if key.ep > 1 && model.experts.is_some() {
             let sent = machine.alone(Pattern::AllToAll, machine.span(&ranks, &[EP]), routed);

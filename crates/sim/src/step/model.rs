@@ -104,6 +104,20 @@ pub struct Latent {
     pub rotated: u32,
     /// Width of a value of a head.
     pub values: u32,
+    /// What chooses the tokens that a token looks at; it looks at all when left out.
+    pub indexer: Option<Indexer>,
+}
+
+/// Chooses the tokens that a token looks at, by the scores of small heads over all before it (DeepSeek-V3.2, 2025, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Indexer {
+    /// Its heads of queries; they share one key.
+    pub heads: u32,
+    /// Width of a head.
+    pub width: u32,
+    /// Tokens that it chooses.
+    pub tokens: u32,
 }
 
 /// A recurrent mixer: a product into it, a convolution over a few tokens, a state, a product out of it.
@@ -166,6 +180,8 @@ pub struct Experts {
     pub shared: u32,
     /// Width inside these; that of the others when left out.
     pub shared_feed_forward: Option<u32>,
+    /// Width of a latent that goes to the routed experts and back, in place of the residual stream.
+    pub latent: Option<u32>,
 }
 
 /// Numbers of a model, at most.
@@ -227,6 +243,10 @@ impl Model {
             ("latent.keys", self.latent.map(|latent| latent.keys), 1),
             ("latent.rotated", self.latent.map(|latent| latent.rotated), 0),
             ("latent.values", self.latent.map(|latent| latent.values), 1),
+            ("latent.indexer.heads", self.indexer().map(|indexer| indexer.heads), 1),
+            ("latent.indexer.width", self.indexer().map(|indexer| indexer.width), 1),
+            ("latent.indexer.tokens", self.indexer().map(|indexer| indexer.tokens), 1),
+            ("experts.latent", self.experts.and_then(|experts| experts.latent), 1),
             ("recurrent.into", self.recurrent.map(|recurrent| recurrent.into), 1),
             ("recurrent.width", self.recurrent.map(|recurrent| recurrent.width), 1),
             ("recurrent.state", self.recurrent.map(|recurrent| recurrent.state), 0),
@@ -357,7 +377,8 @@ impl Model {
     /// Tokens that a token looks at, as a part of those that it would look at without a window.
     pub(crate) fn seen(&self) -> f64 {
         let sequence = f64::from(self.sequence);
-        match self.window.map(|window| (f64::from(window.tokens), window.chunks)) {
+        let chosen = self.indexer().map(|it| (f64::from(it.tokens), false));
+        match chosen.or_else(|| self.window.map(|window| (f64::from(window.tokens), window.chunks))) {
             Some((tokens, true)) if tokens < sequence => tokens / sequence,
             // The first tokens have fewer before them.
             Some((tokens, false)) if tokens < sequence => tokens / sequence * (2.0 - tokens / sequence),
@@ -370,14 +391,29 @@ impl Model {
         self.experts.and_then(|experts| experts.shared_feed_forward).unwrap_or_else(|| self.feed_forward())
     }
 
+    /// What chooses the tokens that a token looks at, in each block of this kind.
+    pub(crate) fn indexer(&self) -> Option<Indexer> {
+        self.latent.filter(|_| self.attends()).and_then(|latent| latent.indexer)
+    }
+
+    /// Width of what goes to an expert and back.
+    pub(crate) fn routed_width(&self) -> u32 {
+        self.experts.and_then(|experts| experts.latent).unwrap_or(self.hidden)
+    }
+
     /// Rows and columns of the matrices of a block's mixer, 0 where there is none.
-    pub(crate) fn mixer_matrices(&self) -> [[f64; 2]; 7] {
-        let mut all = [[0.0; 2]; 7];
+    pub(crate) fn mixer_matrices(&self) -> [[f64; 2]; 9] {
+        let mut all = [[0.0; 2]; 9];
         let [hidden, heads, width] = [self.hidden, self.heads, self.head_width()].map(f64::from);
         let queries = heads * width;
         match self.latent.filter(|_| self.attends()) {
-            Some(Latent { queries: low, keys, rotated, values }) => {
+            Some(Latent { queries: low, keys, rotated, values, indexer }) => {
                 let [low, keys, rotated, values] = [low, keys, rotated, values].map(f64::from);
+                if let Some(Indexer { heads, width, .. }) = indexer {
+                    let [heads, width] = [heads, width].map(f64::from);
+                    all[7] = [if low > 0.0 { low } else { hidden }, heads * width];
+                    all[8] = [hidden, width + heads];
+                }
                 all[0] = if low > 0.0 { [hidden, low] } else { [hidden, queries] };
                 all[1] = if low > 0.0 { [low, queries] } else { [0.0; 2] };
                 all[2] = [hidden, keys + rotated];
@@ -396,7 +432,7 @@ impl Model {
         }
         if let Some(recurrent) = self.recurs() {
             let [into, width] = [recurrent.into, recurrent.width].map(f64::from);
-            all[5..].copy_from_slice(&[[hidden, into], [width, hidden]]);
+            all[5..7].copy_from_slice(&[[hidden, into], [width, hidden]]);
         }
         all
     }
@@ -417,6 +453,17 @@ impl Model {
         (1.0 + self.entries()) * f64::from(self.hidden) * f64::from(inside)
     }
 
+    /// Parameters of a routed expert.
+    fn expert(&self) -> f64 {
+        (1.0 + self.entries()) * f64::from(self.routed_width()) * f64::from(self.feed_forward())
+    }
+
+    /// Parameters of the two matrices between the residual stream and what goes to experts, where there are such.
+    fn latent_parameters(&self) -> f64 {
+        let latent = self.experts.and_then(|experts| experts.latent).map_or(0.0, f64::from);
+        2.0 * latent * f64::from(self.hidden)
+    }
+
     /// Parameters of a block that every rank of an expert group has, on average over all blocks.
     #[must_use]
     pub fn dense_parameters(&self) -> f64 {
@@ -425,6 +472,7 @@ impl Model {
                 Some(experts) => {
                     f64::from(experts.shared) * kind.through(kind.shared_feed_forward())
                         + f64::from(kind.hidden) * f64::from(experts.count)
+                        + kind.latent_parameters()
                 }
                 None => kind.through(kind.feed_forward()),
             };
@@ -435,9 +483,7 @@ impl Model {
     /// Parameters of a block that are spread over an expert group, on average over all blocks.
     #[must_use]
     pub fn spread_parameters(&self) -> f64 {
-        self.mean(|kind| {
-            kind.experts.map_or(0.0, |it| f64::from(it.count) * kind.through(kind.feed_forward()))
-        })
+        self.mean(|kind| kind.experts.map_or(0.0, |it| f64::from(it.count) * kind.expert()))
     }
 
     /// Parameters of the largest block.
@@ -453,15 +499,17 @@ impl Model {
     pub(crate) fn sides(&self) -> f64 {
         let sides = |kind: &Self| {
             let mixer: f64 = kind.mixer_matrices().iter().map(|[rows, columns]| rows + columns).sum();
-            let of = |inside: u32| match inside {
+            let of = |outside: u32, inside: u32| match inside {
                 0 => 0.0,
-                _ => (kind.entries() + 1.0) * (f64::from(kind.hidden) + f64::from(inside)),
+                _ => (kind.entries() + 1.0) * (f64::from(outside) + f64::from(inside)),
             };
             let feed = kind.experts.map_or_else(
-                || of(kind.feed_forward()),
+                || of(kind.hidden, kind.feed_forward()),
                 |it| {
-                    f64::from(it.count) * of(kind.feed_forward())
-                        + f64::from(it.shared) * of(kind.shared_feed_forward())
+                    let latent = it.latent.map_or(0.0, |width| 2.0 * f64::from(kind.hidden + width));
+                    f64::from(it.count) * of(kind.routed_width(), kind.feed_forward())
+                        + f64::from(it.shared) * of(kind.hidden, kind.shared_feed_forward())
+                        + latent
                 },
             );
             mixer + feed
@@ -481,7 +529,8 @@ impl Model {
                 None => 2.0 * f64::from(kind.kv_heads()) * f64::from(kind.head_width()),
             };
             let state = kind.recurs().map_or(0.0, |it| f64::from(it.width) * f64::from(it.state));
-            value * attention * seen + 4.0 * state
+            let index = kind.indexer().map_or(0.0, |it| f64::from(it.width));
+            value * (attention + index) * seen + 4.0 * state
         };
         f64::from(self.layers) * self.mean(of)
     }
@@ -516,8 +565,9 @@ impl Model {
             let feed = kind.experts.map_or_else(
                 || kind.through(kind.feed_forward()),
                 |experts| {
-                    f64::from(experts.active) * kind.through(kind.feed_forward())
+                    f64::from(experts.active) * kind.expert()
                         + f64::from(experts.shared) * kind.through(kind.shared_feed_forward())
+                        + kind.latent_parameters()
                 },
             );
             let widths = f64::from(kind.head_width()) + f64::from(kind.value_width());
@@ -527,7 +577,9 @@ impl Model {
             let state = kind
                 .recurs()
                 .map_or(0.0, |recurrent| 3.0 * f64::from(recurrent.width) * f64::from(recurrent.state));
-            kind.mixer_parameters() + feed + scores + state
+            let index =
+                kind.indexer().map_or(0.0, |indexer| f64::from(indexer.heads) * f64::from(indexer.width));
+            kind.mixer_parameters() + feed + scores + f64::from(kind.sequence) * index + state
         };
         6.0 * tokens * (f64::from(self.layers) * self.mean(block) + self.embedding_parameters())
     }
