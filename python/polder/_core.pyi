@@ -273,10 +273,11 @@ class ServiceClient:
         self,
         shards: Sequence[tuple[int, int, int, int]],
         proxies: int,
-        dtype: str,
+        dtypes: Sequence[str],
         first_layers_first: bool = True,
         links: Sequence[tuple[float, float]] = [],
         groups: Sequence[int] = [],
+        window_bytes: int = 0,
     ) -> None: ...
     def order_step(
         self,
@@ -293,7 +294,7 @@ class ServiceClient:
         dtype: str,
         into: tuple[int, int] | None = None,
         stays: bool = False,
-    ) -> None: ...
+    ) -> int: ...
     def push_nothing(self, tensor: int, into: tuple[int, int], dtype: str) -> None: ...
     def read(self, tensor: int, into: tuple[int, int], dtype: str) -> None: ...
     def wait_for(self, tensor: int) -> None: ...

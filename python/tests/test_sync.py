@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Ranks
-from test_torch import left_behind
+from test_torch import left_behind, on_a_gpu_or_its_stand_in
 
 import polder
 from polder import _core, proxy
@@ -69,6 +69,10 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         ("proxy-death", 2, "equal", EMULATED),
         ("replan", 2, "equal", {}),
         ("central", 2, "equal", EMULATED),
+        ("windows", 2, "equal", EMULATED),
+        ("mixed", 2, "equal", EMULATED),
+        ("sharded", 2, "equal", EMULATED),
+        ("sharded-death", 2, "equal", {}),
         ("held", 2, "equal", EMULATED),
         ("held-clipped", 2, "equal", EMULATED),
         ("held-early", 2, "equal", EMULATED),
@@ -80,6 +84,10 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         "proxies_that_are_killed_leave_their_tensors_to_the_workers",
         "links_that_change_change_the_plan",
         "one_central_server_sums_whole_tensors",
+        "shards_take_turns_in_windows_that_are_smaller_than_all_gradients",
+        "parameters_of_two_types_in_one_model",
+        "proxies_average_what_fsdp2_shards",
+        "proxies_of_fsdp2_that_are_killed_leave_the_rest_to_the_workers",
         "an_optimizer_on_the_proxies_has_the_bits_of_the_workers_own",
         "gradients_on_the_proxies_are_clipped_and_unscaled_with_the_bits_of_the_workers_own",
         "a_forward_pass_that_begins_before_all_parameters_have_come_computes_with_the_same_weights",
@@ -98,9 +106,11 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         lines = run.outputs()[0].splitlines()
     expected = [
         "DDP has a communication hook already",
-        "a parameter of shape (2, 2) and torch.float64 on cpu",
+        "a parameter of shape (2, 2) and torch.complex64 on cpu",
         "the model has sparse gradients",
-        "the parameters are DTensors, as those of FSDP2",
+        "FSDP2 shards over a mesh of shape (1,) with the ranks [0]",
+        "some parameters are DTensors; the service carries plain ones, and those of FSDP2",
+        "a parameter of shape (2,) is not sharded",
         "the model has no parameters to train",
         "the optimizer has no parameter of the model",
         "attach got a Linear and a Linear; give a Module and its Optimizer",
@@ -110,6 +120,7 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         "group 0 of the optimizer has amsgrad",
         "the optimizer has 1 parameters, the model trains 2",
         "DDP keeps all gradients",
+        "FSDP2 shards gradients and state",
         "a parameter of torch.float64",
         "split 0.5 and overlap True with the optimizer on the proxies",
         "split is 'a'; give a number from 0 to 1",
@@ -119,6 +130,28 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
     ]
     assert len(lines) == len(expected), lines
     assert all(part in line for part, line in zip(expected, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("sharded-twice", "of FSDP2 reduces gradients twice in a backward pass"),
+        ("sharded-unused", "5 of 6 groups of FSDP2 got gradients in this step"),
+    ],
+)
+def test_groups_of_fsdp2_that_come_twice_or_never_are_refused(kind: str, expected: str, tmp_path: Path) -> None:
+    with Ranks("torch_service.py", 2, tmp_path, kind) as run:
+        assert all(expected in output for output in run.outputs())
+    assert not left_behind()
+
+
+@on_a_gpu_or_its_stand_in
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_gradients_on_a_gpu_have_the_weights_of_a_cpu(tmp_path: Path, gpu: str, hosts: int) -> None:
+    environment = {} if hosts == 1 else EMULATED
+    with Ranks("torch_service_gpu.py", 2, tmp_path, gpu, **environment) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
 
 
 def test_gradients_are_carried_by_their_values_or_refused_by_name(tmp_path: Path) -> None:
@@ -154,6 +187,13 @@ def test_a_number_that_the_service_cannot_use_is_refused_by_name(name: str, valu
         ParameterService(**{name: given})
     assert str(refused.value).startswith(f"{name} is {given!r}; give "), refused.value
     assert expected in str(refused.value)
+
+
+def test_going_on_after_a_death_is_refused_where_one_agent_of_torchrun_has_all_workers(tmp_path: Path) -> None:
+    with Ranks("torch_service.py", 2, tmp_path, "shrink-refused", TORCHELASTIC_RUN_ID="none") as run:
+        for output in run.outputs():
+            assert 'on_death is "shrink" in a job of one torchrun agent, which ends all workers' in output
+    assert not left_behind()
 
 
 def test_numbers_of_numpy_and_those_that_are_left_out_are_taken() -> None:

@@ -379,9 +379,25 @@ def test_callbacks_may_wait_for_collectives(tmp_path: Path) -> None:
     assert not left_behind()
 
 
+def test_a_job_says_once_at_info_which_pool_and_memory_it_runs_over(tmp_path: Path) -> None:
+    code = (
+        "import logging, torch.distributed as dist, polder.torch\n"
+        "logging.basicConfig(level='INFO')\n"
+        f"dist.init_process_group('polder', init_method='file://{tmp_path}/meet', rank=0, world_size=1)\n"
+        "dist.new_group([0])\n"
+        "dist.destroy_process_group()\n"
+    )
+    environment = {**os.environ, "POLDER_COHERENCE": "software"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("INFO:polder.torch:")]
+    assert "torch.distributed runs over /dev/shm/polder-" in line
+    assert "(made for this job, software memory) as host 0" in line
+
+
 @pytest.mark.parametrize("device", ["cpu", "stand-in"])
 def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path, device: str) -> None:
-    with Ranks("torch_endless.py", 2, tmp_path, device) as run:
+    launcher = {"TORCHELASTIC_RUN_ID": "none"} if device == "cpu" else {}
+    with Ranks("torch_endless.py", 2, tmp_path, device, **launcher) as run:
         survivor, killed = run.processes
         assert survivor.stdout
         assert survivor.stdout.readline() == "going\n"
@@ -390,6 +406,7 @@ def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path, dev
         output = survivor.communicate(timeout=20)[0]
         assert time.monotonic() - began < 10
         assert output.splitlines()[-1] == f"PeerDeadError {killed.pid}", output
+        assert ("; see that rank's output for the reason; torchrun ends this rank too" in output) == bool(launcher)
     with Ranks("torch_endless.py", 2, tmp_path / "all-killed", device) as run:
         assert run.processes[0].stdout
         assert run.processes[0].stdout.readline() == "going\n"

@@ -21,6 +21,8 @@ pub(crate) enum Deviation {
     WithoutObjects,
     /// A proxy stays at the shard that came first until every queue has it at its head.
     FirstComeFirstServed,
+    /// A client pushes a shard into its window while another of the same bytes is not summed or pulled.
+    WindowIsTaken,
     /// A process that finds no part of another as an exchange begins says so, and not on whom the other gave up.
     MissingPartIsTheError,
     /// A process that fails the last barrier before an exchange says so in the group alone.

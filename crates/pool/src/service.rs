@@ -9,7 +9,11 @@
 //! 2. **A shard once a step.** A client pushes each shard once in a step, in any order, and begins the next step when it has pulled
 //!    all. So a queue has a word for each shard and never overflows. A client that has pushed a shard has pulled its sum of
 //!    the step before. When all have pushed it, no client reads that sum any more, and the proxy may write the next there.
-//! 3. **One queue a client.** A proxy takes what has come from every queue, and sums a shard when all clients have pushed it. A proxy
+//! 3. **A window's bytes one after another.** Shards may have the same bytes of a window in a step, in an order that all know. A client
+//!    pushes the next of them when it has pulled the sum of the one before. When all clients have pushed it, none reads the sum before
+//!    it, so that proxies' windows follow the same rule. Where sums stay, because they are an optimizer's parameters, only the
+//!    clients' buffers are windows, and it is enough that the sum before is there.
+//! 4. **One queue a client.** A proxy takes what has come from every queue, and sums a shard when all clients have pushed it. A proxy
 //!    that stays at the first entry of one queue until the others have the same waits for ever, once clients push in other
 //!    orders (section III-F, Figure 10).
 //!
@@ -80,8 +84,8 @@ impl Default for ServiceOptions {
 pub struct Agreement {
     /// The shards, their proxies and their order.
     pub exchange: Exchange,
-    /// The type of all elements. Sums are divided by the number of clients.
-    pub dtype: Dtype,
+    /// The type of each shard's elements. Sums are divided by the number of clients.
+    pub dtypes: Vec<Dtype>,
     /// The emulated link of each proxy; none of them emulates one.
     pub links: Vec<EmulatedLink>,
     /// Where the proxies keep an optimizer's state: the group of settings of each shard, counted from 0. Else nothing.
@@ -92,7 +96,24 @@ impl Agreement {
     /// An exchange of elements of `dtype`, over the links that are there.
     #[must_use]
     pub fn new(exchange: Exchange, dtype: Dtype) -> Self {
-        Self { exchange, dtype, links: vec![], groups: vec![] }
+        let dtypes = vec![dtype; exchange.shards().len()];
+        Self { exchange, dtypes, links: vec![], groups: vec![] }
+    }
+
+    /// The type of a shard's elements.
+    #[must_use]
+    pub fn dtype(&self, shard: u32) -> Dtype {
+        self.dtypes[shard as usize]
+    }
+
+    /// Whether proxies keep an optimizer's state, so that the sums of a step stay until the next.
+    fn keeps_state(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Where the sum of a shard begins in its proxy's buffer.
+    fn sum_place(&self, shard: u32) -> u64 {
+        if self.keeps_state() { self.exchange.place(shard) } else { self.exchange.window(shard) }
     }
 
     /// How many groups of settings there are.
@@ -177,27 +198,36 @@ impl<M: Memory> Parts<M> {
                 );
             }
         }
-        if let Some(shard) =
-            agreed.exchange.shards().iter().find(|shard| shard.bytes % agreed.dtype.bytes() as u64 != 0)
-        {
-            let value = format!("{} bytes of {}", shard.bytes, agreed.dtype);
-            return bad("shard", value, "a whole number of elements");
+        let shards = agreed.exchange.shards();
+        if agreed.dtypes.len() != shards.len() {
+            let value = format!("{} types of {} shards", agreed.dtypes.len(), shards.len());
+            return bad("types", value, "one of each shard");
         }
-        if Op::Average.check(agreed.dtype).is_err() {
-            return bad("type", agreed.dtype.to_string(), "floats, which have a mean");
+        for (shard, dtype) in shards.iter().zip(&agreed.dtypes) {
+            if shard.bytes % dtype.bytes() as u64 != 0 {
+                let value = format!("{} bytes of {dtype}", shard.bytes);
+                return bad("shard", value, "a whole number of elements");
+            }
+            if Op::Average.check(*dtype).is_err() {
+                return bad("type", dtype.to_string(), "floats, which have a mean");
+            }
         }
         let proxies = usize::from(agreed.exchange.proxies());
         if !agreed.links.is_empty() && agreed.links.len() != proxies {
             let value = format!("{} for {proxies} proxies", agreed.links.len());
             return bad("emulated links", value, "none, or one for each proxy");
         }
-        let shards = agreed.exchange.shards();
-        if !agreed.groups.is_empty() {
+        if agreed.keeps_state() {
             let grain = (polder_kernels::PIECE * Dtype::F32.bytes()) as u64;
             let is_cut = shards.iter().all(|shard| shard.start.is_multiple_of(grain));
-            if agreed.groups.len() != shards.len() || agreed.dtype != Dtype::F32 || !is_cut {
-                let value =
-                    format!("{} groups for {} shards of {}", agreed.groups.len(), shards.len(), agreed.dtype);
+            let is_single = agreed.dtypes.iter().all(|dtype| *dtype == Dtype::F32);
+            if agreed.groups.len() != shards.len() || !is_single || !is_cut {
+                let value = format!(
+                    "{} groups for {} shards of {:?}",
+                    agreed.groups.len(),
+                    shards.len(),
+                    agreed.dtypes.iter().find(|dtype| **dtype != Dtype::F32)
+                );
                 return bad(
                     "an optimizer on the proxy",
                     value,

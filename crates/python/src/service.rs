@@ -1,6 +1,6 @@
 //! What `polder.torch.ParameterService` and `polder.proxy` are made of: a client, a proxy, and the plan of both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,9 +38,12 @@ type Shared = Arc<Mutex<Option<Client>>>;
 /// A client, and the session whose heartbeat says that this process lives.
 struct Client {
     service: ClientSession<AnyMemory>,
-    /// The shards of each tensor, and where its sums of this step come to; none for those that stay in the pool.
+    /// The shards of each tensor.
     tensors: BTreeMap<u32, Vec<u32>>,
-    targets: BTreeMap<u32, Option<Span>>,
+    /// Of each tensor of this step its gradients, and where their sums come to; none for those that stay in the pool.
+    given: BTreeMap<u32, (Span, Option<Span>)>,
+    /// For each proxy the shards of this step that wait for their place in a window, in the order of gradients.
+    waiting: Vec<BTreeSet<u32>>,
     /// How many shards of each tensor that was pushed have not been pulled.
     missing: BTreeMap<u32, usize>,
     _session: Arc<Session>,
@@ -65,7 +68,7 @@ impl Client {
         if let Some(missing) = self.missing.get_mut(&tensor) {
             *missing -= 1;
         }
-        let Some(span) = self.targets.get(&tensor).expect("only what was pushed is handed out") else {
+        let (_, Some(span)) = self.given.get(&tensor).expect("only what was pushed is handed out") else {
             return client.leave_sum(shard);
         };
         // SAFETY: the caller's promise.
@@ -75,9 +78,10 @@ impl Client {
 
     fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError> {
         self.service.begin(agreed, Some(interrupt))?;
-        self.targets.clear();
+        self.given.clear();
         self.missing.clear();
         self.tensors.clear();
+        self.waiting = vec![BTreeSet::new(); agreed.exchange.proxies().into()];
         for (shard, of) in (0..).zip(agreed.exchange.shards()) {
             self.tensors.entry(of.tensor).or_default().push(shard);
         }
@@ -91,10 +95,13 @@ impl Client {
         let Some(shards) = self.tensors.get(&tensor) else {
             return bad(tensor.to_string(), "one that the proxies sum");
         };
-        let Agreement { exchange, dtype, .. } = client.agreed();
-        let of = |shard: &u32| exchange.shards()[*shard as usize];
+        let agreed = client.agreed();
+        let of = |shard: &u32| agreed.exchange.shards()[*shard as usize];
         let bytes = shards.iter().map(of).map(|shard| shard.start + shard.bytes).max();
-        let is_wrong = |span: &&&Span| bytes != Some(span.len() as u64) || *dtype != span.dtype();
+        let is_wrong = |span: &&&Span| {
+            bytes != Some(span.len() as u64)
+                || shards.iter().any(|shard| agreed.dtype(*shard) != span.dtype())
+        };
         if let Some(wrong) = spans.iter().find(is_wrong) {
             let value = format!("{tensor} of {} bytes of {}", wrong.len(), wrong.dtype());
             return bad(value, "as many elements of the type that was agreed on");
@@ -102,34 +109,88 @@ impl Client {
         Ok(shards.iter().map(|shard| (*shard, of(shard))).collect())
     }
 
-    /// Pushes the shards of the tensor at `gradients`.
+    /// Pushes the shards of the tensor at `gradients`, those whose windows are taken as soon as these are free. Returns how many shards
+    /// of this step wait for that.
     ///
     /// # Safety
-    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
-    unsafe fn push(&mut self, tensor: u32, gradients: Span, target: Target) -> Result<(), PoolError> {
+    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled, and gradients until no
+    /// shard waits.
+    unsafe fn push(&mut self, tensor: u32, gradients: Span, target: Target) -> Result<usize, PoolError> {
         let parts = match &target {
             Target::Later(into) => self.parts(tensor, &[&gradients, into])?,
             Target::Same | Target::Pool => self.parts(tensor, &[&gradients])?,
         };
         self.missing.insert(tensor, parts.len());
-        let client = self.service.client()?;
-        // SAFETY: the caller's promise.
-        let whole = unsafe { gradients.bytes() };
-        for (shard, Shard { start, bytes, .. }) in parts {
-            client.push(shard, &whole[start as usize..(start + bytes) as usize])?;
-        }
         let pulls_now = matches!(target, Target::Same);
         let target = match target {
             Target::Same => Some(gradients),
             Target::Later(into) => Some(into),
             Target::Pool => None,
         };
-        self.targets.insert(tensor, target);
+        self.given.insert(tensor, (gradients, target));
+        for (shard, Shard { proxy, .. }) in parts {
+            self.waiting[usize::from(proxy)].insert(shard);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.push_waiting()? };
         while pulls_now && let Some(shard) = self.service.client()?.ready()? {
             // SAFETY: the caller's promise.
-            unsafe { self.pull(shard)? };
+            unsafe {
+                self.pull(shard)?;
+                self.push_waiting()?;
+            }
+        }
+        if !pulls_now && self.waiting.iter().any(|shards| !shards.is_empty()) {
+            self.service.client()?.note()?;
+            // SAFETY: the caller's promise.
+            unsafe { self.push_waiting()? };
+        }
+        Ok(self.waiting.iter().map(BTreeSet::len).sum())
+    }
+
+    /// Pushes what waits, as long as the next of a proxy finds its window free. All clients push to a window in one order, so that none
+    /// waits for a sum which needs what another holds back.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
+    unsafe fn push_waiting(&mut self) -> Result<(), PoolError> {
+        for proxy in 0..self.waiting.len() {
+            while let Some(shard) = self.waiting[proxy].first().copied() {
+                let client = self.service.client()?;
+                if !client.may_push(shard) {
+                    break;
+                }
+                self.waiting[proxy].pop_first();
+                let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
+                // SAFETY: the caller's promise.
+                let whole = unsafe { self.given[&tensor].0.bytes() };
+                client.push(shard, &whole[start as usize..(start + bytes) as usize])?;
+            }
         }
         Ok(())
+    }
+
+    /// Pulls the next sum that comes; false where all that was pushed is pulled.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
+    unsafe fn pull_next(&mut self) -> Result<bool, PoolError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.push_waiting()? };
+        let Some(shard) = self.service.client()?.wait()? else { return Ok(false) };
+        // SAFETY: the caller's promise.
+        unsafe { self.pull(shard)? };
+        Ok(true)
+    }
+
+    /// The error of a shard that waits for one which was not given in this step.
+    fn expect_none_waits(&self) -> Result<(), PoolError> {
+        let Some(shard) = self.waiting.iter().find_map(BTreeSet::first) else { return Ok(()) };
+        Err(PoolError::Argument {
+            what: "the shard",
+            value: format!("{shard}, whose window waits for gradients that were not given"),
+            expected: "gradients in the order of the plan",
+        })
     }
 
     /// As `push` with a later target, in a step in which what is pushed counts for nothing.
@@ -141,7 +202,7 @@ impl Client {
         self.missing.insert(tensor, parts.len());
         let client = self.service.client()?;
         parts.into_iter().try_for_each(|(shard, _)| client.push_nothing(shard))?;
-        self.targets.insert(tensor, Some(into));
+        self.given.insert(tensor, (into, Some(into)));
         Ok(())
     }
 
@@ -164,11 +225,11 @@ impl Client {
     /// # Safety
     /// As [`Client::push`].
     unsafe fn wait_for(&mut self, tensor: u32) -> Result<(), PoolError> {
-        while self.missing.get(&tensor).is_some_and(|missing| *missing > 0)
-            && let Some(shard) = self.service.client()?.wait()?
-        {
+        while self.missing.get(&tensor).is_some_and(|missing| *missing > 0) {
             // SAFETY: the caller's promise.
-            unsafe { self.pull(shard)? };
+            if unsafe { !self.pull_next()? } {
+                return self.expect_none_waits();
+            }
         }
         Ok(())
     }
@@ -178,19 +239,20 @@ impl Client {
     /// # Safety
     /// As [`Client::push`].
     unsafe fn wait(&mut self) -> Result<(), PoolError> {
-        while let Some(shard) = self.service.client()?.wait()? {
-            // SAFETY: the caller's promise.
-            unsafe { self.pull(shard)? };
-        }
-        self.targets.clear();
+        // SAFETY: the caller's promise.
+        while unsafe { self.pull_next()? } {}
+        self.expect_none_waits()?;
+        self.given.clear();
         Ok(())
     }
 
-    /// The shards of this step whose sums have not come.
+    /// The shards of this step whose sums have not come, in one order on all clients.
     fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError> {
         let client = self.service.client()?;
+        let waiting = self.waiting.iter().flatten().copied();
+        let missing: BTreeSet<u32> = client.unsummed().into_iter().chain(waiting).collect();
         let shards = client.agreed().exchange.shards();
-        Ok(client.unsummed().into_iter().map(|shard| shards[shard as usize]).collect())
+        Ok(missing.into_iter().map(|shard| shards[shard as usize]).collect())
     }
 }
 
@@ -210,8 +272,8 @@ fn join(
     let options = options(timeout, pool.member().timeout);
     let interrupt = Some(signals::interrupt());
     let service = ClientSession::join(Arc::clone(pool), name, client, sizes, options, interrupt)?;
-    let (tensors, targets, missing) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    Ok(Client { service, tensors, targets, missing, _session: Arc::clone(session) })
+    let (tensors, given, missing) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    Ok(Client { service, tensors, given, waiting: vec![], missing, _session: Arc::clone(session) })
 }
 
 /// A worker's end of a parameter service.
@@ -262,34 +324,40 @@ impl ServiceClient {
         Ok(Self { service: Owned::new("service", Arc::new(Mutex::new(Some(joined)))) })
     }
 
-    /// Exchanges these shards from now on, in elements of `dtype`: those of the first layers first, or as they come. `links` emulates one
-    /// for each proxy: seconds of a shard besides its bytes, and bytes a second. With `groups`, that of each shard, the proxies keep an
-    /// optimizer's state.
-    #[pyo3(signature = (shards, proxies, dtype, first_layers_first=true, links=vec![], groups=vec![]))]
+    /// Exchanges these shards from now on, in elements of `dtypes`, one of each tensor: those of the first layers first, or as they come.
+    /// `links` emulates one for each proxy: seconds of a shard besides its bytes, and bytes a second. With `groups`, that of each shard,
+    /// the proxies keep an optimizer's state. Shards of a proxy take turns in windows of `window_bytes`, or of the largest of them; 0
+    /// gives each a place of its own.
+    #[pyo3(signature = (shards, proxies, dtypes, first_layers_first=true, links=vec![], groups=vec![], window_bytes=0))]
     #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
     fn begin(
         &self,
         py: Python<'_>,
         shards: Vec<Row>,
         proxies: u16,
-        dtype: &str,
+        dtypes: Vec<String>,
         first_layers_first: bool,
         links: Vec<(f64, f64)>,
         groups: Vec<u16>,
+        window_bytes: u64,
     ) -> PyResult<()> {
         let shard = |(tensor, start, bytes, proxy)| Shard { tensor, start, bytes, proxy };
         let exchange = Exchange::new(shards.into_iter().map(shard).collect(), proxies);
         let exchange = exchange.map_err(|error| argument(error.to_string()))?;
         let order =
             if first_layers_first { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
-        let dtype =
-            Dtype::named(dtype).ok_or_else(|| argument(format!("elements of type {dtype} have no mean")))?;
+        let dtype = |shard: &Shard| {
+            let name = dtypes.get(shard.tensor as usize).map_or("none", String::as_str);
+            Dtype::named(name).ok_or_else(|| argument(format!("elements of type {name} have no mean")))
+        };
+        let dtypes = exchange.shards().iter().map(dtype).collect::<PyResult<_>>()?;
         let link = |(latency_s, rate): (f64, f64)| EmulatedLink {
             latency_ns: (latency_s * 1e9) as u64,
             bytes_per_second: rate as u64,
         };
         let links = links.into_iter().map(link).collect();
-        let agreed = Agreement { exchange: exchange.ordered(order), dtype, links, groups };
+        let exchange = exchange.ordered(order).windowed(window_bytes);
+        let agreed = Agreement { exchange, dtypes, links, groups };
         self.run(py, |service| service.begin(&agreed, signals::interrupt()))
     }
 
@@ -326,8 +394,8 @@ impl ServiceClient {
     }
 
     /// Pushes the gradients of a tensor. Without `into`, sums that have come are pulled into the tensors that were pushed before, and all
-    /// of them must stay where they are until `wait` returns. With it, `wait` brings what comes back to that place. With `stays`, it
-    /// leaves it in the pool.
+    /// of them must stay where they are until `wait` returns. With it, what comes back goes to that place. With `stays`, it stays in the
+    /// pool. Returns how many shards wait for others in their windows: until there are none, gradients must stay as they are.
     #[pyo3(signature = (tensor, gradients, dtype, into=None, stays=false))]
     fn push(
         &self,
@@ -337,7 +405,7 @@ impl ServiceClient {
         dtype: &str,
         into: Option<(usize, usize)>,
         stays: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<usize> {
         let gradients = span_of(gradients, dtype)?;
         let target = match into {
             Some(into) => Target::Later(span_of(into, dtype)?),

@@ -29,6 +29,8 @@ pub enum ShardOrder {
 /// Every shard has a proxy, and its place in a buffer of each client and of this proxy: what belongs to a proxy lies side by
 /// side, each shard from a multiple of [`Exchange::GRAIN`] on.
 ///
+/// A buffer with [`Exchange::windowed`] is a window: shards use its bytes one after another in each step, as in a ring.
+///
 /// ```
 /// use polder_schedule::{Exchange, Shard};
 ///
@@ -46,6 +48,18 @@ pub struct Exchange {
     /// For each proxy its shards, and the bytes of its buffer.
     parts: Vec<(Vec<u32>, u64)>,
     order: ShardOrder,
+    /// The bytes of a window that were asked for, and what follows from them; none where no byte is used twice.
+    windows: Option<(u64, Windows)>,
+}
+
+/// Where shards lie whose bytes are used by others in the same step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Windows {
+    places: Vec<u64>,
+    /// The shards whose bytes each shard takes over.
+    before: Vec<Vec<u32>>,
+    /// The bytes of each proxy's window.
+    bytes: Vec<u64>,
 }
 
 /// Why shards are none of an exchange.
@@ -110,7 +124,7 @@ impl Exchange {
     /// The most proxies.
     pub const MOST_PROXIES: u16 = 1024;
     /// The most bytes of a buffer.
-    const MOST_BYTES: u64 = 1 << 48;
+    pub const MOST_BYTES: u64 = 1 << 48;
 
     /// The exchange of these shards over so many proxies. A proxy may have none.
     ///
@@ -138,7 +152,59 @@ impl Exchange {
             *end = (*end + bytes).next_multiple_of(Self::GRAIN);
         }
         expect_apart(&shards)?;
-        Ok(Self { shards, places, parts, order: ShardOrder::default() })
+        Ok(Self { shards, places, parts, order: ShardOrder::default(), windows: None })
+    }
+
+    /// With windows of so many bytes for each proxy, or of its largest shard where that is larger; 0 uses no byte twice.
+    ///
+    /// ```
+    /// # use polder_schedule::{Exchange, Shard};
+    /// let shard = |tensor| Shard { tensor, start: 0, bytes: 64, proxy: 0 };
+    /// let exchange = Exchange::new((0..3).map(shard).collect(), 1)?.windowed(128);
+    /// assert_eq!([0, 1, 2].map(|shard| exchange.window(shard)), [0, 64, 0]);
+    /// assert_eq!((exchange.window_bytes(0), exchange.before(2)), (128, &[0][..]));
+    /// # Ok::<(), polder_schedule::ExchangeError>(())
+    /// ```
+    #[must_use]
+    pub fn windowed(mut self, bytes: u64) -> Self {
+        self.windows = (bytes > 0).then(|| (bytes, self.windows_of(bytes)));
+        self
+    }
+
+    fn windows_of(&self, bytes: u64) -> Windows {
+        let room = |shard: u32| self.shards[shard as usize].bytes.next_multiple_of(Self::GRAIN);
+        let mut windows = Windows {
+            places: vec![0; self.shards.len()],
+            before: vec![vec![]; self.shards.len()],
+            bytes: vec![],
+        };
+        for (shards, _) in &self.parts {
+            let limit = shards.iter().map(|&shard| room(shard)).max().unwrap_or(0).max(bytes);
+            // Who has which bytes, without gaps but in no order.
+            let mut owners: Vec<(u64, u64, u32)> = vec![];
+            let (mut at, mut most) = (0, 0);
+            for &shard in shards {
+                if at + room(shard) > limit {
+                    at = 0;
+                }
+                let end = at + room(shard);
+                let (taken, mut left): (Vec<_>, Vec<_>) =
+                    owners.into_iter().partition(|(from, to, _)| *from < end && at < *to);
+                let keep = |(from, to, of): &(u64, u64, u32)| {
+                    [(*from, at.min(*to), *of), (end.max(*from), *to, *of)]
+                        .into_iter()
+                        .filter(|(from, to, _)| from < to)
+                };
+                left.extend(taken.iter().flat_map(keep).collect::<Vec<_>>());
+                windows.before[shard as usize] = taken.iter().map(|(_, _, of)| *of).collect();
+                left.push((at, end, shard));
+                owners = left;
+                windows.places[shard as usize] = at;
+                (at, most) = (end, most.max(end));
+            }
+            windows.bytes.push(most);
+        }
+        windows
     }
 
     /// With another order of the shards that wait.
@@ -180,13 +246,39 @@ impl Exchange {
         &self.parts[usize::from(proxy)].0
     }
 
-    /// Where a shard begins in the buffers of its proxy.
+    /// The bytes of a window that were asked for; 0 where no byte is used twice.
+    #[must_use]
+    pub fn asked_window_bytes(&self) -> u64 {
+        self.windows.as_ref().map_or(0, |(asked, _)| *asked)
+    }
+
+    /// Where a shard begins in the windows of its proxy.
+    #[must_use]
+    pub fn window(&self, shard: u32) -> u64 {
+        self.windows.as_ref().map_or_else(|| self.place(shard), |(_, windows)| windows.places[shard as usize])
+    }
+
+    /// Bytes of a window of this proxy.
+    #[must_use]
+    pub fn window_bytes(&self, proxy: u16) -> u64 {
+        self.windows
+            .as_ref()
+            .map_or_else(|| self.buffer_bytes(proxy), |(_, windows)| windows.bytes[usize::from(proxy)])
+    }
+
+    /// The shards, earlier in the order of gradients, whose bytes of the window a shard takes over.
+    #[must_use]
+    pub fn before(&self, shard: u32) -> &[u32] {
+        self.windows.as_ref().map_or(&[], |(_, windows)| &windows.before[shard as usize])
+    }
+
+    /// Where a shard begins in a buffer of its proxy that uses no byte twice.
     #[must_use]
     pub fn place(&self, shard: u32) -> u64 {
         self.places[shard as usize]
     }
 
-    /// Bytes of a buffer of this proxy.
+    /// Bytes of a buffer of this proxy that uses no byte twice.
     #[must_use]
     pub fn buffer_bytes(&self, proxy: u16) -> u64 {
         self.parts[usize::from(proxy)].1
@@ -231,6 +323,35 @@ mod tests {
         assert!(exchange.rank(1) < exchange.rank(0));
         let exchange = exchange.ordered(ShardOrder::FirstInFirstOut);
         assert_eq!(exchange.rank(1), exchange.rank(0));
+    }
+
+    #[test]
+    fn a_shard_takes_over_the_bytes_of_all_that_had_them_last() {
+        let sizes = [64, 128, 64, 192, 64, 64, 128, 320];
+        let shards = (0..).zip(sizes).map(|(tensor, bytes)| shard(tensor, 0, bytes, 0)).collect();
+        let exchange = Exchange::new(shards, 2).unwrap().windowed(256);
+        let found: Vec<_> =
+            (0..8).map(|index| (exchange.window(index), exchange.before(index).to_vec())).collect();
+        // The last one is larger than what was asked for, so that all lie in a window of its bytes.
+        let expected: [(u64, &[u32]); 8] = [
+            (0, &[]),
+            (64, &[]),
+            (192, &[]),
+            (0, &[0, 1]),
+            (192, &[2]),
+            (256, &[]),
+            (0, &[3]),
+            (0, &[4, 5, 3, 6]),
+        ];
+        for ((place, mut before), (at, mut last)) in
+            found.into_iter().zip(expected.map(|(at, last)| (at, last.to_vec())))
+        {
+            before.sort_unstable();
+            last.sort_unstable();
+            assert_eq!((place, before), (at, last));
+        }
+        assert_eq!([0, 1].map(|proxy| exchange.window_bytes(proxy)), [320, 0]);
+        assert_eq!(exchange.clone().windowed(0).window_bytes(0), exchange.buffer_bytes(0));
     }
 
     #[test]

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 )
 
 from polder import _core, address
-from polder.errors import ArgumentError, PeerError, PeerTimeoutError, PolderError
+from polder.errors import ArgumentError, PeerDeadError, PeerError, PeerTimeoutError, PolderError
 from polder.torch import gpu
 from polder.torch.meeting import (
     Attachment,
@@ -40,6 +40,7 @@ from polder.torch.meeting import (
     host_ids,
     hosts_to_emulate,
     introduction,
+    is_under_torchrun,
     join,
     let_go,
     make,
@@ -59,6 +60,10 @@ _UNTOLD_SECONDS = 1.0
 _UNFINISHED = 16
 """So many works may wait for their copies before the next call looks which are over."""
 
+_TORCHRUN = (
+    "see that rank's output for the reason; torchrun ends this rank too, and with --max-restarts starts all again"
+)
+"""What users of torchrun ask of an error that names a dead rank."""
 _RENAMED = " of the job"
 """What ends an error that has the job's rank."""
 
@@ -588,6 +593,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 if called is not None:
                     error.args = (f"{error}; rank {rank} has called {called}, which this rank has not matched",)
         self._rename(error)
+        if isinstance(error, PeerDeadError) and is_under_torchrun() and _TORCHRUN not in str(error):
+            error.args = (f"{error}; {_TORCHRUN}",)
 
     def _rename(self, error: BaseException) -> None:
         """Gives an error of this group, and its cause, the rank of the job. Once: a second time changes nothing."""

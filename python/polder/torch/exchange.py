@@ -5,14 +5,16 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from polder import _core, address
 from polder.errors import ArgumentError
+from polder.torch import gpu
 from polder.torch.expect import EmulatedLinks, expect_links
 from polder.torch.meeting import Attachment, attachments
 from polder.torch.survivors import Survivors
@@ -20,10 +22,12 @@ from polder.torch.survivors import Survivors
 # torch's stubs leave collectives without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["Exchange", "Route", "Run", "attachment_of"]
+__all__ = ["Exchange", "Route", "Run", "attachment_of", "name_of"]
 
 _APART = 1 << 20
 """Gradients of so many bytes are averaged where they are; smaller ones are copied together first."""
+_WINDOW = 8
+"""A window of the pool has room for so many of the largest shards: some are pushed while others are summed."""
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Route:
     tensor: int
     count: int
     total: int
+    dtype: torch.dtype
 
 
 class Exchange:
@@ -56,9 +61,13 @@ class Exchange:
     _timeout: float
     first_layers_first: bool
     _parameters: list[torch.nn.Parameter]
-    _type: torch.dtype
-    _dtype: str
+    _is_early: bool
+    """Whether the next forward pass begins before all parameters have come."""
     _failed: bool
+    _leaving: "list[tuple[Callable[[torch.Tensor], None], torch.Tensor, list[Any]]]"
+    """Gradients on their way from a GPU, in order: what pushes them, where they come to, events behind the copies."""
+    _entering: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    """What a GPU gets once sums have come, by its key: the tensor there, and where its bytes come to."""
     _busy_until: float
     """When the emulated link of this worker is free."""
     _client: "_core.ServiceClient | None"
@@ -141,21 +150,71 @@ class Exchange:
             self._failed = True
             raise
 
-    def _begin(self, shards: list[tuple[int, int, int, int]], groups: Sequence[int] = ()) -> None:
+    def _begin(
+        self,
+        shards: list[tuple[int, int, int, int]],
+        dtypes: Iterable[torch.dtype],
+        groups: Sequence[int] = (),
+        *,
+        reuses: bool = True,
+    ) -> None:
+        """Exchanges these shards from now on, of tensors of these types; in windows that they share, if it `reuses`."""
         links = [] if self.emulated is None else list(self.emulated.proxies)
-        self._service().begin(shards, self._proxies, self._dtype, self.first_layers_first, links, groups)
+        # Where the first layers overtake others, all have to be there.
+        window = 0 if self._is_early or not reuses else _WINDOW * max((nbytes for _, _, nbytes, _ in shards), default=0)
+        names = [name_of(dtype) for dtype in dtypes]
+        self._service().begin(shards, self._proxies, names, self.first_layers_first, links, groups, window)
 
-    def _span(self, tensor: torch.Tensor, count: int, *, writable: bool) -> tuple[int, int]:
+    def _span(self, tensor: torch.Tensor, dtype: torch.dtype, count: int, *, writable: bool) -> tuple[int, int]:
         """Where `count` elements lie that are pushed, or pulled to."""
         what = "the parameter service"
-        return address.of(tensor, dtype=self._type, count=count, writable=writable, what=what), count
+        return address.of(tensor, dtype=dtype, count=count, writable=writable, what=what), count
+
+    def _leave(self, tensor: torch.Tensor, push: Callable[[torch.Tensor], None]) -> None:
+        """Pushes a tensor, one on a GPU through memory of the host as soon as its bytes are there."""
+        if not tensor.is_cuda:
+            push(tensor)
+            return
+        (room,) = gpu.copied_out([tensor])
+        self._leaving.append((push, room, gpu.begun()))
+        self._push_left(waits=False)
+
+    def _push_left(self, *, waits: bool = True) -> None:
+        """Pushes what has left a GPU; all that is on its way, if it `waits`."""
+        while self._leaving:
+            push, room, events = self._leaving[0]
+            if not waits and not all(event.query() for event in events):
+                return
+            for event in events:
+                event.synchronize()
+            del self._leaving[0]
+            push(room)
+
+    def _room(self, key: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Where the bytes of a tensor come to: there, or where `_enter` brings them to its GPU from."""
+        if not tensor.is_cuda:
+            return tensor
+        (room,) = gpu.room_for([tensor])
+        self._entering[key] = (tensor, room)
+        return room
+
+    def _enter(self, keys: Iterable[int] | None = None) -> None:
+        """Brings what has come of these keys, or of all, to the GPU."""
+        pairs = [
+            self._entering.pop(key) for key in (list(self._entering) if keys is None else keys) if key in self._entering
+        ]
+        if pairs:
+            gpu.copy_in(*zip(*pairs, strict=True))
 
     def _average(self, flats: list[torch.Tensor]) -> Callable[[], None]:
         """Begins to average `flats` by the workers; what it returns waits for it."""
         if not flats:
             return lambda: None
-        small = [flat for flat in flats if flat.nbytes < _APART]
-        together = [torch.cat(small)] if small else []
+        of = {
+            dtype: [flat for flat in flats if flat.nbytes < _APART and flat.dtype is dtype]
+            for dtype in dict.fromkeys(flat.dtype for flat in flats if flat.nbytes < _APART)
+        }
+        together = [torch.cat(small) for small in of.values()]
         reduced = [*together, *(flat for flat in flats if flat.nbytes >= _APART)]
         works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in reduced]
         nbytes = sum(flat.nbytes for flat in reduced)
@@ -168,7 +227,7 @@ class Exchange:
             time.sleep(max(until - time.perf_counter(), 0))
             for flat in reduced:
                 flat.div_(self._size)
-            for whole in together:
+            for small, whole in zip(of.values(), together, strict=True):
                 for flat, part in zip(small, whole.split([flat.numel() for flat in small]), strict=True):
                     flat.copy_(part)
 
@@ -187,6 +246,11 @@ class Exchange:
         means = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(means, group=self._group)
         return means.div_(self._size).tolist()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What Rust calls the elements."""
+    return str(dtype).removeprefix("torch.")
 
 
 def attachment_of(group: dist.ProcessGroup) -> Attachment:

@@ -1,19 +1,26 @@
 """What a parameter service takes: its numbers, links, places and models."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import cast
+from typing import Any, cast
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from polder.errors import ArgumentError
+from polder.torch.meeting import is_under_torchrun
 
 # torch's stubs leave modules without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 __all__ = ["NUMBERS", "EmulatedLinks", "expect_carried", "expect_links", "expect_numbers", "expect_places"]
+__all__ += ["expect_sharded"]
+
+CARRIED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""The types whose means the proxies know."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,13 @@ def expect_places(
             f'on_death is {on_death!r} and snapshots {snapshots!r}; give "shrink" and the name of the snapshots to go '
             'back to, or "raise" and none'
         )
+    has_one_agent = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") != "1"
+    if on_death == "shrink" and optimizer == "worker" and is_under_torchrun() and has_one_agent:
+        raise ArgumentError(
+            'on_death is "shrink" in a job of one torchrun agent, which ends all workers when one dies; start each '
+            "worker by itself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or under an agent of its own: "
+            "docs/sync.md"
+        )
 
 
 def expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
@@ -108,17 +122,45 @@ def expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter])
     if not parameters:
         raise ArgumentError("the model has no parameters to train")
     if any(hasattr(parameter, "device_mesh") for parameter in parameters):
-        raise ArgumentError("the parameters are DTensors, as those of FSDP2; the service carries plain ones")
+        raise ArgumentError(
+            "some parameters are DTensors; the service carries plain ones, and those of FSDP2: call fully_shard on the "
+            "model that is attached"
+        )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False):
             raise ArgumentError(
                 f"{name or 'the model'} has sparse gradients; the service carries dense ones: give it sparse=False"
             )
-    first = parameters[0]
+    device = parameters[0].device
     for parameter in parameters:
-        is_carried = parameter.is_cpu and parameter.is_contiguous() and parameter.numel() > 0
-        if not is_carried or parameter.dtype != first.dtype or not parameter.is_floating_point():
+        is_carried = parameter.is_contiguous() and parameter.numel() > 0 and parameter.dtype in CARRIED
+        if not is_carried or parameter.device != device or device.type not in ("cpu", "cuda"):
             raise ArgumentError(
                 f"a parameter of shape {tuple(parameter.shape)} and {parameter.dtype} on {parameter.device}; the "
-                f"service carries contiguous CPU tensors of one floating type, here {first.dtype}"
+                f"service carries contiguous tensors of float64, float32, bfloat16 and float16 on one CPU or GPU, here "
+                f"{device}"
             )
+
+
+def expect_sharded(model: torch.nn.Module, parameters: list[torch.nn.Parameter], ranks: list[int]) -> None:
+    """Raises an ArgumentError for a model of FSDP2 that the service does not carry."""
+    if not parameters:
+        raise ArgumentError("the model has no parameters to train")
+    whole = next((parameter for parameter in parameters if not hasattr(parameter, "device_mesh")), None)
+    if whole is not None:
+        raise ArgumentError(
+            f"a parameter of shape {tuple(whole.shape)} is not sharded; with FSDP2 the service carries no "
+            "ignored_params that are trained"
+        )
+    meshes: list[Any] = [parameter.device_mesh for parameter in parameters]  # pyright: ignore[reportAttributeAccessIssue]
+    for mesh in meshes:
+        theirs = mesh.mesh.flatten().tolist()
+        if mesh.ndim != 1 or theirs != ranks or len(ranks) == 1:
+            raise ArgumentError(
+                f"FSDP2 shards over a mesh of shape {tuple(mesh.mesh.shape)} with the ranks {theirs}; the service "
+                f"carries a mesh of one dimension over its own workers {ranks}, at least two"
+            )
+    if any(
+        not hasattr(module, "set_custom_reduce_scatter") for module in model.modules() if isinstance(module, FSDPModule)
+    ):
+        raise ArgumentError(f"torch {torch.__version__} has no hook for the reduce-scatter of FSDP2; take a later one")

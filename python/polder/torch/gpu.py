@@ -23,7 +23,7 @@ from polder.pinned import forget
 # pyright: reportUnknownMemberType=false
 
 __all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat", "overlap", "unaliased"]
-__all__ += ["copied_out", "copy_in", "forget", "leaving", "room_for"]
+__all__ += ["begun", "copied_out", "copy_in", "copy_out", "forget", "leaving", "room_for"]
 
 SHORT = 1 << 20
 """Messages of fewer bytes go through private memory: there two looks at the GPU more take longer than a copy less."""
@@ -59,11 +59,17 @@ def copied_out(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return rooms
 
 
+def begun() -> list[Any]:
+    """An event behind each copy out that this thread has begun since the last call."""
+    events, _begun.events = _begun.events, []
+    return events
+
+
 def leaving() -> Callable[[], None] | None:
     """What returns once all that this thread has begun to copy out is there; None if that is nothing."""
-    if not _begun.events:
+    events = begun()
+    if not events:
         return None
-    events, _begun.events = _begun.events, []
 
     def wait() -> None:
         for event in events:
@@ -80,6 +86,12 @@ def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for device in {tensor.device for tensor in tensors}:
         pinned.stream(device).wait_stream(torch.cuda.current_stream(device))
     return [_room(tensor) for tensor in tensors]
+
+
+def copy_out(room: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Brings what a tensor holds into the room that was made for it."""
+    for stream in _copy([(room, tensor)]):
+        stream.synchronize()
 
 
 def copy_in(tensors: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:

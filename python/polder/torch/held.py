@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from polder import _core
 from polder.errors import ArgumentError
-from polder.torch.exchange import Route
-from polder.torch.planner import ALIKE, SIZES, SLACK, Planner, SyncPlan
+from polder.torch import gpu
+from polder.torch.exchange import Route, name_of
+from polder.torch.planner import Planner
 
 # torch's stubs leave the states of optimizers without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -37,7 +37,7 @@ class TakenGradient(torch.Tensor):
     @classmethod
     def of(cls, parameter: torch.Tensor) -> "TakenGradient":
         """One of the shape of a parameter, and of no bytes worth mentioning."""
-        return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape).as_subclass(cls)
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(cls)
 
     @staticmethod
     def forget(parameter: torch.Tensor) -> None:
@@ -242,9 +242,17 @@ class HeldOptimizer:
         """The state of each parameter as torch has it, of these moments."""
         if self.number == 0 or not moments:
             return [{} for _ in self._parameters]
-        step = {} if self._rule == "sgd" else {"step": torch.tensor(float(self.number))}
+        steps = [{} if self._rule == "sgd" else {"step": self._step_of(parameter)} for parameter in self._parameters]
         named = [dict(zip(self.moments, arrays, strict=True)) for arrays in zip(*moments, strict=True)]
-        return [{**{name: value.clone() for name, value in step.items()}, **of} for of in named]
+        return [{**step, **of} for step, of in zip(steps, named, strict=True)]
+
+    def _step_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The number of steps, where torch has it: what is fused counts them beside its parameter."""
+        is_fused = any(
+            group.get("fused") and any(parameter is it for it in group["params"])
+            for group in self._optimizer.param_groups
+        )
+        return torch.tensor(float(self.number)).to(parameter.device if is_fused else "cpu")
 
     def give_back(self, moments: list[list[torch.Tensor]]) -> None:
         """Makes these the optimizer's own state."""
@@ -266,29 +274,21 @@ class Holder(Planner):
     """The optimizer, where the proxies keep its state."""
     _keeps: bool
     """Whether they keep averages until the optimizer's step."""
-    _is_early: bool
-    """Whether the next forward pass begins before all parameters have come."""
     _is_pulling: bool
     """Whether some have not come yet."""
 
     def _hold(self, held: HeldOptimizer) -> None:
         """Gives the proxies the parameters and the optimizer's state."""
         with self._guarded(), torch.no_grad():
-            sizes = [parameter.nbytes for parameter in reversed(self._parameters)]
-            measured = self._probe_sizes(sum(sizes), [self.shard_bytes] if self.shard_bytes else SIZES)
-            shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], SLACK)
-            ring = max(2 * (self._size - 1) / self._size, 1e-9)
-            rate, copies, links = self._probe_links(measured, shard_bytes, sum(sizes))
-            shard_bytes = self.shard_bytes or shard_bytes
-            threshold, shards = _core.service_shards(sizes, shard_bytes, links, ALIKE)
             # About the order in which gradients come.
-            self._order = list(range(len(self._parameters)))[::-1]
-            counts = [self._parameters[key].numel() for key in self._order]
-            self._routes = {key: Route(at, counts[at], counts[at]) for at, key in enumerate(self._order)}
-            self._begin(shards, [held.group_of(self._order[shard[0]]) for shard in shards])
-            total = sum(sizes)
-            measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
-            self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, 0)
+            self._order = order = list(range(len(self._parameters)))[::-1]
+            ours = [self._parameters[key] for key in order]
+            self._routes = {
+                key: Route(at, of.numel(), of.numel(), of.dtype)
+                for at, (key, of) in enumerate(zip(order, ours, strict=True))
+            }
+            dtypes = [of.dtype for of in ours]
+            self._plan_all([of.nbytes for of in ours], dtypes, lambda tensor: held.group_of(order[tensor]))
             self._held = held
             self._hand_over()
 
@@ -335,9 +335,14 @@ class Holder(Planner):
         service = self._service()
         service.order_move(slot, is_load)
         for key in self._order:
-            span = self._span(tensors[key], self._routes[key].count, writable=True)
-            service.push(self._routes[key].tensor, span, self._dtype, span)
+            route, tensor = self._routes[key], tensors[key]
+            room = self._room(key, tensor)
+            if tensor.is_cuda:
+                gpu.copy_out(room, tensor)
+            span = self._span(room, route.dtype, route.count, writable=True)
+            service.push(route.tensor, span, name_of(route.dtype), span)
         service.wait()
+        self._enter()
 
     def _kept(self, number: int, parameter: torch.Tensor) -> TakenGradient:
         """What stands for a gradient that was pushed."""
@@ -346,8 +351,9 @@ class Holder(Planner):
 
         def pull() -> torch.Tensor:
             route, average = self._routes[number], torch.empty_like(parameter, requires_grad=False)
-            span = self._span(average.view(-1), route.count, writable=True)
-            self._service().read(route.tensor, span, self._dtype)
+            span = self._span(self._room(number, average), route.dtype, route.count, writable=True)
+            self._service().read(route.tensor, span, name_of(route.dtype))
+            self._enter([number])
             return average
 
         return KeptGradient.over(parameter, pull)
@@ -357,11 +363,13 @@ class Holder(Planner):
         service = self._service()
         service.order_step(held.number + 1, held.settings(), factors)
         for key in self._order:
-            route, parameter = self._routes[key], self._parameters[key].detach().view(-1)
-            service.push_nothing(route.tensor, self._span(parameter, route.count, writable=True), self._dtype)
+            route, room = self._routes[key], self._room(key, self._parameters[key].detach())
+            span = self._span(room, route.dtype, route.count, writable=True)
+            service.push_nothing(route.tensor, span, name_of(route.dtype))
         self._is_pulling = self._is_early
         if not self._is_pulling:
             service.wait()
+            self._enter()
         self._has_stepped(held)
 
     def _has_stepped(self, held: HeldOptimizer) -> None:

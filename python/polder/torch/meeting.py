@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,8 @@ from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionEr
 
 if TYPE_CHECKING:
     from polder.torch.backend import ProcessGroupPolder
+
+_log = getLogger("polder.torch")
 
 _FAREWELL_SECONDS = 5.0
 _PROCESSES = 512
@@ -392,7 +395,14 @@ def attach(
         let_go(share)
         raise
     attachments[path] = attachment
+    whose = "made for this job" if own else "named by POLDER_POOL or a config file"
+    _log.info("torch.distributed runs over %s (%s, %s memory) as host %d", path, whose, pool.coherence, pool.host)
     return attachment
+
+
+def is_under_torchrun() -> bool:
+    """Whether an agent of torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def expect_one_pool(path: str, board: Board, everyone: list[dict[str, Any]], uuid: str) -> None:

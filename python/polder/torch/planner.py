@@ -4,14 +4,14 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from polder import _core
-from polder.torch.exchange import Exchange, Route, Run
+from polder.torch.exchange import Exchange, Route, Run, name_of
 from polder.torch.expect import expect_numbers
 
 # torch's stubs leave collectives without types.
@@ -144,7 +144,7 @@ class Planner(Exchange):
             if self._profile is not None and profile.is_like(self._profile):
                 self._planned_at = self._steps
                 self._passes.clear()
-                self._begin(self._plan.shards)
+                self._begin_planned(self._plan.shards)
             else:
                 self._make_plan(came, profile)
 
@@ -182,8 +182,7 @@ class Planner(Exchange):
         dist.broadcast(order, group_src=0, group=self._group)
         self._order = order.tolist()
         runs = [came[key] for key in self._order]
-        width = self._parameters[0].element_size()
-        sizes = [size * width for run in runs for size in run.sizes]
+        sizes = [size * run.flat.element_size() for run in runs for size in run.sizes]
         rates = (profile.forward_s, profile.backward_s, profile.proxy_rate, profile.worker_rate)
         shard_bytes = self.shard_bytes or profile.shard_bytes
         split, taken = _core.service_split(sizes, self._size, *rates, self._split)
@@ -198,11 +197,11 @@ class Planner(Exchange):
         tensors = [count for count in counts if count]
         threshold, shards = _core.service_shards(tensors, shard_bytes, profile.links, ALIKE)
         self._routes = {
-            key: Route(tensor, count // width, run.flat.numel())
+            key: Route(tensor, count // run.flat.element_size(), run.flat.numel(), run.flat.dtype)
             for tensor, (key, run, count) in enumerate(zip(self._order, runs, counts, strict=True))
             if count
         }
-        self._begin(shards)
+        self._begin_planned(shards)
         self._profile = profile
         self._replans = False
         self._planned_at = self._steps
@@ -222,11 +221,29 @@ class Planner(Exchange):
             self._steps,
         )
 
+    def _begin_planned(self, shards: list[tuple[int, int, int, int]]) -> None:
+        routes = sorted(self._routes.values(), key=lambda route: route.tensor)
+        self._begin(shards, [route.dtype for route in routes])
+
+    def _plan_all(
+        self, sizes: list[int], dtypes: list[torch.dtype], group_of: Callable[[int], int] | None = None
+    ) -> None:
+        """Plans without a profile: the proxies take all tensors, of these bytes, which `group_of` names by number."""
+        total = sum(sizes)
+        measured = self._probe_sizes(total, [self.shard_bytes] if self.shard_bytes else SIZES)
+        shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], SLACK)
+        ring = max(2 * (self._size - 1) / self._size, 1e-9)
+        rate, copies, links = self._probe_links(measured, shard_bytes, total)
+        shard_bytes = self.shard_bytes or shard_bytes
+        threshold, shards = _core.service_shards(sizes, shard_bytes, links, ALIKE)
+        self._begin(shards, dtypes, [] if group_of is None else [group_of(shard[0]) for shard in shards])
+        measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
+        self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, self._steps)
+
     def _predict(self, runs: list[Run], profile: Profile, shard_bytes: int) -> tuple[int, list[float]]:
         """How many tensors the proxies should take, and the seconds of each number."""
-        width = self._parameters[0].element_size()
         gradients = [
-            (size * width, profile.arrivals.get(key, profile.backward_s))
+            (size * run.flat.element_size(), profile.arrivals.get(key, profile.backward_s))
             for key, run in zip(self._order, runs, strict=True)
             for size in run.sizes
         ]
@@ -239,7 +256,8 @@ class Planner(Exchange):
 
     def _probe_workers(self, total: int) -> float:
         """Seconds of an all-reduce of all gradients by workers that have nothing else to do."""
-        dummy = torch.zeros(total // self._parameters[0].element_size(), dtype=self._parameters[0].dtype)
+        first = self._parameters[0]
+        dummy = torch.empty(total // first.element_size(), dtype=first.dtype, device=first.device).zero_()
         times: list[float] = []
         for _ in range(_PROBES + 1):
             dist.barrier(group=self._group)
@@ -289,14 +307,16 @@ class Planner(Exchange):
 
     def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> tuple[float, float]:
         """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else, and of its push."""
-        self._begin(shards)
-        service, first = self._service(), self._parameters[0]
-        dummy = torch.zeros(sum(shard[2] for shard in shards) // first.element_size(), dtype=first.dtype)
+        dtype = self._parameters[0].dtype
+        # The push alone is measured too, so that no shard may wait for another.
+        self._begin(shards, [dtype], reuses=False)
+        service = self._service()
+        dummy = torch.zeros(sum(shard[2] for shard in shards) // dtype.itemsize, dtype=dtype, device="cpu")
         times: list[float] = []
         pushes: list[float] = []
         for _ in range(rounds + 1):
             began = time.perf_counter()
-            service.push(0, self._span(dummy, dummy.numel(), writable=True), self._dtype)
+            service.push(0, self._span(dummy, dtype, dummy.numel(), writable=True), name_of(dtype))
             pushes.append(time.perf_counter() - began)
             service.wait()
             times.append(time.perf_counter() - began)

@@ -17,15 +17,24 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from polder import address
 from polder.errors import ArgumentError, PeerDeadError, PolderError
-from polder.torch.exchange import Run, attachment_of
-from polder.torch.expect import NUMBERS, EmulatedLinks, expect_carried, expect_links, expect_numbers, expect_places
+from polder.torch.exchange import Run, attachment_of, name_of
+from polder.torch.expect import (
+    NUMBERS,
+    EmulatedLinks,
+    expect_carried,
+    expect_links,
+    expect_numbers,
+    expect_places,
+    expect_sharded,
+)
 from polder.torch.held import HeldOptimizer
 from polder.torch.planner import RECENT, SyncPlan
-from polder.torch.shrink import Shrinker
+from polder.torch.sharded import Sharder
 from polder.torch.survivors import Survivors
 
 # torch's stubs leave hooks and collectives without types.
@@ -57,7 +66,7 @@ class ProxyCount:
     alive: bool
 
 
-class ParameterService(Shrinker):
+class ParameterService(Sharder):
     """Averages the gradients of data-parallel workers: the first by proxies, the last by the workers themselves.
 
     All workers of a group construct it, attach it, and close it. It needs the backend ``polder``.
@@ -185,6 +194,10 @@ class ParameterService(Shrinker):
         """The runs of this backward pass, in the order in which they came."""
         self._error: BaseException | None = None
         """What went wrong in this backward pass; raised at its end."""
+        self._leaving, self._entering = [], {}
+        self._unpushed: list[torch.Tensor] = []
+        """Gradients of this backward pass that are freed once the proxies have room for them."""
+        self._groups, self._lost = {}, None
         self._steps = 0
         self._profiled_from = 0
         self._planned_at = 0
@@ -238,9 +251,9 @@ class ParameterService(Shrinker):
         """Averages the gradients of `model` from now on, before its backward pass returns. All workers call it.
 
         The model is one of DDP, or a plain module. Of DDP the service is the communication hook: everything else is as
-        DDP has it, such as ``no_sync`` and unused parameters. A plain module gets the weights of worker 0; each of its
-        parameters needs a gradient in each backward pass, and `no_sync` of the service accumulates. The parameters
-        are contiguous CPU tensors of one floating type.
+        DDP has it, such as ``no_sync`` and unused parameters. Of FSDP2 it is the custom reduce-scatter. A plain module
+        gets the weights of worker 0; each of its parameters needs a gradient in each backward pass, and `no_sync` of
+        the service accumulates. The parameters are contiguous tensors of floating types, on the CPU or on one GPU.
 
         Parameters
         ----------
@@ -252,26 +265,12 @@ class ParameterService(Shrinker):
         Raises
         ------
         ArgumentError
-            When the service does not carry the model: parameters of other types, layouts or devices, DTensors (as
-            those of FSDP2), sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``. With the
-            optimizer on the proxies: DDP, types other than float32, and optimizers other than SGD, Adam and AdamW.
-            When a service has a model already, or another one that is not closed has parameters of this model.
+            When the service does not carry the model: parameters of other types, layouts or devices, DTensors of other
+            models than FSDP2's, sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``. With the
+            optimizer on the proxies: DDP, FSDP2, types other than float32, and optimizers other than SGD, Adam and
+            AdamW. When a service has a model already, or another one that is not closed has parameters of this model.
         """
-        if self._hooks:
-            raise ArgumentError("the service has a model already; make another service")
-        if not (
-            isinstance(model, torch.nn.Module)  # pyright: ignore[reportUnnecessaryIsInstance]
-            and isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]
-        ):
-            raise ArgumentError(
-                f"attach got a {type(model).__name__} and a {type(optimizer).__name__}; give a Module and its Optimizer"
-            )
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        expect_carried(model, self._parameters)
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if stepped.isdisjoint(map(id, self._parameters)):
-            raise ArgumentError("the optimizer has no parameter of the model; give it model.parameters()")
-        _expect_unattached(self._parameters)
+        self._parameters = self._expected(model, optimizer)
         held = None
         if self._is_held:
             if isinstance(model, DistributedDataParallel):
@@ -280,8 +279,6 @@ class ParameterService(Shrinker):
         if self._snapshots is not None and isinstance(model, DistributedDataParallel):
             raise ArgumentError('DDP keeps its group; with on_death="shrink" attach its module')
         self._model, self._optimizer = model, optimizer
-        self._type = self._parameters[0].dtype
-        self._dtype = str(self._type).removeprefix("torch.")
         self._last_gradient = 0.0
         self._pushing_s = self._backward_s = 0.0
         self._forward = [0.0, 0.0]
@@ -289,6 +286,8 @@ class ParameterService(Shrinker):
         self._passes = deque(maxlen=RECENT)
         if isinstance(model, DistributedDataParallel):
             self._join_ddp(model)
+        elif isinstance(model, FSDPModule):
+            self._join_sharded(model)
         else:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), group_src=0, group=self._group)
@@ -315,15 +314,45 @@ class ParameterService(Shrinker):
                     *self._waits_of(model),
                 ]
 
+    def _expected(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """What `attach` trains; an ArgumentError for what the service does not carry."""
+        if self._hooks:
+            raise ArgumentError("the service has a model already; make another service")
+        if not (
+            isinstance(model, torch.nn.Module)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]
+        ):
+            raise ArgumentError(
+                f"attach got a {type(model).__name__} and a {type(optimizer).__name__}; give a Module and its Optimizer"
+            )
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if isinstance(model, FSDPModule):
+            if self._is_held or self._snapshots is not None or self.split not in (None, 1.0):
+                raise ArgumentError(
+                    'FSDP2 shards gradients and state; with it leave out optimizer="proxy", on_death="shrink" and split'
+                )
+            expect_sharded(model, parameters, dist.get_process_group_ranks(self._group))
+        else:
+            expect_carried(model, parameters)
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if stepped.isdisjoint(map(id, parameters)):
+            raise ArgumentError("the optimizer has no parameter of the model; give it model.parameters()")
+        _expect_unattached(parameters)
+        return parameters
+
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None]:
         """Backward passes inside of it accumulate gradients and average nothing, as DDP's ``no_sync``."""
         with contextlib.nullcontext() if self._ddp is None else self._ddp.no_sync():
             before, self._is_accumulating = self._is_accumulating, True
+            if self._sharded is not None:
+                self._sharded.set_requires_gradient_sync(False)
             try:
                 yield
             finally:
                 self._is_accumulating = before
+                if self._sharded is not None:
+                    self._sharded.set_requires_gradient_sync(not before)
 
     def replan(self) -> None:
         """Plans again at the end of the next backward pass, from the last profile. All workers call it.
@@ -335,6 +364,8 @@ class ParameterService(Shrinker):
         """
         if self._is_held:
             raise ArgumentError("the proxies keep the optimizer's state, so their plan stays; make another service")
+        if self._sharded is not None:
+            raise ArgumentError("the proxies take all of FSDP2's gradients, so their plan stays; make another service")
         self._replans = True
 
     def wait(self) -> None:
@@ -343,6 +374,7 @@ class ParameterService(Shrinker):
             began = time.perf_counter()
             with self._surviving():
                 self._service().wait()
+                self._enter()
             self._is_pulling = False
             self._blocked_s += time.perf_counter() - began
 
@@ -376,7 +408,7 @@ class ParameterService(Shrinker):
 
         The state of an optimizer on the proxies becomes the optimizer's own.
 
-        A model of DDP keeps the hook, as torch has it: from now on the workers average its gradients.
+        A model of DDP or FSDP2 keeps the hook, as torch has it: from now on the workers average its gradients.
         """
         _open.discard(self)
         for hook in self._hooks:
@@ -392,6 +424,7 @@ class ParameterService(Shrinker):
         finally:
             self._closed = True
             self._routes = {}
+            self._leaving, self._entering, self._unpushed = [], {}, []
             self._close_service()
 
     def __enter__(self) -> Self:
@@ -420,6 +453,7 @@ class ParameterService(Shrinker):
                     with self._surviving():
                         for number in numbers:
                             self._service().wait_for(self._routes[number].tensor)
+                        self._enter(numbers)
                     self._blocked_s += time.perf_counter() - began
 
             return wait
@@ -432,9 +466,10 @@ class ParameterService(Shrinker):
         return hooks
 
     def _begin_forward(self, *_: object) -> None:
-        if self._came:
+        if self._came or self._groups:
             # A backward pass has not come to its end: what it pushed is in the way of the next.
-            self._came, self._failed = {}, True
+            self._came, self._groups, self._failed = {}, {}, True
+            self._leaving = []
         self._forward[0] = time.perf_counter()
 
     def _end_forward(self, *_: object) -> None:
@@ -469,7 +504,8 @@ class ParameterService(Shrinker):
         if self._ddp is not None and self._ddp._join_config.enable:
             self._error = ArgumentError("the service does not carry uneven inputs of Join; give all workers as many")
         self._take(bucket.index(), flat, [gradient.numel() for gradient in bucket.gradients()])
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        devices: list[Any] = [flat.device] if flat.is_cuda else []
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(flat)
         return future
 
@@ -531,11 +567,22 @@ class ParameterService(Shrinker):
                 "made; make the service after what changes the buckets of DDP"
             )
         began = time.perf_counter()
-        # Parameters are pulled when no gradient depends on them any more; their versions go up then.
-        is_pulled = self._held is not None and not self._keeps
-        into = self._span(self._parameters[key], route.count, writable=False) if is_pulled else None
-        gradients = self._span(flat[: route.count], route.count, writable=self._held is None)
-        self._service().push(route.tensor, gradients, self._dtype, into, self._keeps)
+
+        def push(part: torch.Tensor) -> None:
+            # Parameters are pulled when no gradient depends on them any more; their versions go up then.
+            is_pulled = self._held is not None and not self._keeps
+            into = None
+            if is_pulled:
+                room = self._room(key, self._parameters[key].detach())
+                into = self._span(room, route.dtype, route.count, writable=False)
+            gradients = self._span(part, route.dtype, route.count, writable=self._held is None)
+            if self._held is None and flat.is_cuda:
+                self._entering[key] = (flat[: route.count], part)
+            waiting = self._service().push(route.tensor, gradients, name_of(route.dtype), into, self._keeps)
+            # Nobody else holds a gradient that the proxies take.
+            self._unpushed = [*self._unpushed, part] if waiting and self._held is not None else []
+
+        self._leave(flat[: route.count], push)
         self._pushing_s += time.perf_counter() - began
 
     def _end_backward(self) -> None:
@@ -608,6 +655,7 @@ class ParameterService(Shrinker):
         if not self._overlap:
             for key in order:
                 self._push(key, came[key].flat)
+        self._push_left()
         counts = {key: route.count for key, route in self._routes.items()}
         rest = [came[key].flat[counts.get(key, 0) :] for key in order]
         finish = self._average([flat for flat in rest if flat.numel()])
@@ -618,6 +666,9 @@ class ParameterService(Shrinker):
                 self._service().wait()
             except PeerDeadError as error:
                 lost = error
+            # What has not come is there as it was given.
+            self._enter()
+            self._unpushed = []
         finish()
         if self._held is not None:
             if lost is not None:

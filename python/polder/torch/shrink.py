@@ -27,6 +27,7 @@ class Shrinker(Holder):
     _snapshots: str | None
     _has_proxy_each: bool
     _profiled_from: int
+    _unpushed: list[torch.Tensor]
     restored: Restored | None
 
     def _fall_back(self, came: dict[int, Run], error: PeerDeadError, missing: list[tuple[int, int, int, int]]) -> None:
@@ -35,8 +36,8 @@ class Shrinker(Holder):
         What it had published counts for every worker, and the others have summed the rest of theirs. So all workers
         miss the same shards of the same step; they compare that first.
         """
-        counts, plan = self._service().stat(), self._plan
-        if plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
+        counts = self._service().stat()
+        if self._plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
             raise error
         mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
         facts = torch.zeros(6, dtype=torch.int64)
@@ -45,12 +46,17 @@ class Shrinker(Holder):
         dist.all_gather(everyones, facts, group=self._group)
         if any(not torch.equal(facts, other) for other in everyones):
             raise error
-        keys = {route.tensor: key for key, route in self._routes.items()}
-        width = self._parameters[0].element_size()
-        pieces = [
-            came[keys[tensor]].flat[start // width : (start + nbytes) // width] for tensor, start, nbytes, _ in missing
-        ]
+        keys = {route.tensor: (key, route.dtype.itemsize) for key, route in self._routes.items()}
+        pieces: list[torch.Tensor] = []
+        for tensor, start, nbytes, _ in missing:
+            key, width = keys[tensor]
+            pieces.append(came[key].flat[start // width : (start + nbytes) // width])
         self._average(pieces)()
+        if self._leave_dead(counts):
+            self._make_plan(came, self._measure(came, self._profile))
+
+    def _leave_dead(self, counts: "list[tuple[int, int, int, int, int, bool]]") -> bool:
+        """Goes on with the proxies that some worker does not count as dead; false where none are left."""
         dead = torch.tensor([not count[5] for count in counts], dtype=torch.uint8)
         dist.all_reduce(dead, op=dist.ReduceOp.MAX, group=self._group)
         is_left = [not gone for gone in dead.tolist()]
@@ -62,9 +68,9 @@ class Shrinker(Holder):
         self._routes = {}
         if self._proxies:
             self._open_service()
-            self._make_plan(came, self._measure(came, self._profile))
-        else:
-            self._plan = replace(plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
+        elif self._plan is not None:
+            self._plan = replace(self._plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
+        return self._proxies > 0
 
     def _shrink(self, survivors: Survivors) -> None:
         """Goes on without the dead from the newest snapshot, in a group of its own and with other proxies."""
@@ -101,6 +107,7 @@ class Shrinker(Holder):
             if self.emulated is not None:
                 self.emulated = replace(self.emulated, proxies=list(self.emulated.proxies)[: self._size])
         self._plan, self._profile, self._routes, self._order = None, None, {}, []
+        self._leaving, self._entering, self._unpushed = [], {}, []
         self._passes.clear()
         self._profiled_from = self._steps
         self._failed = False

@@ -11,7 +11,7 @@ import torch
 IS_REAL = sys.argv[3:4] == ["real"]
 """Whether the script runs on a GPU, and without the stand-in."""
 
-real_copy, real_empty = torch.Tensor.copy_, torch.empty
+real_copy, real_empty, real_cat = torch.Tensor.copy_, torch.empty, torch.cat
 registered: dict[int, int] = {}
 registrations: list[int] = []
 
@@ -76,6 +76,17 @@ class OnGpu(torch.Tensor):
     def record_stream(self, _stream: Stream) -> None:
         # Python keeps what a queued copy names.
         pass
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient that was set, and no view of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.Tensor.grad.__set__(self, value)
 
 
 def _staying(name: str) -> Callable[..., torch.Tensor]:
@@ -160,9 +171,16 @@ def empty(*shape: object, device: object = None, **named: object) -> torch.Tenso
     return on_gpu(made.fill_(77)) if torch.device(device or "cpu").type == "cuda" else made
 
 
+def cat(tensors: list[torch.Tensor], *arguments: object, **named: object) -> torch.Tensor:
+    if any(isinstance(tensor, OnGpu) for tensor in tensors):
+        # It comes behind what its stream was given.
+        main.synchronize()
+    return real_cat(tensors, *arguments, **named)
+
+
 def install() -> None:
     """Puts it in CUDA's place in this process."""
-    torch.Tensor.copy_, torch.empty = copy, empty
+    torch.Tensor.copy_, torch.empty, torch.cat = copy, empty, cat
     torch.cuda.is_available, torch.cuda.cudart = lambda: True, Cuda
     torch.cuda.check_error, torch.cuda.device_count = lambda code: None, lambda: 0
     torch.cuda.get_device_capability = lambda _: (8, 0)

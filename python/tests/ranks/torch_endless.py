@@ -22,4 +22,5 @@ try:
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, async_op=True).wait()
 except polder.PeerDeadError as error:
+    print(error)
     print(type(error).__name__, error.pid)

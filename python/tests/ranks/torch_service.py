@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch_meet import meet
@@ -184,6 +185,94 @@ def state_is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
+class Mixed(torch.nn.Module):
+    """Layers of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 300), torch.nn.Linear(64, 7)
+        self.second = torch.nn.Linear(300, 64, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One after the other."""
+        x = torch.relu(self.second(torch.relu(self.first(x)).bfloat16()))
+        return self.last(x.float())
+
+
+def trained_mixed(service: ParameterService | None, in_ddp: bool) -> torch.nn.Module:
+    """Mixed after some steps."""
+    torch.manual_seed(0)
+    model = Mixed()
+    net = DistributedDataParallel(model, bucket_cap_mb=0.05) if in_ddp or service is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if service:
+        service.attach(net, optimizer)
+    draw = torch.Generator().manual_seed(rank)
+    for _ in range(6):
+        net(torch.randn(16, 64, generator=draw)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+class Chain(torch.nn.Module):
+    """Layers of lengths that no number of workers divides, one behind the other."""
+
+    def __init__(self, uses: int = 1) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(31, 31) for _ in range(4))
+        self.spare, self.last = torch.nn.Linear(31, 31), torch.nn.Linear(31, 7)
+        self.uses, self.uses_spare = uses, True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Each layer as often as it is said."""
+        for layer in self.layers:
+            for _ in range(self.uses):
+                x = torch.relu(layer(x))
+        return self.last(self.spare(x) if self.uses_spare else x)
+
+
+def trained_sharded(
+    service: ParameterService | None, before_step: Callable[[int], None] = lambda _: None, uses: int = 1, **policy: Any
+) -> torch.nn.Module:
+    """Chain under FSDP2 after steps of two parts."""
+    torch.manual_seed(0)
+    model = Chain(uses)
+    mesh, mixed = init_device_mesh("cpu", (size,)), MixedPrecisionPolicy(**policy)
+    for module in (*model.layers, model.spare, model):
+        fully_shard(module, mesh=mesh, mp_policy=mixed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if service:
+        service.attach(model, optimizer)
+    draw = torch.Generator().manual_seed(rank)
+    for step in range(7):
+        before_step(step)
+        if step == 5 and kind == "sharded-unused":
+            model.uses_spare = False
+        for part in range(2):
+            if service:
+                with service.no_sync() if part == 0 else contextlib.nullcontext():
+                    model(torch.randn(16, 31, generator=draw)).float().square().mean().backward()
+            else:
+                model.set_requires_gradient_sync(part == 1)
+                model(torch.randn(16, 31, generator=draw)).float().square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def is_sharded_equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs: Any = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(mine.to_local(), theirs.to_local()) for mine, theirs in pairs)
+
+
+def pooled() -> int:
+    """Bytes in the pool of all parts of the service."""
+    (attachment,) = attachments.values()
+    return sum(entry.nbytes for entry in attachment.pool.list("/sync/") if entry.name.rsplit("/", 2)[1].isdigit())
+
+
 def own_pids() -> set[int]:
     """The process ids of all workers."""
     pids = torch.zeros(size, dtype=torch.int64)
@@ -269,18 +358,88 @@ elif kind == "overlap":
     assert torch.equal(most, gradient)
     print("overlapped")
 elif kind == "proxy-death":
-    with ParameterService(profile_steps=2, split=1.0) as service:
+    theirs = trained(None, 10)
+    # The small shards wait for each other in their windows.
+    for shard_bytes in (None, 1024):
+        with ParameterService(profile_steps=2, split=1.0, shard_bytes=shard_bytes) as service:
 
-        def kill(step: int) -> None:
-            """Two proxies die, one after the other. The second may have ended with the first, for which it waited."""
-            if rank == 0 and step in (4, 7) and (alive := service.proxies()):
-                os.kill(alive[-1].pid, signal.SIGKILL)
+            def kill(step: int, service: ParameterService = service) -> None:
+                """Two proxies die in turn. The second may have ended with the first, for which it waited."""
+                if rank == 0 and step in (4, 7) and (alive := service.proxies()):
+                    # One that was slow when the plan was made may have no shards, and nobody misses it.
+                    os.kill(max(alive, key=lambda count: count.shards).pid, signal.SIGKILL)
 
-        ours = trained(service, 10, kill)
+            ours = trained(service, 10, kill)
+            assert service.proxies() == []
+            assert service.plan is not None
+            assert service.plan.proxied_bytes == 0
+        assert is_equal(ours, theirs), shard_bytes
+    print("equal")
+elif kind == "windows":
+    theirs = trained(None, 8)
+    for options in ({"profile_steps": 2, "split": 1.0}, {"profile_steps": 2, "split": 1.0, "overlap": False}):
+        with ParameterService(1, shard_bytes=1024, **options) as service:
+            ours = trained(service, 8)
+            plan = service.plan
+            assert plan is not None
+            largest = max(nbytes for _, _, nbytes, _ in plan.shards)
+            # Of each worker and of the proxy: a window, and queues.
+            most = (size + 1) * (8 * largest + 8 * len(plan.shards) + 1024)
+            assert pooled() <= most < (size + 1) * plan.total_bytes / 2, (pooled(), most, plan.total_bytes)
+        assert is_equal(ours, theirs), options
+    make = RULES["AdamW"]
+    theirs = Training(make, None)
+    theirs.train(4)
+    with ParameterService(1, optimizer="proxy", shard_bytes=1024) as service:
+        ours = Training(make, service)
+        ours.train(4)
+        assert service.plan is not None
+        # The parameters stand in the pool, and gradients pass through it.
+        assert service.plan.total_bytes < pooled() < 1.6 * service.plan.total_bytes
+        assert is_equal(ours.model, theirs.model)
+    print("equal")
+elif kind == "mixed":
+    theirs = trained_mixed(None, True)
+    for in_ddp in (False, True):
+        for split in (0.5, 1.0):
+            with ParameterService(profile_steps=2, split=split, shard_bytes=8192) as service:
+                ours = trained_mixed(service, in_ddp)
+                assert service.plan is not None
+                assert sum(count.nbytes for count in service.proxies()) == 4 * service.plan.proxied_bytes > 0
+            assert is_equal(ours, theirs), (in_ddp, split)
+    print("equal")
+elif kind == "sharded":
+    for policy in ({}, {"param_dtype": torch.bfloat16}, {"reduce_dtype": torch.float32}):
+        with ParameterService(shard_bytes=1024) as service:
+            ours = trained_sharded(service, **policy)
+            plan, counts = service.plan, service.proxies()
+            assert plan is not None
+            assert not {count.pid for count in counts} & own_pids()
+            assert sum(count.nbytes for count in counts) == 6 * plan.total_bytes == 6 * plan.proxied_bytes
+            assert service.blocked_s > 0
+        assert is_sharded_equal(ours, trained_sharded(None, **policy)), policy
+    print("equal")
+elif kind == "sharded-death":
+    with ParameterService(shard_bytes=1024) as service:
+
+        def kill_one(step: int) -> None:
+            """Two proxies die, one after the other."""
+            dist.barrier()
+            if rank == 0 and step in (3, 5) and (alive := service.proxies()):
+                os.kill(max(alive, key=lambda count: count.shards).pid, signal.SIGKILL)
+
+        ours = trained_sharded(service, kill_one)
         assert service.proxies() == []
         assert service.plan is not None
         assert service.plan.proxied_bytes == 0
-    print("equal" if is_equal(ours, trained(None, 10)) else "different")
+    print("equal" if is_sharded_equal(ours, trained_sharded(None)) else "different")
+elif kind in ("sharded-twice", "sharded-unused"):
+    try:
+        with ParameterService() as service:
+            trained_sharded(service, uses=2 if kind == "sharded-twice" else 1)
+        raise AssertionError("what cannot be carried is not refused")
+    except polder.errors.ArgumentError as error:
+        print(error)
 elif kind == "replan":
     rate = 2e6
     links = EmulatedLinks([(0, rate)] * 2, rate)
@@ -565,6 +724,13 @@ elif kind in ("shrink", "shrink-held"):
             theirs.draw = torch.Generator().manual_seed(rank)
             theirs.train(5)
             print("equal" if is_equal(ours.model, theirs.model) else "different")
+elif kind == "shrink-refused":
+    try:
+        ParameterService(on_death="shrink", snapshots="shrink")
+    except polder.errors.ArgumentError as error:
+        print(error)
+    # A proxy that dies takes no worker with it.
+    ParameterService(on_death="shrink", snapshots="shrink", optimizer="proxy").close()
 elif kind in ("shrink-two", "shrink-meanwhile"):
     # Ranks 1 and 3 die at the same time, or rank 3 when it forms a group without rank 1.
     if kind == "shrink-meanwhile" and rank == 3:
@@ -600,10 +766,15 @@ elif kind == "refused":
         hooked = DistributedDataParallel(torch.nn.Linear(2, 2))
         hooked.register_comm_hook(None, default_hooks.allreduce_hook)
         refused(hooked)
-        refused(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.float64)))
+        refused(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64)))
         refused(torch.nn.Embedding(2, 2, sparse=True))
         mesh = init_device_mesh("cpu", (1,))
         refused(fully_shard(torch.nn.Linear(2, 2), mesh=mesh))
+        spread = torch.nn.Linear(2, 2, bias=False)
+        spread.weight = torch.nn.Parameter(DTensor.from_local(spread.weight.detach(), mesh, [Replicate()]))
+        refused(spread)
+        ignoring = torch.nn.Linear(2, 2)
+        refused(fully_shard(ignoring, mesh=mesh, ignored_params={ignoring.bias}))
         frozen = torch.nn.Linear(2, 2).requires_grad_(False)
         other = torch.nn.Linear(2, 2)
         refused(frozen)
@@ -634,6 +805,8 @@ elif kind == "refused":
         not_held(torch.optim.AdamW(plain.parameters(), amsgrad=True))
         not_held(torch.optim.SGD([plain.weight], lr=0.1))
         not_held(torch.optim.SGD(plain.parameters(), lr=0.1), DistributedDataParallel(plain))
+        sharded = fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
+        not_held(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded)
         double = torch.nn.Linear(2, 2, dtype=torch.float64)
         not_held(torch.optim.SGD(double.parameters(), lr=0.1), double)
         links = EmulatedLinks([(0, 1e6)] * 2, 1e6)

@@ -10,6 +10,7 @@ use super::order::FACTORS;
 use super::place::{self, Places, Queue, order_lines, state_line};
 use super::{Agreement, Failure, Order, Parts, ServiceOptions};
 use crate::collectives::fill;
+use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
 use crate::{PoolError, line, wait};
 
@@ -43,7 +44,7 @@ pub struct ClientReport {
 }
 
 /// What has become of a shard in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Idle,
     Pushed,
@@ -95,6 +96,12 @@ impl<M: Memory> Client<M> {
         &self.parts.agreed
     }
 
+    /// Its number among the clients.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.parts.own
+    }
+
     /// The current step, from 1. It ends when the sums of all shards have been pulled.
     #[must_use]
     pub fn step(&self) -> u32 {
@@ -135,10 +142,19 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
+    /// Whether a shard's bytes of its window are free in this step: the sums of those that had them before were pulled, or are there
+    /// if they stay with their proxy.
+    #[must_use]
+    pub fn may_push(&self, shard: u32) -> bool {
+        let least = if self.parts.agreed.keeps_state() { State::Summed } else { State::Pulled };
+        let has_ended = |before: &u32| self.states[*before as usize] >= least;
+        self.parts.exchange().before(shard).iter().all(has_ended) || Deviation::WindowIsTaken.is_on()
+    }
+
     /// Pushes the gradients of a shard, once a step. They may change when this returns. It never waits.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] when the shard was pushed in this step, or has another size; [`PoolError::Memory`];
+    /// [`PoolError::Argument`] when the shard was pushed in this step, may not be pushed yet, or has another size; [`PoolError::Memory`];
     /// [`PoolError::Broken`] after an error.
     pub fn push(&mut self, shard: u32, gradients: &[u8]) -> Result<(), PoolError> {
         self.parts.expect_whole()?;
@@ -153,8 +169,14 @@ impl<M: Memory> Client<M> {
         if self.states[shard as usize] != State::Idle {
             return bad(format!("{shard}, pushed in this step before"), "push each shard once a step");
         }
+        if !self.may_push(shard) {
+            return bad(
+                format!("{shard}, whose window is taken"),
+                "pull the sums of this step that come first",
+            );
+        }
         let (own, proxy) = (self.parts.members[self.parts.own].at, known.proxy);
-        let at = self.parts.places.buffer_for(own, proxy) + self.parts.exchange().place(shard);
+        let at = self.parts.places.buffer_for(own, proxy) + self.parts.exchange().window(shard);
         let streams = self.parts.streams(std::iter::once(self.parts.number_of(proxy)));
         if let Err(fault) = fill(&self.parts.memory, at, gradients, streams) {
             return Err(self.parts.fail(fault.into()));
@@ -163,7 +185,7 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
-    /// As [`Client::push`], in a step in which what this client pushes counts for nothing: no byte moves.
+    /// As [`Client::push`], in a step in which what this client pushes counts for nothing: no byte moves, and no window is taken.
     ///
     /// # Errors
     /// Those of [`Client::push`].
@@ -205,6 +227,15 @@ impl<M: Memory> Client<M> {
         Ok(self.come.pop_front())
     }
 
+    /// Notes which sums have come, for [`Client::may_push`], and hands none out. It never waits.
+    ///
+    /// # Errors
+    /// Those of [`Client::ready`].
+    pub fn note(&mut self) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        self.look().map(drop).map_err(|failure| self.parts.fail(failure))
+    }
+
     /// As [`Client::ready`], and waits for one; nothing once all shards that were pushed in this step have been handed out.
     ///
     /// # Errors
@@ -239,7 +270,8 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
-    /// As [`Client::pull`], of a sum that stays where it is: [`Client::read`] copies it in the next step, before the shard is pushed there.
+    /// As [`Client::pull`], of a sum that stays where it is. Where proxies keep an optimizer's state, [`Client::read`] copies it in the
+    /// next step, before the shard is pushed there.
     ///
     /// # Errors
     /// Those of [`Client::pull`].
@@ -258,12 +290,13 @@ impl<M: Memory> Client<M> {
     /// writes there.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] for a shard that was pushed, or in the first step, or of another size; [`PoolError::Memory`];
-    /// [`PoolError::Broken`] after an error.
+    /// [`PoolError::Argument`] for a shard that was pushed, whose sum does not stay, in the first step, or of another size;
+    /// [`PoolError::Memory`]; [`PoolError::Broken`] after an error.
     pub fn read(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
         self.parts.expect_whole()?;
         let known = self.parts.exchange().shards().get(shard as usize).copied();
-        let is_idle = self.parts.step > 1 && self.states.get(shard as usize) == Some(&State::Idle);
+        let stays = self.parts.agreed.keeps_state() || self.parts.exchange().asked_window_bytes() == 0;
+        let is_idle = stays && self.parts.step > 1 && self.states.get(shard as usize) == Some(&State::Idle);
         let Some(known) = known.filter(|known| is_idle && known.bytes == into.len() as u64) else {
             let value = format!("{shard} into {} bytes", into.len());
             let expected = "one of the step before that was not pushed since, and its bytes";
@@ -276,7 +309,7 @@ impl<M: Memory> Client<M> {
     fn copy_out(&mut self, shard: u32, proxy: u16, into: &mut [u8]) -> Result<(), PoolError> {
         let number = self.parts.number_of(proxy);
         let at = self.parts.places.buffer_of(self.parts.members[number].at, proxy)
-            + self.parts.exchange().place(shard);
+            + self.parts.agreed.sum_place(shard);
         self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), into.len() as u64);
         self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
     }

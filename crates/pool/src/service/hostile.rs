@@ -55,22 +55,23 @@ pub fn drive(bytes: &[u8]) {
 fn tell(script: &mut Script<'_>) {
     let mut head = [0; HEAD];
     head[0] = script.byte() % 8;
-    head[8..15].copy_from_slice(b"float32");
-    head[24..26].copy_from_slice(&[script.byte() % 2, script.byte() % 2]);
-    head[32] = script.byte() % 3;
+    head[8..10].copy_from_slice(&[script.byte() % 2, script.byte() % 2]);
+    head[16] = script.byte() % 3;
+    head[24] = script.of(&[0, 64, 128]);
     if script.byte() < 64 {
         head[usize::from(script.byte()) % HEAD] = script.byte();
     }
     let Ok(Some(told)) = Told::read(&head) else { return };
     // A group's broadcast brings as many rows as the head says.
-    if told.row_bytes() > 200 {
+    if told.row_bytes() > 9 * 32 {
         return;
     }
     let word = |script: &mut Script<'_>, usual| script.near(usual).to_le_bytes();
     let row = |script: &mut Script<'_>| {
         let first = u64::from(script.byte() % 3) | u64::from(script.byte() % 2) << 32;
         let start = u64::from(script.byte()) * 64;
-        [word(script, first), word(script, start), word(script, 64)].concat()
+        let name = u64::from_le_bytes(*b"float32\0");
+        [word(script, first), word(script, start), word(script, 64), word(script, name)].concat()
     };
     let mut rows: Vec<u8> = (0..9).flat_map(|_| row(script)).collect();
     rows.truncate(told.row_bytes());
@@ -270,9 +271,13 @@ fn agreement(script: &mut Script<'_>) -> Agreement {
     let shards = (0..u32::from(script.byte()) % (SHARDS + 1)).map(|tensor| shard(tensor, script)).collect();
     let order = script.of(&[ShardOrder::FirstInFirstOut, ShardOrder::FirstLayersFirst]);
     let exchange = Exchange::new(shards, PROXIES).expect("shards of different tensors").ordered(order);
-    let mut agreed = Agreement::new(exchange, script.of(&[Dtype::F32, Dtype::F64, Dtype::BF16]));
+    let exchange = exchange.windowed(script.of(&[0, 64, 200]));
+    let mut agreed = Agreement::new(exchange, Dtype::F32);
+    if !keeps_state {
+        let dtypes = [Dtype::F32, Dtype::F64, Dtype::BF16];
+        agreed.dtypes.iter_mut().for_each(|dtype| *dtype = script.of(&dtypes));
+    }
     if keeps_state {
-        agreed.dtype = Dtype::F32;
         agreed.groups = (0..agreed.exchange.shards().len()).map(|shard| shard as u16 % 2).collect();
     }
     if script.byte() < 32 {

@@ -9,9 +9,9 @@
 //! | 3 | spare, 0 |
 //! | from 4 on | of a client, where proxies keep an optimizer's state: an order, of a line and one for each group of settings |
 //! | then | queues: for each proxy that the part deals with whole lines, with a word for each of its shards |
-//! | then | buffers: for each of these proxies its shards, each from a whole line on |
+//! | then | buffers: for each of these proxies its shards, each from a whole line on; shards may share the lines of a window |
 //!
-//! A client deals with all proxies, a proxy with itself.
+//! A client deals with all proxies, a proxy with itself. The sums of a proxy that keeps an optimizer's state share no lines.
 //!
 //! # Words of a state line
 //! | word | what |
@@ -79,7 +79,8 @@ struct Place {
     queue: u64,
     buffer: u64,
     queue_bytes: u64,
-    buffer_bytes: u64,
+    /// What a proxy's sums take.
+    sums_bytes: u64,
 }
 
 impl Places {
@@ -91,10 +92,11 @@ impl Places {
         let (mut queue, mut buffer) = (head * LINE, head * LINE + all.clone().map(queue_bytes).sum::<u64>());
         let mut proxies = vec![];
         for proxy in all {
-            let (queue_bytes, buffer_bytes) = (queue_bytes(proxy), exchange.buffer_bytes(proxy));
-            proxies.push(Place { queue, buffer, queue_bytes, buffer_bytes });
+            let (queue_bytes, window_bytes) = (queue_bytes(proxy), exchange.window_bytes(proxy));
+            let sums_bytes = if settings == 0 { window_bytes } else { exchange.buffer_bytes(proxy) };
+            proxies.push(Place { queue, buffer, queue_bytes, sums_bytes });
             queue += queue_bytes;
-            buffer += buffer_bytes;
+            buffer += window_bytes;
         }
         Self { proxies, client_bytes: buffer }
     }
@@ -102,8 +104,8 @@ impl Places {
     /// Bytes of the part of a proxy, or of a client.
     pub(super) fn bytes(&self, proxy: Option<u16>) -> u64 {
         proxy.map_or(self.client_bytes, |proxy| {
-            let Place { queue_bytes, buffer_bytes, .. } = self.proxies[usize::from(proxy)];
-            HEAD * LINE + queue_bytes + buffer_bytes
+            let Place { queue_bytes, sums_bytes, .. } = self.proxies[usize::from(proxy)];
+            HEAD * LINE + queue_bytes + sums_bytes
         })
     }
 
@@ -182,6 +184,10 @@ mod tests {
         assert_eq!(ordered.queue_for(part, 0), order_lines(part).lines(3), "a line, and one a group");
         assert_eq!(ordered.bytes(None), places.bytes(None) + 3 * LINE);
         assert_eq!(ordered.bytes(Some(0)), places.bytes(Some(0)));
+        let exchange = exchange.windowed(256);
+        let [reused, stays] = [0, 1].map(|settings| Places::new(&exchange, settings));
+        assert_eq!(reused.bytes(None), 448 + 256 + 128, "a window of proxy 0, and the one shard of proxy 2");
+        assert_eq!([&reused, &stays].map(|it| it.bytes(Some(0))), [256 + 128 + 256, 256 + 128 + 9 * 128]);
     }
 
     #[test]

@@ -220,13 +220,14 @@ impl<M: Memory> Proxy<M> {
         self.read_order()?;
         let now = self.now();
         let Self { parts, proxy, scratch, order, held, has_mean, .. } = self;
-        let Agreement { exchange, dtype, .. } = &*parts.agreed;
-        let (place, bytes) = (exchange.place(shard), exchange.shards()[shard as usize].bytes);
+        let Agreement { exchange, .. } = &*parts.agreed;
+        let dtype = &parts.agreed.dtype(shard);
+        let (place, bytes) = (exchange.window(shard), exchange.shards()[shard as usize].bytes);
         let from: Vec<Offset> = (0..parts.clients)
             .map(|client| parts.places.buffer_for(parts.members[client].at, *proxy) + place)
             .collect();
         let own = parts.members[parts.own].at;
-        let into = parts.places.buffer_of(own, *proxy) + place;
+        let into = parts.places.buffer_of(own, *proxy) + parts.agreed.sum_place(shard);
         let streams = parts.streams(0..parts.clients);
         let clients = u32::try_from(parts.clients).ok().and_then(NonZeroU32::new).expect("there are clients");
         let far = (0..).zip(&from).filter(|(client, _)| parts.is_far(*client));

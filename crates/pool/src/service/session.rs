@@ -12,9 +12,10 @@
 //! | 6 | how many clients and proxies there are |
 //!
 //! # What client 0 tells
-//! Words: 1 and how many shards, or 0 for the end; two words with the name of the type, 0-padded; 1 if the shards of the first layers
-//! go first, and 256 more if proxies keep an optimizer's state; how many emulated links. Then for each shard: bits 0..32 tensor, bits
-//! 32..48 proxy, and bits 48..64 the group of its settings; its first byte in the tensor; its bytes. Then for each emulated link: the nanoseconds of a shard, bytes a second, 0.
+//! Words: 1 and how many shards, or 0 for the end; 1 if the shards of the first layers go first, and 256 more if proxies keep an
+//! optimizer's state; how many emulated links; the bytes of a window, or 0. Then for each shard: bits 0..32 tensor, bits 32..48 proxy,
+//! and bits 48..64 the group of its settings; its first byte in the tensor; its bytes; the name of its type, 0-padded. Then for each
+//! emulated link: the nanoseconds of a shard, bytes a second, 0, 0.
 
 use std::sync::Arc;
 
@@ -38,9 +39,9 @@ const AGES: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 
 const STAGING: u64 = 64 << 10;
 
 /// Bytes of one shard or link in what client 0 tells.
-const ROW: usize = 24;
+const ROW: usize = 32;
 /// Bytes of what it tells first.
-pub(super) const HEAD: usize = 40;
+pub(super) const HEAD: usize = 32;
 
 /// What a proxy says that it has done, and in which process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,21 +122,16 @@ impl<M: Memory> Session<M> {
         let proxies = (self.group.size() - self.clients) as u16;
         let mut head = [0; HEAD];
         let mut rows = vec![];
-        if let Some(Agreement { exchange, dtype, links, groups }) = told {
+        if let Some(Agreement { exchange, dtypes, links, groups }) = told {
             head[..8].copy_from_slice(&(exchange.shards().len() as u64 + 1).to_le_bytes());
-            let name = dtype.to_string();
-            head[8..8 + name.len()].copy_from_slice(name.as_bytes());
-            head[24] = u8::from(exchange.order() == ShardOrder::FirstLayersFirst);
-            head[25] = u8::from(!groups.is_empty());
-            head[32..].copy_from_slice(&(links.len() as u64).to_le_bytes());
+            head[8] = u8::from(exchange.order() == ShardOrder::FirstLayersFirst);
+            head[9] = u8::from(!groups.is_empty());
+            head[16..24].copy_from_slice(&(links.len() as u64).to_le_bytes());
+            head[24..].copy_from_slice(&exchange.asked_window_bytes().to_le_bytes());
             let groups = groups.iter().copied().chain(std::iter::repeat(0));
-            rows = exchange
-                .shards()
-                .iter()
-                .zip(groups)
-                .flat_map(|(shard, group)| encode(shard, group))
-                .collect();
-            let link = |link: &EmulatedLink| encode_words([link.latency_ns, link.bytes_per_second, 0]);
+            let shards = exchange.shards().iter().zip(dtypes).zip(groups);
+            rows = shards.flat_map(|((shard, dtype), group)| encode(shard, *dtype, group)).collect();
+            let link = |link: &EmulatedLink| encode_words([link.latency_ns, link.bytes_per_second, 0, 0]);
             rows.extend(links.iter().flat_map(link));
         }
         self.group.broadcast(0, Dtype::U8, &mut head)?;
@@ -224,29 +220,28 @@ fn gave_up_with(error: &PoolError, own: usize) -> Mark {
 pub(super) struct Told {
     shards: usize,
     links: usize,
-    dtype: Dtype,
     order: ShardOrder,
     has_groups: bool,
+    window_bytes: u64,
 }
 
 impl Told {
     /// What the words of the head say; `None` is the end.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] for more than there can be, or elements of an unknown type.
+    /// [`PoolError::Argument`] for more than there can be.
     pub(super) fn read(head: &[u8; HEAD]) -> Result<Option<Self>, PoolError> {
         let Some(shards) = word_of(head, 0).checked_sub(1) else { return Ok(None) };
-        let links = word_of(head, 4);
+        let links = word_of(head, 2);
         if shards > Exchange::MOST_SHARDS as u64 || links > u64::from(Exchange::MOST_PROXIES) {
             return Err(refused(format!("{shards} shards and {links} links"), "fewer and larger shards"));
         }
-        let name = head[8..24].split(|byte| *byte == 0).next().unwrap_or_default();
-        let dtype = str::from_utf8(name).ok().and_then(Dtype::named);
-        let dtype =
-            dtype.ok_or_else(|| refused("one of unknown elements".into(), "one Polder for all processes"))?;
-        let order = if head[24] == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
-        let (shards, links) = (shards as usize, links as usize);
-        Ok(Some(Self { shards, links, dtype, order, has_groups: head[25] == 1 }))
+        let order = if head[8] == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
+        let (shards, links, window_bytes) = (shards as usize, links as usize, word_of(head, 3));
+        if window_bytes > Exchange::MOST_BYTES {
+            return Err(refused(format!("windows of {window_bytes} bytes"), "smaller ones"));
+        }
+        Ok(Some(Self { shards, links, order, has_groups: head[9] == 1, window_bytes }))
     }
 
     /// Bytes of all rows.
@@ -257,7 +252,7 @@ impl Told {
     /// What the rows say.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] for shards that no such service can sum.
+    /// [`PoolError::Argument`] for shards that no such service can sum, or elements of an unknown type.
     pub(super) fn agreement(&self, rows: &[u8], proxies: u16) -> Result<Agreement, PoolError> {
         let (shards, links) = rows.split_at(self.shards * ROW);
         let group = |row: &[u8]| (word_of(row, 0) >> 48) as u16;
@@ -267,7 +262,11 @@ impl Told {
         let link =
             |row: &[u8]| EmulatedLink { latency_ns: word_of(row, 0), bytes_per_second: word_of(row, 1) };
         let links = links.chunks_exact(ROW).map(link).collect();
-        Ok(Agreement { exchange: exchange.ordered(self.order), dtype: self.dtype, links, groups })
+        let dtypes = shards.chunks_exact(ROW).map(dtype_of).collect::<Option<_>>();
+        let dtypes = dtypes
+            .ok_or_else(|| refused("one of unknown elements".into(), "one Polder for all processes"))?;
+        let exchange = exchange.ordered(self.order).windowed(self.window_bytes);
+        Ok(Agreement { exchange, dtypes, links, groups })
     }
 }
 
@@ -275,9 +274,17 @@ fn refused(value: String, expected: &'static str) -> PoolError {
     PoolError::Argument { what: "the exchange", value, expected }
 }
 
-fn encode(shard: &Shard, group: u16) -> [u8; ROW] {
+fn encode(shard: &Shard, dtype: Dtype, group: u16) -> [u8; ROW] {
     let first = u64::from(shard.tensor) | u64::from(shard.proxy) << 32 | u64::from(group) << 48;
-    encode_words([first, shard.start, shard.bytes])
+    let mut name = [0; 8];
+    name[..dtype.name().len()].copy_from_slice(dtype.name().as_bytes());
+    encode_words([first, shard.start, shard.bytes, u64::from_le_bytes(name)])
+}
+
+/// The type of a shard's elements, by what is told of it.
+fn dtype_of(row: &[u8]) -> Option<Dtype> {
+    let name = row[ROW - 8..].split(|byte| *byte == 0).next().unwrap_or_default();
+    str::from_utf8(name).ok().and_then(Dtype::named)
 }
 
 fn decode(row: &[u8]) -> Shard {

@@ -27,7 +27,12 @@ pub(super) fn suites() -> Vec<Suite> {
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "a proxy stays at the shard that came first until every queue has it at its head, as in Figure 10 of the paper";
     let first_come = |seed| Deviation::FirstComeFirstServed.during(|| service(seed));
-    vec![Suite::new("service-first-come-first-served", about, first_come)]
+    let taken = "a client pushes a shard into a window that another shard of the step still has";
+    let is_taken = |seed| Deviation::WindowIsTaken.during(|| service(seed));
+    vec![
+        Suite::new("service-first-come-first-served", about, first_come),
+        Suite::new("service-window-is-taken", taken, is_taken),
+    ]
 }
 
 const HARMLESS: &[Harmless] = &[
@@ -83,8 +88,13 @@ fn service(seed: u64) -> Outcome {
     if dice.roll(4) == 0 {
         agreed.links = vec![EmulatedLink { latency_ns: 100_000, bytes_per_second: 1 << 20 }; proxies.into()];
     }
+    if dice.roll(2) == 0 {
+        // One shard at a time, or two small ones.
+        agreed.exchange = agreed.exchange.windowed(64 << dice.roll(2));
+    }
+    agreed.dtypes.iter_mut().for_each(|dtype| *dtype = [Dtype::F64, Dtype::F32][dice.roll(2) as usize]);
     if dice.roll(3) == 0 {
-        agreed.dtype = Dtype::F32;
+        agreed.dtypes.fill(Dtype::F32);
         agreed.groups = (0..shards).map(|shard| shard as u16 % 2).collect();
     }
     let is_kept = !agreed.groups.is_empty() && dice.roll(2) == 0;
@@ -124,6 +134,7 @@ fn run(
         if rank == 0 && !script.agreed.groups.is_empty() {
             client.order(&script.order(step))?;
         }
+        let mut later = vec![];
         for &shard in &script.orders[rank][step as usize] {
             match script.of(step) {
                 Of::Means => {
@@ -133,24 +144,47 @@ fn run(
                     script.check(step - 1, shard, &found);
                     client.push_nothing(shard)?;
                 }
-                _ => client.push(shard, &gradients(script, rank, step, shard))?,
+                _ => later.push(shard),
             }
+            push_what_may(script, &mut client, step, &mut later)?;
             if script.eager[rank]
                 && let Some(shard) = client.ready()?
             {
                 pull(script, &mut client, step, shard)?;
                 pulled += 1;
+                push_what_may(script, &mut client, step, &mut later)?;
             }
         }
         while let Some(shard) = client.wait()? {
             pull(script, &mut client, step, shard)?;
             pulled += 1;
+            push_what_may(script, &mut client, step, &mut later)?;
         }
         assert_eq!(pulled, script.agreed.exchange.shards().len(), "each shard is handed out once");
     }
     client.leave();
     // Nothing comes of it: the proxies wait for the mark, which this would wipe or tear.
     client.report(&ClientReport { steps: script.steps, ..ClientReport::default() });
+    Ok(())
+}
+
+/// Pushes the shards whose windows are free.
+fn push_what_may(
+    script: &Script,
+    client: &mut Client<ModelMemory>,
+    step: u64,
+    later: &mut Vec<u32>,
+) -> Result<(), PoolError> {
+    if !later.is_empty() && script.eager[client.number()] {
+        client.note()?;
+    }
+    // With the last pull the next step began.
+    while u64::from(client.step()) == step + 1
+        && let Some(at) = later.iter().position(|shard| client.may_push(*shard))
+    {
+        let shard = later.swap_remove(at);
+        client.push(shard, &gradients(script, client.number(), step, shard))?;
+    }
     Ok(())
 }
 
@@ -196,7 +230,7 @@ impl Script {
 
     /// Whether these bytes are those that the clients find of a shard.
     fn check(&self, step: u64, shard: u32, bytes: &[u8]) {
-        for (index, word) in (0..).zip(bytes.chunks_exact(self.agreed.dtype.bytes())) {
+        for (index, word) in (0..).zip(bytes.chunks_exact(self.agreed.dtype(shard).bytes())) {
             let value = match word.first_chunk() {
                 Some(word) => f64::from_le_bytes(*word),
                 None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
@@ -227,7 +261,7 @@ fn element(script: &Script, client: u64, step: u64, shard: u32, index: u64) -> f
 }
 
 fn gradients(script: &Script, client: usize, step: u64, shard: u32) -> Vec<u8> {
-    let width = script.agreed.dtype.bytes() as u64;
+    let width = script.agreed.dtype(shard).bytes() as u64;
     let elements = script.agreed.exchange.shards()[shard as usize].bytes / width;
     let number = |index| element(script, client as u64, step, shard, index);
     match width {
