@@ -132,7 +132,7 @@ def test_access_times_are_those_of_the_command_and_are_drawn(scratch: Path) -> N
     assert plan.memory("nvl72-cxl", access=[[64], [4096]], working_set=[1e9, 1e12, 1e13])["tiered_s"].shape == (2, 3)
     drawn: list[str] = []
     for name in ("once.svg", "again.svg"):
-        subprocess.run([sys.executable, "-m", "polder.figures", scratch / name], input=said, text=True, check=True)
+        subprocess.run([sys.executable, "-m", "polder.figures", scratch / name], input=printed, text=True, check=True)
         drawn.append((scratch / name).read_text())
     assert drawn[0] == drawn[1], "the same times give the same file"
     for text in ("working set, GB", "mean access time of 64 B, ns", "tiered, nvl72-cxl", "end of rack", "simulated"):
