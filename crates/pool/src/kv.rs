@@ -131,7 +131,7 @@ pub struct Cache<M: Memory> {
     own_slabs: Mutex<OwnSlabs>,
     /// Whether this host has said that it pins blocks.
     pins: Mutex<bool>,
-    /// Whether this process stands in for its host, which is gone, while others want its room.
+    /// Whether this process stands in for its host, which is gone for good.
     stands_in: bool,
 }
 
