@@ -1,17 +1,18 @@
-//! `polder doctor`: what this kernel offers to tiering, and what is set up wrongly.
+//! `polder doctor`: what this kernel offers to tiering, what is set up wrongly, and which hosts want room in caches of the pool that is set.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bytesize::ByteSize;
 use clap::{Args, ValueHint};
+use polder_attach::settings::Settings;
 use polder_linux::Host;
 use polder_linux::doctor::{Drift, Report, Severity, drift, examine, nodes_of};
 use polder_platform::text_of;
 use serde::Serialize;
 
-use crate::Failure;
 use crate::agent::JournalArguments;
+use crate::{Failure, kv};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -37,9 +38,9 @@ struct Answer {
 }
 
 /// Runs `polder doctor`. A problem, and a drift, is exit status 1.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let journal = std::path::absolute(&arguments.journal.journal)?;
-    let report = examine(&Host::below(&arguments.root), &journal.to_string_lossy())?;
+    let mut report = examine(&Host::below(&arguments.root), &journal.to_string_lossy())?;
     let drift = match &arguments.against {
         Some(path) => {
             let advised = |error: &dyn std::fmt::Display| {
@@ -52,6 +53,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         None => None,
     };
+    if arguments.root == Path::new("/") {
+        report.findings.extend(kv::findings(settings));
+    }
     let is_ill = report.findings.iter().any(|finding| finding.severity == Severity::Problem)
         || drift.as_ref().is_some_and(|drift| !drift.is_empty());
     let answer = Answer { report, drift };

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
+use polder_linux::doctor::{Finding, Severity};
 use polder_platform::{printable, quoted};
 use polder_pool::kv::{Cache, CacheStat, check as check_caches, inspect};
 
@@ -122,8 +123,52 @@ fn check(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode
                 it.host, it.slab, it.slot, it.offset, it.what
             );
         }
+        for host in &cache.want_room {
+            println!("  host {host} wants room: there was no slab when it last asked for one");
+        }
     }
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What `polder doctor` says of the caches of the pool that is set: hosts that want room, and how to give them some.
+pub(crate) fn findings(settings: &Settings) -> Vec<Finding> {
+    let note = |subject, found, remedy: &str| Finding {
+        severity: Severity::Note,
+        subject,
+        found,
+        remedy: remedy.to_owned(),
+    };
+    if settings.pool.is_none() {
+        return vec![];
+    }
+    let (path, caches) = match caches(settings, None) {
+        Ok(found) => found,
+        Err(error) => {
+            let remedy = "check the pool: polder pool check";
+            return vec![note("caches of keys and values".to_owned(), error.to_string(), remedy)];
+        }
+    };
+    let wants = |cache: &CacheStat| {
+        let short: Vec<_> = cache.hosts.iter().filter(|part| part.wants_room).map(|part| part.host).collect();
+        let gone: Vec<_> =
+            cache.hosts.iter().filter(|part| part.gone && part.claimed > 0).map(|part| part.host).collect();
+        let kept = if gone.is_empty() {
+            String::new()
+        } else {
+            format!("; hosts that are gone have room: {}", listed(&gone))
+        };
+        let found =
+            format!("there was no slab for these hosts when they last asked: {}{kept}", listed(&short));
+        let remedy = match gone.is_empty() {
+            true => {
+                "where blocks make room too early, make the cache anew with a larger budget, or the pool larger"
+            }
+            false => "run polder keeper, which gives room of hosts that are gone to those",
+        };
+        (!short.is_empty())
+            .then(|| note(format!("cache {} in {}", printable(&cache.name), shown(path)), found, remedy))
+    };
+    caches.iter().filter_map(wants).collect()
 }
 
 fn table(cache: &CacheStat) -> String {

@@ -105,9 +105,7 @@ impl PoolOptions {
         let idle = match command {
             Command::Probe(_) => "it makes pools of its own in /dev/shm",
             Command::Rehearse(_) => "the program opens what it needs, with the variables of its environment",
-            Command::Plan(_) | Command::Agent(_) | Command::Doctor(_) | Command::Offload(_) => {
-                "it opens no pool"
-            }
+            Command::Plan(_) | Command::Agent(_) | Command::Offload(_) => "it opens no pool",
             Command::Top(top) if !top.arguments.opens_a_pool() => "only `polder top sync` opens one",
             _ => return Ok(()),
         };
@@ -141,8 +139,8 @@ enum Command {
     Offload(offload::Command),
     /// Show the bytes of each service on each memory tier.
     Top(PooledOne<top::Arguments>),
-    /// Say what this kernel offers to memory tiers, and what is set up wrongly.
-    Doctor(doctor::Arguments),
+    /// Say what this kernel offers to memory tiers, what is set up wrongly, and which hosts want room in the caches of a pool.
+    Doctor(PooledOne<doctor::Arguments>),
     /// Hand out host ids and evict hosts, until stopped.
     Keeper(PooledOne<keeper::Arguments>),
     /// Test whether memory that two hosts share keeps Polder's rules, by litmus tests between them.
@@ -217,6 +215,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Keeper(parsed) => parsed.pool.clone(),
         Command::Verify(parsed) => parsed.pool.clone(),
         Command::Top(parsed) => parsed.pool.clone(),
+        Command::Doctor(parsed) => parsed.pool.clone(),
         _ => PoolOptions::default(),
     };
     let options = after.or(before);
@@ -231,7 +230,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Kv(parsed) => kv::run(&parsed.command, &settings),
         Command::Agent(command) => agent::run(&command),
         Command::Top(parsed) => top::run(&parsed.arguments, &settings),
-        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Doctor(parsed) => doctor::run(&parsed.arguments, &settings),
         Command::Offload(command) => offload::run(&command),
         Command::Keeper(parsed) => keeper::run(&parsed.arguments, &settings),
         Command::Mpi(parsed) => mpi::run(parsed.command, &settings),

@@ -158,6 +158,13 @@ fn a_keeper_gives_the_room_of_a_host_that_is_fenced_to_one_that_wants_some() {
         put(&stays.1, 1000, 300);
         let stat = desk.say("kv stat llm");
         assert!(stat.contains("host 2: 600 blocks") && stat.contains("wants room"), "{stat}");
+        assert!(desk.say("kv check llm").contains("  host 0 wants room: there was no slab"));
+        let doctor = desk.command("doctor").output().unwrap();
+        let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        assert!(
+            doctor.contains("note: cache llm in ") && doctor.contains("when they last asked: 0\n"),
+            "{doctor}"
+        );
         assert!(desk.say("pool evict 2 --fenced").contains("fenced 2"));
         drop(gone);
         let given = lines.find(|line| line.contains("is gone")).unwrap();

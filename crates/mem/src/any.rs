@@ -110,11 +110,11 @@ impl Memory for AnyMemory {
         inner!(self, memory => memory.address(at, bytes))
     }
 
-    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+    fn populate(&self, at: Offset, bytes: u64) {
         match self {
-            Self::Mapped(memory) => memory.populate(at, bytes, writes),
+            Self::Mapped(memory) => memory.populate(at, bytes),
             #[cfg(feature = "instruments")]
-            Self::Wrapped(memory) => memory.populate(at, bytes, writes),
+            Self::Wrapped(memory) => memory.populate(at, bytes),
         }
     }
 

@@ -19,13 +19,15 @@ pub type Coherent = Mapped<HardwareLines>;
 pub type Software = Mapped<FlushedLines>;
 
 /// The smallest page.
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
+/// Aligned bytes of a file in memory that Linux maps by one fault that reads, by default.
+const FAULT_AROUND: u64 = 64 << 10;
 
 /// Maps the pages of a buffer that is about to be filled for the first time, in one go. Nothing but time depends on it.
 pub fn populate_buffer(buffer: &mut [u8]) {
     let range = buffer.as_mut_ptr_range();
-    let first = range.start.wrapping_add(range.start.align_offset(PAGE as usize));
-    let whole = range.end.addr().saturating_sub(first.addr()) & !(PAGE as usize - 1);
+    let first = range.start.wrapping_add(range.start.align_offset(PAGE));
+    let whole = range.end.addr().saturating_sub(first.addr()) & !(PAGE - 1);
     // SAFETY: whole pages of a buffer that the caller may write, and the advice changes no byte.
     unsafe { libc::madvise(first.cast(), whole, libc::MADV_POPULATE_WRITE) };
 }
@@ -164,14 +166,16 @@ impl<L: Lines> Memory for Mapped<L> {
         Some(self.base.wrapping_add(at.0 as usize))
     }
 
-    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
+    fn populate(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes, at, bytes);
-        let first = at.0 & !(PAGE - 1);
-        let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-        let (start, length) = (self.base.wrapping_add(first as usize), (at.0 + bytes - first) as usize);
-        // Where it fails, as on a kernel before 5.14, each page gets there when it is touched.
-        // SAFETY: the pages that hold the range are of this mapping, and the advice changes no byte.
-        unsafe { libc::madvise(start.cast(), length, advice) };
+        let mut next = at.0 & !7;
+        // MADV_POPULATE_WRITE takes 80 ns a page that is mapped already, as long as its copy does.
+        while next < at.0 + bytes {
+            // Memory that fails is for the copy to tell.
+            // SAFETY: `next` is an aligned word of the region, which begins and ends with a page.
+            _ = unsafe { cpu::load(self.at(Offset(next))) };
+            next = (next / FAULT_AROUND + 1) * FAULT_AROUND;
+        }
     }
 
     #[inline(always)]
@@ -402,5 +406,34 @@ impl<L: Lines> fmt::Debug for Mapped<L> {
             Some(host) => write!(f, ", {host:?})"),
             None => write!(f, ")"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+
+    /// Pages that this thread had to wait for so far.
+    fn faults() -> i64 {
+        // SAFETY: numbers, which the call fills in.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: `usage` is a live place for what is asked.
+        assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) }, 0);
+        usage.ru_minflt
+    }
+
+    #[test]
+    fn one_fault_maps_many_pages_that_are_about_to_be_written() {
+        let (scratch, bytes) = (Scratch::new(), vec![7; 256 * PAGE]);
+        let path = scratch.path().join("region");
+        let there = Software::new(Region::create(&path, 256 * PAGE as u64).unwrap());
+        there.copy_in(Offset(0), &bytes).unwrap();
+        let memory = Software::new(Region::open(&path).unwrap());
+        let before = faults();
+        memory.populate(Offset(0), 256 * PAGE as u64);
+        memory.copy_in_nt(Offset(0), &bytes).unwrap();
+        let faults = faults() - before;
+        assert!(faults < 64, "{faults} faults for 256 pages");
     }
 }

@@ -136,9 +136,9 @@ pub trait Memory: Clone {
         None
     }
 
-    /// Maps the pages of `[at, at + bytes)` into this process in one go, where each would take a fault of its own; `writes` says whether they
-    /// are about to be written. Nothing but time depends on it.
-    fn populate(&self, _at: Offset, _bytes: u64, _writes: bool) {}
+    /// Maps the pages of `[at, at + bytes)` that are about to be written into this process: a read maps many at once, and a write one. Nothing but
+    /// time depends on it.
+    fn populate(&self, _at: Offset, _bytes: u64) {}
 
     /// Loads the aligned word at `at`; the 8 bytes are atomic. Passes an earlier `sfence`.
     ///

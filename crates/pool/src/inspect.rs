@@ -128,6 +128,8 @@ pub struct Inspection {
     pub pairs: BTreeMap<(String, String), PairStat>,
     /// What is damaged; empty in a pool that is whole.
     pub problems: Vec<Problem>,
+    /// Bytes of the longest run of chunks that no host holds.
+    pub longest_unclaimed_bytes: u64,
 }
 
 /// Looks at everything in the pool that lies in `memory`.
@@ -144,12 +146,13 @@ pub fn inspect<M: Memory>(memory: &M) -> Result<Inspection, PoolError> {
     }
     inspector.judge_objects()?;
     let pairs = inspector.count_messages()?;
-    inspector.stat.unclaimed_bytes = inspector.holders.iter().filter(|holder| holder.is_none()).count()
-        as u64
-        * layout.geometry().chunk_bytes;
+    let chunk_bytes = layout.geometry().chunk_bytes;
+    let runs = inspector.holders.split(Option::is_some).map(|run| run.len() as u64 * chunk_bytes);
+    let longest_unclaimed_bytes = runs.clone().max().unwrap_or(0);
+    inspector.stat.unclaimed_bytes = runs.sum();
     inspector.objects.sort_by(|one, other| one.name.cmp(&other.name));
     let Inspector { stat, objects, problems, .. } = inspector;
-    Ok(Inspection { stat, objects, pairs, problems })
+    Ok(Inspection { stat, objects, pairs, problems, longest_unclaimed_bytes })
 }
 
 struct Inspector<'a, M: Memory> {

@@ -34,7 +34,6 @@ mod gone;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod index;
-mod pages;
 mod part;
 mod pin;
 mod put;
@@ -65,7 +64,6 @@ pub use put::Put;
 pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
 
 use index::Replica;
-use pages::Pages;
 use slabs::Slab;
 use wire::Root;
 
@@ -133,8 +131,7 @@ pub struct Cache<M: Memory> {
     own_slabs: Mutex<OwnSlabs>,
     /// Whether this host has said that it pins blocks.
     pins: Mutex<bool>,
-    pages: Mutex<Pages>,
-    /// Whether this process stands in for its host, which is gone, while others want its room.
+    /// Whether this process stands in for its host, which is gone for good.
     stands_in: bool,
 }
 
@@ -254,7 +251,6 @@ impl<M: Memory> Cache<M> {
             replica,
             own_slabs: Mutex::default(),
             pins: Mutex::default(),
-            pages: Mutex::default(),
             stands_in: false,
         };
         if cache.part.bytes() != bytes {

@@ -197,8 +197,8 @@ impl Memory for Wrapped {
         inner!(self, memory => memory.address(at, bytes))
     }
 
-    fn populate(&self, at: Offset, bytes: u64, writes: bool) {
-        inner!(self, memory => memory.populate(at, bytes, writes));
+    fn populate(&self, at: Offset, bytes: u64) {
+        inner!(self, memory => memory.populate(at, bytes));
     }
 
     #[track_caller]

@@ -206,6 +206,11 @@ impl<'a, M: Memory> Extents<'a, M> {
         }
     }
 
+    /// Keeps no empty chunk for now.
+    pub(crate) fn keep_none(&self) {
+        self.0.set(self.0.words().spare_chunk(), 0);
+    }
+
     /// Frees the extent that the intent of directory lock `stripe` holds, if it holds one, and says which it was.
     pub(crate) fn free(&self, stripe: u32) -> Result<Option<Extent>, PoolError> {
         let _guard = self.lock()?;

@@ -41,6 +41,15 @@ impl<M: Memory> Directory<'_, M> {
         Ok(freed)
     }
 
+    /// Gives back all empty chunks, also the one that this host keeps: what was one run of chunks is one again.
+    ///
+    /// # Errors
+    /// Those of [`Directory::maintain`].
+    pub(crate) fn give_back_all(&self) -> Result<(), PoolError> {
+        Extents(self.site).keep_none();
+        Chunks(self.site).give_back(0..self.site.layout.chunks())
+    }
+
     /// Waits for other processes of this host, and threads of this one, that are in the middle of condemning or freeing: what
     /// they have begun is not found by who looks for something to free, and it is not free yet. Returns how many slots came free.
     fn await_concurrent_reclaims(&self) -> Result<u64, PoolError> {

@@ -6,7 +6,7 @@ use polder_mem::{LINE, Memory, Offset};
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 
-use super::stat::{named, refresh, slab_of};
+use super::stat::{control_from_outside, named, refresh, slab_of};
 use super::wire::{Entry, SlabHead, State};
 use crate::inspect::{Inspection, ObjectStat};
 use crate::line::{self, Words};
@@ -28,6 +28,8 @@ pub struct CacheCheck {
     pub read: u64,
     /// What is damaged.
     pub damaged: Vec<DamagedSlot>,
+    /// Hosts for which there was no slab when they last asked for one.
+    pub want_room: Vec<u16>,
 }
 
 /// A slot whose line or whose block is damaged.
@@ -54,14 +56,28 @@ pub fn check<M: Memory>(memory: &M) -> Result<Vec<CacheCheck>, PoolError> {
     let Inspection { objects, .. } = inspect_pool(memory)?;
     let caches = named(&objects).into_iter();
     let checked = caches.map(|(name, objects)| {
-        let mut found = CacheCheck { name: name.to_owned(), blocks: 0, read: 0, damaged: vec![] };
-        for (place, object) in objects.into_iter().filter_map(|(rest, object)| Some((slab_of(rest)?, object)))
-        {
-            check_slab(memory, place, object, &mut found)?;
+        let (damaged, want_room) = (vec![], vec![]);
+        let mut found = CacheCheck { name: name.to_owned(), blocks: 0, read: 0, damaged, want_room };
+        for (rest, object) in objects {
+            match slab_of(rest) {
+                Some(place) => check_slab(memory, place, object, &mut found)?,
+                None if rest.is_empty() => found.want_room = hosts_in_want(memory, object)?,
+                None => {}
+            }
         }
         Ok(found)
     });
     checked.collect()
+}
+
+/// The hosts for which there was no slab, as the control lines behind a root say; what is no control line says nothing.
+fn hosts_in_want<M: Memory>(memory: &M, root: &ObjectStat) -> Result<Vec<u16>, PoolError> {
+    let mut hosts = vec![];
+    for host in (0..u16::MAX).take((root.bytes / LINE).saturating_sub(1) as usize) {
+        let control = control_from_outside(memory, root.at.lines(1 + u64::from(host)))?.flatten();
+        hosts.extend(control.is_some_and(|control| control.asked > 0).then_some(host));
+    }
+    Ok(hosts)
 }
 
 /// Nothing is looked at in a slab that is being made.

@@ -40,7 +40,6 @@ impl<M: Memory> Cache<M> {
         self.expect_blocks(keys.len(), into.iter().map(|buffer| buffer.len()))?;
         let mut reads = self.find(keys)?;
         self.look(&mut reads, keys)?;
-        self.map_blocks(reads.iter().map(|read| read.block), false);
         let copied: Vec<_> = reads.iter().map(|read| self.copy(read, into[read.index])).collect();
         let memory = self.pool.memory();
         // A CPU may drop a line from its caches before loads that stand before that are done, and have it again from before they were.

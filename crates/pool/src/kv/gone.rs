@@ -9,7 +9,7 @@ use polder_mem::{LINE, Memory};
 
 use super::stat::{Fenced, control_from_outside, named, slab_of};
 use super::wire::{Control, Root};
-use super::{Cache, Identity, Options, expect_name};
+use super::{Cache, HEADER_BYTES, Identity, Options, expect_name};
 use crate::format::read_superblock;
 use crate::inspect::ObjectStat;
 use crate::{Pool, PoolError, inspect as inspect_pool, line};
@@ -40,8 +40,8 @@ pub struct GonePart {
 }
 
 /// The parts of hosts that are gone while others want their room, from outside: nothing is written, and no byte is trusted. A host is
-/// gone that was evicted and fenced. Living hosts want room while there was no slab for them, and there is none now. What a host that is
-/// gone wants keeps others at their fair parts, so that is taken back whatever others want.
+/// gone that was evicted and fenced. Living hosts want room while there was no slab for them, and there is none now: the budget allows none, or no
+/// free run of the pool is long enough. What a host that is gone wants keeps others at their fair parts, so that is taken back whatever others want.
 ///
 /// # Errors
 /// Those of [`inspect`](crate::inspect()); [`PoolError::Corrupt`] when the view is damaged.
@@ -54,7 +54,7 @@ pub fn wanted_parts<M: Memory>(memory: &M) -> Result<Vec<GonePart>, PoolError> {
     let found = inspect_pool(memory)?;
     let mut parts = vec![];
     for (name, objects) in named(&found.objects) {
-        parts.extend(parts_of(memory, name, &objects, &fenced, found.stat.unclaimed_bytes)?);
+        parts.extend(parts_of(memory, name, &objects, &fenced, found.longest_unclaimed_bytes)?);
     }
     Ok(parts)
 }
@@ -65,7 +65,7 @@ fn parts_of<M: Memory>(
     name: &str,
     objects: &[(&str, &ObjectStat)],
     fenced: &Fenced,
-    free: u64,
+    longest: u64,
 ) -> Result<Vec<GonePart>, PoolError> {
     let Some((_, root)) = objects.iter().find(|(rest, _)| rest.is_empty()) else { return Ok(vec![]) };
     let words = if root.bytes < LINE { None } else { line::read(memory, root.at)? };
@@ -76,7 +76,7 @@ fn parts_of<M: Memory>(
     for (host, bytes) in slabs() {
         held.get_mut(usize::from(host)).into_iter().for_each(|held| *held = held.saturating_add(bytes));
     }
-    let (mut claimed, mut are_short, mut gone) = (0_u64, false, vec![]);
+    let (mut claimed, mut asked, mut gone) = (0_u64, 0, vec![]);
     let lines = (root.bytes / LINE).saturating_sub(1);
     for (host, held) in (0..geometry.hosts).zip(held).take(lines as usize) {
         let Some(control) = control_from_outside(memory, root.at.lines(1 + u64::from(host)))? else {
@@ -90,12 +90,15 @@ fn parts_of<M: Memory>(
                 let wants = control.is_none_or(|control| control.wants);
                 gone.push((host, wants, has.max(held)));
             }
-            Some(control) => are_short |= control.short && fenced.is_member(host),
+            Some(control) if fenced.is_member(host) => asked = control.asked.max(asked),
+            Some(_) => {}
             None => {}
         }
     }
-    let has_room = claimed.saturating_add(slab) <= geometry.budget && free >= slab;
-    let bytes = if are_short && !has_room { slab.max(geometry.budget / VISITS) } else { 0 };
+    // A slab lies in one piece, behind its header.
+    let has_room =
+        claimed.saturating_add(asked) <= geometry.budget && longest >= asked.saturating_add(HEADER_BYTES);
+    let bytes = if asked > 0 && !has_room { asked.max(geometry.budget / VISITS) } else { 0 };
     let gone = gone.into_iter().filter(|(_, wants, has)| *wants || (bytes > 0 && *has > 0));
     Ok(gone.map(|(host, ..)| GonePart { cache: name.to_owned(), host, bytes }).collect())
 }
@@ -108,7 +111,7 @@ impl<M: Memory> Cache<M> {
     /// [`PoolError::Name`]; [`PoolError::NotFound`] when there is no such cache; [`PoolError::Corrupt`] when its root is damaged; those of
     /// [`Cache::put`].
     pub fn give_up_part(pool: &Arc<Pool<M>>, name: &str) -> Result<GivenUp, PoolError> {
-        Self::give_up_bytes(pool, name, u64::MAX, false)
+        Self::give_up_bytes(pool, name, u64::MAX)
     }
 
     /// Gives up slabs of a host that is gone, as which this process has attached, until others have the bytes that they want.
@@ -116,15 +119,10 @@ impl<M: Memory> Cache<M> {
     /// # Errors
     /// Those of [`Cache::give_up_part`].
     pub fn give_to_living(pool: &Arc<Pool<M>>, part: &GonePart) -> Result<GivenUp, PoolError> {
-        Self::give_up_bytes(pool, &part.cache, part.bytes, true)
+        Self::give_up_bytes(pool, &part.cache, part.bytes)
     }
 
-    fn give_up_bytes(
-        pool: &Arc<Pool<M>>,
-        name: &str,
-        bytes: u64,
-        stands_in: bool,
-    ) -> Result<GivenUp, PoolError> {
+    fn give_up_bytes(pool: &Arc<Pool<M>>, name: &str, bytes: u64) -> Result<GivenUp, PoolError> {
         expect_name(name)?;
         let root = pool.open(&format!("/kv/{name}"))?;
         let found = line::read(pool.memory(), root.at());
@@ -137,10 +135,16 @@ impl<M: Memory> Cache<M> {
         }
         let nobody = Identity { hash: [0; 32], text: String::new(), block: 1 };
         let mut cache = Self::open_part(Arc::clone(pool), name, nobody, Options::default(), geometry)?;
-        cache.stands_in = stands_in;
+        // This process has the host's id by now, and leaves the host as gone as it was.
+        let fenced = Fenced::read(pool.memory(), pool.layout())?;
+        let me = pool.member().host;
+        let said = control_from_outside(pool.memory(), cache.control_at(me))?;
+        cache.stands_in = said.is_some_and(|said| fenced.is_gone(me, said.as_ref()));
         let given = cache.change(|control| cache.give_up_slabs(control, bytes))?;
         drop(cache);
         pool.maintain()?;
+        // The next slab lies in one piece.
+        pool.directory().give_back_all()?;
         Ok(given)
     }
 
@@ -148,7 +152,7 @@ impl<M: Memory> Cache<M> {
     fn give_up_slabs(&self, control: &mut Control, bytes: u64) -> Result<GivenUp, PoolError> {
         let mut given = GivenUp::default();
         // Nobody is left that wants more.
-        (control.wants, control.short) = (false, false);
+        (control.wants, control.asked) = (false, 0);
         for (number, slab) in self.find_own(control)? {
             if given.bytes >= bytes {
                 break;

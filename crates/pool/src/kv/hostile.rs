@@ -144,7 +144,7 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             busy: number() % 2 == 0,
             wants: number() % 2 == 0,
             pins: number() % 2 == 0,
-            short: number() % 2 == 0,
+            asked: number() % 2 * (number() >> 8),
             gone: number() % 2 == 0,
             puts: number(),
             evictions: number(),

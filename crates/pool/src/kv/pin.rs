@@ -143,7 +143,6 @@ impl<M: Memory> Cache<M> {
         // SYNC: pairs with `Cache::take` and `Cache::give_up_slab`: the pins are announced before the lines are looked at.
         memory.mfence();
         self.look(&mut reads, keys)?;
-        self.map_blocks(reads.iter().map(|read| read.block), false);
         for read in reads.iter().filter(|read| self.is_others(read.place)) {
             memory.invalidate(read.block, self.identity.block.into());
         }

@@ -143,7 +143,6 @@ impl<M: Memory> Cache<M> {
     /// Copies the blocks to the slots that were taken for them; drops those whose memory fails.
     fn fill(&self, taken: &mut Vec<Taken>, blocks: &[&[u8]]) {
         let memory = self.pool.memory();
-        self.map_blocks(taken.iter().map(|taken| taken.block), true);
         taken.retain_mut(|taken| {
             let copied = self.copy_in(taken.block, blocks[taken.index]);
             match copied {
@@ -159,6 +158,7 @@ impl<M: Memory> Cache<M> {
     /// Copies a block to the pool; its checksum, 0 where blocks have none.
     fn copy_in(&self, at: Offset, block: &[u8]) -> Result<u64, Fault> {
         let memory = self.pool.memory();
+        memory.populate(at, block.len() as u64);
         if !self.verify {
             return memory.copy_in_nt(at, block).map(|()| 0);
         }

@@ -127,7 +127,7 @@ impl<M: Memory> Cache<M> {
             Ok(object) => {
                 control.slabs = control.slabs.max(number + 1);
                 control.changes = control.changes.wrapping_add(1);
-                (control.wants, control.short, control.gone) = (false, false, false);
+                (control.wants, control.gone, control.asked) = (false, false, 0);
                 let filled = self.fill_slab(control, &object, head);
                 own.insert(place, (number, Slab { at: object.at(), head }));
                 self.pool.close(object);
@@ -149,7 +149,7 @@ impl<M: Memory> Cache<M> {
         let would_have = control.claimed;
         control.claimed = control.claimed.saturating_sub(head.bytes());
         control.wants = control.claimed == 0 || would_have <= shares.fair;
-        control.short = true;
+        control.asked = head.bytes();
         self.publish_control(control);
         if control.wants {
             self.log(control, &[Record { key: 0, slot: Slot::NONE, generation: SLAB_IS_GONE }]);

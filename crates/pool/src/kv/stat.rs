@@ -108,7 +108,7 @@ pub struct UseStat {
 
 impl PartStat {
     fn new(host: u16, control: &Control, [hits, misses]: [u64; 2]) -> Self {
-        let Control { claimed, puts, evictions, short, gone, .. } = *control;
+        let Control { claimed, puts, evictions, gone, asked, .. } = *control;
         let (oldest_seconds, pinned) = (None, None);
         Self {
             host,
@@ -120,7 +120,7 @@ impl PartStat {
             misses,
             oldest_seconds,
             pinned,
-            wants_room: short,
+            wants_room: asked > 0,
             gone,
         }
     }

@@ -458,6 +458,119 @@ fn a_host_that_is_fenced_has_its_room_given_to_others_while_they_want_some() {
     assert!(!inspect(&heap).unwrap()[0].hosts[1].gone);
 }
 
+/// Evicts and fences host 1, whose process dies.
+fn fence(heap: &Heap, goes: Arc<Pool<Heap>>) {
+    Arc::into_inner(goes).expect("nobody else has it").die();
+    let Member { timeout, silence, .. } = Member::new(1, 7);
+    for change in [MembershipChange::Evict, MembershipChange::Fence] {
+        change_membership(heap, 1, change, timeout, silence).unwrap();
+    }
+}
+
+/// A process of another machine that stands in for host 1.
+fn stands_in(heap: &Heap) -> Arc<Pool<Heap>> {
+    let member = Member { timeout: Duration::from_secs(5), ..Member::new(1, 8) };
+    Arc::new(Pool::attach(heap.process(1, ProcessSlot(2)), member).unwrap())
+}
+
+#[test]
+fn a_host_is_still_gone_once_its_room_was_given_back_but_for_what_is_pinned() {
+    let heap = heap();
+    let [stays, goes] = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let [ours, theirs] = [cache(&stays), cache(&goes)];
+    put(&theirs, &(0..16).collect::<Vec<u8>>());
+    drop(theirs);
+    fence(&heap, goes);
+    let pin = ours.pin(&[key(3)]).unwrap();
+    let given = Cache::give_up_part(&stands_in(&heap), "llm").unwrap();
+    assert_eq!((given.bytes, given.kept), (9 * 64 + 8 * 4096, 1));
+    assert_eq!(put(&ours, &(100..116).collect::<Vec<u8>>()).stored, 8);
+    let stat = inspect(&heap).unwrap();
+    assert_eq!([0, 1].map(|host| stat[0].hosts[host].gone), [false, true]);
+    assert_eq!(check(&heap).unwrap()[0].want_room, [0]);
+    drop(pin);
+    let parts = wanted_parts(&heap).unwrap();
+    assert_eq!((parts.len(), parts[0].host), (1, 1));
+    let given = Cache::give_to_living(&stands_in(&heap), &parts[0]).unwrap();
+    assert_eq!((given.bytes, given.kept), (9 * 64 + 8 * 4096, 0));
+    assert_eq!(put(&ours, &(120..128).collect::<Vec<u8>>()).stored, 8);
+    assert_eq!(check(&heap).unwrap()[0].want_room, [0; 0]);
+    // A host that lives is not gone by a flush.
+    assert_eq!(Cache::give_up_part(&stays, "llm").unwrap().kept, 0);
+    assert!(!inspect(&heap).unwrap()[0].hosts[0].gone);
+}
+
+#[test]
+fn the_room_of_a_host_that_is_gone_is_given_where_what_is_free_is_in_pieces() {
+    let heap = heap();
+    let [stays, goes] = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    // Slabs of 3 chunks; the budget has room for many.
+    let slab_bytes = 3 * (64 << 10);
+    let open = |pool: &Arc<Pool<Heap>>, block: u32| {
+        let root = Root { slab_bytes, log_lines: 4, budget: 3 << 20, hosts: 2 };
+        Cache::open_with(Arc::clone(pool), "llm", identity(1, block), Options::default(), root).unwrap()
+    };
+    let (ours, theirs) = (open(&stays, BLOCK), open(&goes, BLOCK));
+    assert_eq!(put(&theirs, &(0..50).collect::<Vec<u8>>()).stored, 50, "two slabs");
+    drop(theirs);
+    // The rest of the pool is full; then every third pair of chunks comes back.
+    let (mut number, mut chunks) = (0, 4);
+    while chunks > 0 {
+        match stays.create(&format!("/{number}"), (chunks << 16) - 512) {
+            Ok(object) => {
+                stays.close(object);
+                (number, chunks) = (number + 1, if chunks > 1 { 6 - chunks } else { 1 });
+            }
+            Err(error) => {
+                assert!(matches!(error, PoolError::Full { .. }), "{error}");
+                chunks = if chunks > 1 { 1 } else { 0 };
+            }
+        }
+    }
+    for number in (1..number - 2).step_by(2) {
+        stays.destroy(&format!("/{number}")).unwrap();
+    }
+    stays.maintain().unwrap();
+    assert_eq!(put(&ours, &[99]), Put { stored: 0, present: 0, refused: 1 }, "no run is long enough");
+    fence(&heap, goes);
+    let found = crate::inspect(&heap).unwrap();
+    assert!(found.stat.unclaimed_bytes > 2 * slab_bytes && found.longest_unclaimed_bytes < slab_bytes);
+    // A slab that begins in a chunk with something else leaves less than a slab.
+    let mut visits = 0;
+    while let Some(part) = wanted_parts(&heap).unwrap().first() {
+        assert!(visits < 2, "all its room is given, and none is enough");
+        Cache::give_to_living(&stands_in(&heap), part).unwrap();
+        visits += 1;
+    }
+    assert!(visits > 0, "no room is given while no slab fits");
+}
+
+#[test]
+fn the_room_that_is_given_is_that_of_the_slab_that_was_asked_for() {
+    let heap = heap();
+    let [stays, goes] = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    // Beside four slabs of the small blocks there is room for a fifth, and not for a slab of the large one.
+    let budget = 4 * (9 * 64 + 8 * 4096) + 40_000;
+    let root = Root { slab_bytes: 512 + 64 + 8 * (64 + 4096), log_lines: 4, budget, hosts: 2 };
+    let open = |pool: &Arc<Pool<Heap>>, block: u32| {
+        Cache::open_with(Arc::clone(pool), "llm", identity(1, block), Options::default(), root).unwrap()
+    };
+    let (ours, theirs) = (open(&stays, 14 * 4096), open(&goes, BLOCK));
+    put(&theirs, &(0..32).collect::<Vec<u8>>());
+    drop(theirs);
+    fence(&heap, goes);
+    let block = vec![7; 14 * 4096];
+    let store = || ours.put(&[key(99)], &[&block]).unwrap().stored;
+    assert_eq!(store(), 0);
+    let mut visits = 0;
+    while let Some(part) = wanted_parts(&heap).unwrap().first() {
+        assert!(visits < 4, "all its room is given, and none is enough");
+        Cache::give_to_living(&stands_in(&heap), part).unwrap();
+        visits += 1;
+    }
+    assert_eq!((visits, store()), (1, 1));
+}
+
 #[test]
 fn a_host_is_still_gone_once_its_id_was_given_to_a_keeper_that_died_before_its_visit() {
     let heap = heap();

@@ -3,7 +3,7 @@
 //! # Words of a root
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk3` |
+//! | 0 | `polderk4` |
 //! | 1 | bytes that a slab takes at most |
 //! | 2 | lines of a host's log |
 //! | 3 | budget in bytes |
@@ -16,7 +16,7 @@
 //! | 1 | bits 0..32 one more than the highest number of a slab, bits 32..64 how often its slabs have changed |
 //! | 2 | bytes of the slabs that it has or makes |
 //! | 3 | incarnation of the host, 0 before its first process |
-//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take, bit 2 once a process of it has pinned a block, bit 3 while there was no slab when it last asked for one, bit 4 while the keeper gives its room to others |
+//! | 4 | bit 0 while a process changes its part, bit 1 while it wants a slab that others take, bit 2 once a process of it has pinned a block, bit 3 while it is gone and others may have its room; bits 8..64 bytes of the slab that there was no room for when it last asked, 0 where it got one |
 //! | 5 | blocks that were put |
 //! | 6 | blocks that were evicted |
 //!
@@ -56,7 +56,7 @@
 //! # Words of a slab's head
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk3` |
+//! | 0 | `polderk4` |
 //! | 1 | bytes of a block |
 //! | 2 | bits 0..32 slots, bits 32..64 the first of its counts of hits |
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
@@ -64,13 +64,15 @@
 use crate::line::Words;
 
 /// What a root and a slab begin with: `polderk` and the version of what follows.
-const MAGIC: u64 = u64::from_le_bytes(*b"polderk3");
+const MAGIC: u64 = u64::from_le_bytes(*b"polderk4");
 /// Bits of a slot's index in its slab.
 const SLOT_BITS: u32 = 14;
 /// The most slots of a slab.
 pub(super) const MAX_SLOTS: u64 = 1 << SLOT_BITS;
 /// The most slabs of a host: one less than fit, so that no slot's word is all ones.
 pub(super) const MAX_SLABS: u32 = (1 << (32 - SLOT_BITS)) - 1;
+/// Where in the flags of a control line the bytes of a slab begin that there was no room for.
+const ASKED_SHIFT: u32 = 8;
 const GENERATION_BITS: u32 = 56;
 const GENERATIONS: u64 = (1 << GENERATION_BITS) - 1;
 /// Sequence numbers of a log are below this: a host that logs a line in each nanosecond takes two years. What is above is damaged.
@@ -115,20 +117,20 @@ pub(super) struct Control {
     pub(super) busy: bool,
     pub(super) wants: bool,
     pub(super) pins: bool,
-    /// There was no slab for it when it last asked.
-    pub(super) short: bool,
-    /// It is gone, and the keeper gives its room to others.
+    /// It is gone, and others may have its room.
     pub(super) gone: bool,
+    /// Bytes of the slab that there was no room for when it last asked; 0 where it got one.
+    pub(super) asked: u64,
     pub(super) puts: u64,
     pub(super) evictions: u64,
 }
 
 impl Control {
     pub(super) fn encode(&self) -> Words {
-        let Self { busy, wants, pins, short, gone, .. } = *self;
+        let Self { busy, wants, pins, gone, asked, .. } = *self;
         let slabs = u64::from(self.slabs) | u64::from(self.changes) << 32;
-        let flags = [busy, wants, pins, short, gone].into_iter().rev();
-        let flags = flags.fold(0, |flags, flag| flags << 1 | u64::from(flag));
+        let flags = [busy, wants, pins, gone].into_iter().rev();
+        let flags = flags.fold(asked << (ASKED_SHIFT - 4), |flags, flag| flags << 1 | u64::from(flag));
         [self.position, slabs, self.claimed, self.incarnation, flags, self.puts, self.evictions]
     }
 
@@ -136,7 +138,7 @@ impl Control {
     pub(super) fn decode(words: &Words) -> Option<Self> {
         let [position, slabs, claimed, incarnation, flags, puts, evictions] = *words;
         let (slabs, changes) = (slabs as u32, (slabs >> 32) as u32);
-        let [busy, wants, pins, short, gone] = [0, 1, 2, 3, 4].map(|flag| flags >> flag & 1 != 0);
+        let [busy, wants, pins, gone] = [0, 1, 2, 3].map(|flag| flags >> flag & 1 != 0);
         let control = Self {
             position,
             slabs,
@@ -146,8 +148,8 @@ impl Control {
             busy,
             wants,
             pins,
-            short,
             gone,
+            asked: flags >> ASKED_SHIFT,
             puts,
             evictions,
         };
@@ -398,7 +400,7 @@ mod tests {
         for control in [
             control,
             Control { wants: true, gone: true, ..control },
-            Control { busy: true, short: true, ..control },
+            Control { busy: true, asked: MOST_BYTES - 1, ..control },
         ] {
             assert_eq!(Control::decode(&control.encode()), Some(control));
         }
