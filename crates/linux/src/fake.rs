@@ -151,6 +151,8 @@ pub struct Tree {
     poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
     /// The cgroup of a page frame.
     pages: RefCell<BTreeMap<u64, String>>,
+    /// Nodes that pages went up to, one after the other.
+    targets: RefCell<Vec<u32>>,
     /// What servers of the host answer.
     answers: RefCell<BTreeMap<String, String>>,
 }
@@ -194,6 +196,7 @@ impl Tree {
             moves_at: Cell::new(f64::INFINITY),
             poison: RefCell::default(),
             pages: RefCell::default(),
+            targets: RefCell::default(),
             answers: RefCell::default(),
         }
     }
@@ -310,6 +313,12 @@ impl Tree {
     /// Pages of processes cannot be moved, as in a copy of a kernel's files.
     pub fn lacks_promotion(&self) {
         self.promotes.set(false);
+    }
+
+    /// The nodes that pages went up to so far.
+    #[must_use]
+    pub fn targets(&self) -> Vec<u32> {
+        self.targets.borrow().clone()
     }
 
     /// So many slow bytes of the cgroup `path` are shared with others, and stay.
@@ -792,6 +801,7 @@ impl Kernel for Tree {
         let moved = what.bytes.min(there).min(room);
         group.bytes = [group.bytes[0] + moved, group.bytes[1] - moved];
         self.take_time(moved);
+        self.targets.borrow_mut().push(what.to);
         *resume = (moved == what.bytes).then_some((1, 0));
         Ok(moved)
     }
