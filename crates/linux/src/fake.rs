@@ -140,6 +140,7 @@ pub struct Tree {
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
     knows_demote: Cell<bool>,
+    knows_dests: Cell<bool>,
     promotes: Cell<bool>,
     calls: Cell<u64>,
     fast_bytes: u64,
@@ -188,6 +189,7 @@ impl Tree {
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
             knows_demote: Cell::new(false),
+            knows_dests: Cell::new(true),
             promotes: Cell::new(true),
             calls: Cell::new(0),
             fast_bytes,
@@ -308,6 +310,11 @@ impl Tree {
     /// `memory.reclaim` demotes only where it is told to by `demote=1`, as patches of 2026 propose.
     pub fn wants_demote(&self) {
         self.knows_demote.set(true);
+    }
+
+    /// DAMON has no targets with weights, as before Linux 6.17.
+    pub fn lacks_dests(&self) {
+        self.knows_dests.set(false);
     }
 
     /// Pages of processes cannot be moved, as in a copy of a kernel's files.
@@ -548,7 +555,9 @@ impl Tree {
         let mut files = self.files.borrow_mut();
         let (folder, name) = path.rsplit_once('/').ok_or(ErrorKind::NotFound)?;
         let (state, invalid) = (format!("{KDAMONDS}/0/state"), || Error::from_raw_os_error(EINVAL));
-        let is_there = is_counted(&files, path) && !["goal_tuner", "fail_charge_num"].contains(&name);
+        let is_lacked = ["goal_tuner", "fail_charge_num"].contains(&name)
+            || !self.knows_dests.get() && folder.ends_with("/dests");
+        let is_there = is_counted(&files, path) && !is_lacked;
         let is_on = files.get(&state).is_some_and(|text| text == "on\n");
         let is_busy = match (name, line) {
             ("nr_kdamonds", _) => is_on,

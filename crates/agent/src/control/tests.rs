@@ -514,6 +514,49 @@ fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
 }
 
 #[test]
+fn cold_pages_go_to_several_slow_nodes_by_their_bandwidth_or_by_reclaim_where_the_kernel_cannot() {
+    const NODES: &str = "/sys/devices/system/node";
+    let schemes = "/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes";
+    // What each target of the first scheme is, and the alarms.
+    let run = |hmat: bool, prepare: &dyn Fn(&Tree)| {
+        let tree = machine();
+        tree.has_goals();
+        tree.put(&format!("{NODES}/has_memory"), "0-2\n");
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1-2\n");
+        tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 1024 kB\nNode 2 MemFree: 512 kB\n");
+        for (node, mbps) in [(0, 200_000), (1, 40_000), (2, 20_000)].into_iter().filter(|_| hmat) {
+            tree.put(&format!("{NODES}/node{node}/access0/initiators/read_bandwidth"), &format!("{mbps}\n"));
+        }
+        prepare(&tree);
+        let before = tree.settings();
+        let policy = Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        let alarms = look(&mut agent).alarms;
+        (0..8).for_each(|_| drop(look(&mut agent)));
+        let local = look(&mut agent).services[0].local;
+        assert!((0.45..=0.55).contains(&local), "{local}");
+        let settings = tree.settings();
+        let of = |number: u32, name: &str| {
+            settings.get(&format!("{schemes}/0/dests/{number}/{name}")).map(|text| text.trim().to_owned())
+        };
+        let targets: Vec<_> =
+            (0..3).filter_map(|number| Some((of(number, "id")?, of(number, "weight")?))).collect();
+        let up = settings.get(&format!("{schemes}/1/target_nid")).cloned();
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+        (targets, up, alarms)
+    };
+    let pair = |id: &str, weight: &str| (id.to_owned(), weight.to_owned());
+    let up = Some("0\n".to_owned());
+    assert_eq!(run(true, &|_| {}), (vec![pair("1", "40000"), pair("2", "20000")], up.clone(), vec![]));
+    assert_eq!(run(false, &|_| {}), (vec![pair("1", "1"), pair("2", "1")], up, vec![]));
+    let (targets, _, alarms) = run(true, &Tree::lacks_dests);
+    assert_eq!(targets, []);
+    let said: Vec<String> = alarms.iter().map(ToString::to_string).collect();
+    assert!(said.len() == 1 && said[0].starts_with("fair_share: ") && said[0].contains("6.17"), "{said:?}");
+}
+
+#[test]
 fn a_kernel_without_goals_or_with_another_user_of_damon_leaves_shares_to_the_agent() {
     let policy = || Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
     let said = |prepare: &dyn Fn(&Tree)| {
