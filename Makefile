@@ -115,12 +115,12 @@ serve-pip = .cache/serve/bin/pip install -q --disable-pip-version-check
 	@$(serve-pip) $(call extra,serve) 'pytest>=8.3'
 	@touch $@
 
-# Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.1 with the slow
-# node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then racks of 6.12 and of the newest: two kernels on
+# Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.12 with two
+# sockets of two nodes each; 6.1 with the slow node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then racks of 6.12 and of the newest: two kernels on
 # one memory device, and a pool between them.
 KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: dev mpi
-	@lab/run.sh $(KERNELS) dax_kmem cxl rack rack:newest
+	@lab/run.sh $(KERNELS) sockets dax_kmem cxl rack rack:newest
 
 test: dev tools torch mpi frameworks
 	@scripts/test.sh

@@ -1,6 +1,6 @@
 #!/bin/sh
-# run.sh [PACKAGE|newest|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
-# runs the scenario in it. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
+# run.sh [PACKAGE|newest|sockets|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
+# runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
 # CXL Type-3 device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on
 # one memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`,
 # two of that kernel. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
@@ -128,6 +128,31 @@ tiers() {
         -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check"
 }
 
+# Two sockets, each with a fast and a slow node. The first has more memory.
+sockets() {
+    kernel=.cache/lab/linux-image-6.12-amd64
+    say "two sockets and four nodes, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
+    set -- -numa dist,src=0,dst=1,val=21 -numa dist,src=1,dst=0,val=21 -numa dist,src=2,dst=3,val=40 -numa dist,src=3,dst=2,val=40
+    for socket in 0 1; do
+        other=$((1 - socket))
+        for near in "$socket $((socket + 2)) 17" "$socket $((other + 2)) 30"; do
+            from=${near%% *}; to=${near#* }; to=${to%% *}; far=${near##* }
+            set -- "$@" -numa "dist,src=$from,dst=$to,val=$far" -numa "dist,src=$to,dst=$from,val=$far"
+        done
+        for target in "$socket 10 20G" "$((socket + 2)) 50 5G"; do
+            of="hmat-lb,initiator=$socket,target=${target%% *},hierarchy=memory"
+            latency=${target#* }; latency=${latency% *}
+            set -- "$@" -numa "$of,data-type=access-latency,latency=$latency" -numa "$of,data-type=access-bandwidth,bandwidth=${target##* }"
+        done
+    done
+    boot sockets 600 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 4,sockets=2,cores=2,threads=1 -m 1024M \
+        -object memory-backend-ram,id=m0,size=448M -object memory-backend-ram,id=m1,size=256M \
+        -object memory-backend-ram,id=m2,size=160M -object memory-backend-ram,id=m3,size=160M \
+        -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,cpus=2-3 \
+        -numa node,nodeid=2,memdev=m2,initiator=0 -numa node,nodeid=3,memdev=m3,initiator=1 "$@" \
+        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check sockets=2"
+}
+
 # drivers KERNEL: the first file system of a guest that brings up its slow memory itself.
 drivers() {
     rm -rf "$root/drivers"
@@ -164,13 +189,13 @@ cxl() {
         -kernel "$kernel/vmlinux" -initrd "$root/drivers.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check slow=cxl"
 }
 
-[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
+[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64 sockets
 ends=0
 for part in "$@"; do
     rm -rf "out/lab/$part.log" "out/lab/$part"
     begin=$(date +%s)
     case $part in
-        dax_kmem | cxl) run=$part ;;
+        sockets | dax_kmem | cxl) run=$part ;;
         rack) run="rack linux-image-6.12-amd64" ;;
         rack:*) run="rack ${part#rack:}" ;;
         *) run="tiers $part" ;;

@@ -51,7 +51,6 @@ if grep -q ' hugetlbfs ' /proc/mounts; then
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
-step "cost of the agent" env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace --test agent_cost -- --ignored --nocapture
 step "schedules" limited polder-dev verify -n "${POLDER_SCHEDULES:-5000}"
 step "schedules on hdm-db" limited polder-dev verify --coherence hdm-db -n 1000
 # By the optimised command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each

@@ -1,5 +1,6 @@
 //! The guest as a scenario needs it: file systems, cgroups, services, and the bytes that the kernel counts.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -73,6 +74,18 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Starts one on these CPUs, and returns once its memory is filled.
+    pub(crate) fn start_on(
+        cpus: &str,
+        cgroup: &'static str,
+        mib: usize,
+        hot_mib: usize,
+    ) -> Result<Self, Failed> {
+        fs::create_dir_all(format!("{CGROUPS}{cgroup}")).map_err(|error| format!("{cgroup}: {error}"))?;
+        write(&format!("{CGROUPS}{cgroup}/cpuset.cpus"), cpus)?;
+        Self::start(cgroup, mib, hot_mib)
+    }
+
     /// Starts one, and returns once its memory is filled.
     pub(crate) fn start(cgroup: &'static str, mib: usize, hot_mib: usize) -> Result<Self, Failed> {
         fs::create_dir_all(format!("{CGROUPS}{cgroup}")).map_err(|error| format!("{cgroup}: {error}"))?;
@@ -96,13 +109,18 @@ impl Service {
 
     /// Bytes of user memory on nodes 0 and 1.
     pub(crate) fn bytes(&self) -> Result<[u64; 2], Failed> {
+        let nodes = self.nodes()?;
+        Ok(["N0", "N1"].map(|node| nodes.get(node).copied().unwrap_or(0)))
+    }
+
+    /// Bytes of user memory on each node, by names such as `N0`.
+    pub(crate) fn nodes(&self) -> Result<BTreeMap<String, u64>, Failed> {
         let text = read(&format!("{CGROUPS}{}/memory.numa_stat", self.cgroup))?;
-        let mut bytes = [0, 0];
+        let mut bytes: BTreeMap<String, u64> = BTreeMap::new();
         for line in text.lines().filter(|line| line.starts_with("anon ") || line.starts_with("file ")) {
             for field in line.split_ascii_whitespace().skip(1) {
                 let (node, count) = field.split_once('=').ok_or_else(|| format!("numa_stat: {field}"))?;
-                let node = usize::from(node == "N1");
-                bytes[node] +=
+                *bytes.entry(node.to_owned()).or_default() +=
                     count.parse::<u64>().map_err(|error| format!("numa_stat: {field}: {error}"))?;
             }
         }

@@ -10,6 +10,7 @@ mod health;
 mod host;
 mod machine;
 mod slow;
+mod sockets;
 mod stripes;
 mod tiers;
 mod unbind;
@@ -49,6 +50,9 @@ fn main() -> ExitCode {
 
 /// What is run in a guest that is no host of a rack.
 fn scenarios() -> Result<u32, polder_lab::check::Failed> {
+    if std::env::var_os("sockets").is_some() {
+        return sockets::run();
+    }
     let Ok(kind) = std::env::var("slow") else { return Ok(tiers::run(false)? + stripes::run()?) };
     slow::bring(&kind)?;
     match kind.as_str() {

@@ -532,10 +532,10 @@ fn is_before(major: u32, minor: u32) -> Result<bool, Failed> {
     Ok((numbers.next(), numbers.next()) < (Some(major), Some(minor)))
 }
 
-fn write_new(path: &str, text: &str) -> Result<(), Failed> {
+pub(crate) fn write_new(path: &str, text: &str) -> Result<(), Failed> {
     std::fs::write(path, text).map_err(|error| format!("{path}: {error}"))
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use polder_linux::{
     Cgroup, HeldShare, HostCounters, HugePages, Kernel, KernelError, KernelShares, NodeMemory,
-    PROMOTION_LIMIT, Promotion, ReclaimWords, Restored, Settings, TierMemory, Tiers, page_bytes,
-    share_settings, show_nodes,
+    PROMOTION_LIMIT, Promotion, ReclaimWords, Restored, Settings, Tiers, page_bytes, share_settings,
+    show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, Link, Pace, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -31,9 +31,14 @@ pub enum AgentError {
     Kernel(#[from] KernelError),
 }
 
-/// Services of which nothing moves that a round looks at. What a look reads takes the kernel longer than all else that a round does, so that
-/// of more of them each is looked at in turn, and is as it was meanwhile.
+/// Services that a round looks at. What a look reads and what follows from it take the kernel longer than all else that a round does, so that
+/// of more of them each is looked at in turn, and is as it was meanwhile. An opted-out one is always looked at.
 const LOOKS: usize = 200;
+
+/// Rounds in which each of so many services is looked at once.
+pub(crate) const fn turns(services: usize) -> usize {
+    if services > LOOKS { services.div_ceil(LOOKS) } else { 1 }
+}
 
 /// A service that is there, in a round.
 #[derive(Clone, Debug)]
@@ -43,8 +48,10 @@ struct Present {
     view: ServiceView,
     counts: polder_linux::Counts,
     oom_kills: u64,
-    /// What became of the demotion that the round before asked for.
+    /// What became of the demotion that the look before asked for.
     demotion: Option<Demotion>,
+    /// What failed after the look.
+    alarm: Option<Alarm>,
 }
 
 /// The tiering agent of one host.
@@ -72,8 +79,8 @@ pub struct Agent<K> {
     /// Bytes that moved in this round, and how long it took.
     moved: (u64, Duration),
     known: BTreeMap<Name, Known>,
-    /// Services of which nothing moved in the last round, and that suffer nothing.
-    quiet: BTreeMap<Name, Present>,
+    /// Services as an earlier round saw them, which wait until their turn comes.
+    kept: BTreeMap<Name, Present>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
     shares: KernelShares,
@@ -120,7 +127,7 @@ impl<K: Kernel> Agent<K> {
             past: Past::default(),
             counters: HostCounters::default(),
             known: BTreeMap::new(),
-            quiet: BTreeMap::new(),
+            kept: BTreeMap::new(),
             host_alarms: Vec::new(),
             shares: KernelShares::default(),
             health: Health::default(),
@@ -166,7 +173,7 @@ impl<K: Kernel> Agent<K> {
     pub fn change(&mut self, policy: Policy) -> Result<(), AgentError> {
         self.policy = policy;
         self.changes += 1;
-        self.quiet.clear();
+        self.kept.clear();
         // The next round tells the kernel anew.
         self.throttle = None;
         let Self { known, policy, .. } = self;
@@ -289,20 +296,21 @@ impl<K: Kernel> Agent<K> {
             })
             .collect();
         let insides = services_inside(&resolved);
-        let mut quiet = std::mem::take(&mut self.quiet);
-        let turns = resolved.len().div_ceil(LOOKS).max(1);
+        let mut kept = std::mem::take(&mut self.kept);
+        let turns = turns(resolved.len());
         for (index, (service, cgroup)) in resolved.into_iter().enumerate() {
             let is_due = (self.rounds as usize + index).is_multiple_of(turns);
             let is_same = |kept: &Present| {
                 kept.service == service && cgroup.as_ref().is_ok_and(|it| it.as_ref() == Some(&kept.cgroup))
             };
-            if let Some(kept) = quiet.remove(&service.name).filter(|kept| !is_due && is_same(kept)) {
+            if let Some(kept) = kept.remove(&service.name).filter(|kept| !is_due && is_same(kept)) {
+                round.alarms.extend(kept.alarm.clone());
                 present.push(kept);
                 continue;
             }
             let found = match insides.get(&service.name) {
                 Some(error) => Err(KernelError::Missing(error.clone())),
-                None => cgroup.and_then(|cgroup| self.look(&service, cgroup, &mut round.alarms)),
+                None => cgroup.and_then(|cgroup| self.look(&service, cgroup, turns, &mut round.alarms)),
             };
             match found {
                 Ok(found) => present.push(found),
@@ -323,7 +331,7 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
-        let limits = self.limits(&round);
+        let limits = self.limits(&round, turns);
         self.promoted_pages = Some(round.host.promoted_pages);
         self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
@@ -338,6 +346,7 @@ impl<K: Kernel> Agent<K> {
         }
         round.kernel_promotes = self.throttle.map(|mib| mib << 20);
         round.services = self.rows(&present, &decision, now_ms);
+        let mut failed = Vec::new();
         for change in &decision.moves {
             let index = change.service();
             let (present, row) = (&present[index], &mut round.services[index]);
@@ -364,10 +373,13 @@ impl<K: Kernel> Agent<K> {
                     known.causes.pop_if(|cause| cause.since_round == self.rounds);
                     row.cause = known.note(row.cause.clone());
                 }
-                round.alarms.push(Alarm::of(&present.service, &error));
+                let alarm = Alarm::of(&present.service, &error);
+                round.alarms.push(alarm.clone());
+                failed.push((index, alarm));
             }
         }
-        self.keep_quiet(present, &decision);
+        failed.into_iter().for_each(|(index, alarm)| present[index].alarm = Some(alarm));
+        self.keep(present);
         let (bytes, took) = std::mem::take(&mut self.moved);
         self.link.measure(bytes, took.as_secs_f64());
         round.settings = self.settings.take_changes();
@@ -378,42 +390,38 @@ impl<K: Kernel> Agent<K> {
         Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
     }
 
-    /// Keeps the services that the next round need not look at. An opted-out one is always looked at.
-    fn keep_quiet(&mut self, present: Vec<Present>, decision: &Decision) {
-        if present.len() <= LOOKS {
+    /// Keeps the services that the next round need not look at.
+    fn keep(&mut self, present: Vec<Present>) {
+        if turns(present.len()) == 1 {
             return;
         }
-        let mut moves = vec![false; present.len()];
-        decision.moves.iter().for_each(|change| moves[change.service()] = true);
-        decision.holds.iter().for_each(|hold| moves[hold.service] = true);
-        let is_quiet = |present: &Present, moves: bool| {
-            let ServiceView { policy, seen, .. } = &present.view;
-            !moves
-                && policy.rule != TierRule::OptOut
-                && seen.promoted == 0
-                && seen.pressure == 0.0
-                && seen.refaults == 0
+        let kept = present.into_iter().filter(|present| present.service.policy.rule != TierRule::OptOut);
+        let wait = |mut present: Present| {
+            // What the kernel holds for the agent it may hold no more in the next round.
+            present.view.policy = present.service.policy;
+            present.view.seen.waits = true;
+            (present.service.name.clone(), present)
         };
-        let kept = present.into_iter().zip(moves).filter(|(present, moves)| is_quiet(present, *moves));
-        self.quiet = kept.map(|(present, _)| (present.service.name.clone(), present)).collect();
+        self.kept = kept.map(wait).collect();
     }
 
-    fn limits(&self, round: &Round) -> RoundLimits {
+    /// What limits a round in which each service is looked at once in so many.
+    fn limits(&self, round: &Round, turns: usize) -> RoundLimits {
         RoundLimits {
             fast_bytes: round.fast.bytes,
             fast_free: round.fast.free,
-            slow_free: round.slow.free.saturating_sub(kept_by_kernel(round.slow)),
+            slow_free: round.slow.free.saturating_sub(round.slow.kept_by_kernel()),
             step: self.step(),
             pressure: self.policy.pressure_limit,
             refaults: self.policy.refaults_a_round(),
             free_low: self.policy.free_low,
             free_high: self.policy.free_high,
             promote: if self.settings.kernel().promotes() { self.most_promoted(round) } else { 0 },
-            fast_kept: kept_by_kernel(round.fast),
+            fast_kept: round.fast.kept_by_kernel(),
             largest_page: self.huge_page,
             pace: match self.policy.step_bytes {
                 Some(_) => None,
-                None => Some(Pace::of(self.policy.period.as_secs_f64())),
+                None => Some(Pace::of(self.policy.period.as_secs_f64() * turns as f64)),
             },
         }
     }
@@ -631,6 +639,7 @@ impl<K: Kernel> Agent<K> {
         &mut self,
         service: &Service,
         cgroup: Option<Cgroup>,
+        turns: usize,
         alarms: &mut Vec<Alarm>,
     ) -> Result<Present, KernelError> {
         let Some(cgroup) = cgroup else {
@@ -667,7 +676,8 @@ impl<K: Kernel> Agent<K> {
             alarms.push(Alarm::OomKill { service: service.name.to_string(), kills: new_kills });
         }
         // Between two looks there may be several rounds.
-        let rounds = self.rounds.saturating_sub(std::mem::replace(&mut known.looked, self.rounds)).max(1);
+        let looked = std::mem::replace(&mut known.looked, self.rounds);
+        let rounds = self.rounds.saturating_sub(looked).max(1);
         let a_round =
             |now: u64, before: Option<u64>| now.saturating_sub(before.unwrap_or(now)).div_ceil(rounds);
         let seen = ServiceBytes {
@@ -679,6 +689,9 @@ impl<K: Kernel> Agent<K> {
             promoted: a_round(counts.promoted, known.promoted) * self.page,
             is_stuck: known.demotion.is_some_and(|demotion| demotion < Demotion::Moved),
             rests: known.rise.rest > 0,
+            waits: false,
+            // Of one that is new, or was away, it is not known.
+            unseen: if looked == 0 { 0 } else { (rounds - 1).min(turns as u64 - 1) },
         };
         let demotion = known.demotion.take();
         known.rise.rest = known.rise.rest.saturating_sub(1);
@@ -686,7 +699,7 @@ impl<K: Kernel> Agent<K> {
         known.oom_kills = Some(oom_kills);
         known.cgroup = Some(cgroup.clone());
         let view = ServiceView { name: service.name.to_string(), policy: service.policy, seen };
-        Ok(Present { service: service.clone(), cgroup, view, counts, oom_kills, demotion })
+        Ok(Present { service: service.clone(), cgroup, view, counts, oom_kills, demotion, alarm: None })
     }
 
     /// Writes `cpuset.mems`: the fast nodes of those that the cgroup may use. With `migrates` the set is widened first, so that pages move.
@@ -790,9 +803,15 @@ impl<K: Kernel> Agent<K> {
         let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
         // Without the controller every node may be used.
-        let allowed = cgroup.effective_nodes(kernel).unwrap_or_else(|_| self.tiers.fast.clone());
-        let Some((to, memory)) = self.tiers.roomiest(kernel, &allowed)? else { return Ok(0) };
-        let bytes = bytes.min(memory.free.saturating_sub(kept_by_kernel(memory)));
+        let mut allowed = cgroup.effective_nodes(kernel).unwrap_or_else(|_| self.tiers.fast.clone());
+        allowed.retain(|node| self.tiers.fast.contains(node));
+        // On one socket there is no choice.
+        let threads = match allowed.len() {
+            0 | 1 => BTreeMap::new(),
+            _ => cgroup.threads_by_node(kernel, &allowed)?,
+        };
+        let Some((to, memory)) = self.tiers.nearest(kernel, &allowed, &threads)? else { return Ok(0) };
+        let bytes = bytes.min(memory.free.saturating_sub(memory.kept_by_kernel()));
         let what = Promotion { from: &self.tiers.slow, to, bytes };
         let began = kernel.now();
         match kernel.promote(cgroup, what, &mut rise.resume) {
@@ -838,10 +857,11 @@ impl<K: Kernel> Agent<K> {
                     "it is kept off the slow tier, because CXL memory is bad".to_owned(),
                     self.policy.health.map(|it| it.line),
                 ),
-                // As in the round before, until it is not refused.
+                // As in the round before, until it is looked at, and not refused.
                 false
-                    if present.demotion == Some(Demotion::Refused)
-                        && matches!(moves[index], Some(PageMove::Demote { .. })) =>
+                    if seen.waits
+                        || present.demotion == Some(Demotion::Refused)
+                            && matches!(moves[index], Some(PageMove::Demote { .. })) =>
                 {
                     let last = self.known.entry(name.clone()).or_default().causes.last();
                     last.map_or_else(Default::default, |cause| (cause.what.clone(), cause.line))
@@ -910,11 +930,6 @@ fn services_inside(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) 
         Some((service.name.clone(), error))
     };
     cgroups.filter_map(inside).collect()
-}
-
-/// What the kernel keeps free of a tier or a node is about this much.
-const fn kept_by_kernel(memory: TierMemory) -> u64 {
-    memory.bytes / 64
 }
 
 /// Bytes of a huge page; 0 where the kernel makes none by itself.

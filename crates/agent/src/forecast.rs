@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use polder_place::pages::{PageMove, Past, RecordedRound, RoundLimits, decide};
 
+use crate::control::turns;
+
 /// What will move of a service, if it does what is asked and nothing else changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
@@ -24,12 +26,16 @@ pub fn forecast(recorded: &RecordedRound, step: u64, period: Duration) -> BTreeM
     let promote = if recorded.limits.promote > 0 { step } else { 0 };
     let mut limits = RoundLimits { step, promote, ..recorded.limits };
     let (mut past, mut found) = (Past::default(), BTreeMap::new());
-    // Services under their low bound come up from the second round on.
+    // Services under their low bound come up from the second look on.
     let mut still = 0;
+    let turns = turns(services.len());
     for round in 1..=MOST_ROUNDS {
+        for (index, view) in services.iter_mut().enumerate() {
+            view.seen.waits = !(round as usize + index).is_multiple_of(turns);
+        }
         let moves = decide(&services, &limits, &mut past).moves;
         still = if moves.is_empty() { still + 1 } else { 0 };
-        if still > 1 {
+        if still > turns {
             return found;
         }
         for change in moves {

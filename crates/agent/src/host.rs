@@ -20,7 +20,7 @@ pub(crate) fn wanted(
     if !policy.services.is_empty() {
         // Demotion on, and promotion of hot pages of the slow tier.
         settings.push(("service", DEMOTION.to_owned(), "true".to_owned()));
-        settings.push(("service", BALANCING.to_owned(), "2".to_owned()));
+        settings.push(("service", BALANCING.to_owned(), balancing(kernel, tiers).to_string()));
     }
     if let Some(rate) = policy.promotion_limit_mbps {
         settings.push(("promotion_limit", PROMOTION_LIMIT.to_owned(), rate.to_string()));
@@ -45,6 +45,15 @@ pub(crate) fn wanted(
         }
     }
     (settings, alarms)
+}
+
+/// The mode of NUMA balancing that promotes. Where several nodes are fast, the kernel goes on to bring pages near their threads if it did.
+fn balancing(kernel: &impl Kernel, tiers: &Tiers) -> u32 {
+    const NEAR_THREADS: u32 = 1;
+    const TIERS: u32 = 2;
+    let now = kernel.read(BALANCING).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    let kept = now.filter(|_| tiers.fast.len() > 1).unwrap_or(0) & NEAR_THREADS;
+    kept | TIERS
 }
 
 /// Makes the settings of the host. One that tiering can do without becomes an alarm.

@@ -147,7 +147,8 @@ fn set_goals(kernel: &impl Kernel, shares: &[HeldShare], fast: u64) -> Result<()
 /// How schemes are set up on this machine.
 struct Plan {
     fast: u32,
-    slow: u32,
+    /// Slow nodes, with the weight that each has as a target of cold pages: MB/s where HMAT tells them.
+    slow: Vec<(u32, u64)>,
     /// Physical memory, from and to.
     ranges: Vec<(u64, u64)>,
     step: u64,
@@ -162,13 +163,14 @@ impl Plan {
                 "Linux {release} has no goals of DAMON by cgroup, which come with 6.19 and CONFIG_DAMON_SYSFS; the agent holds shares by reclaim"
             )));
         }
-        let (1, 1, Some(&fast), Some(&slow)) =
-            (tiers.fast.len(), tiers.slow.len(), tiers.fast.first(), tiers.slow.first())
-        else {
+        let (1, Some(&fast)) = (tiers.fast.len(), tiers.fast.first()) else {
             return Err(KernelError::Missing(
-                "goals of DAMON are of one node each, and a tier here has several; the agent holds shares by reclaim".to_owned(),
+                "goals of DAMON are of one node each, and the fast tier here has several; the agent holds shares by reclaim".to_owned(),
             ));
         };
+        let bandwidths = tiers.bandwidths(kernel).unwrap_or_default();
+        let weight = |node: &u32| (*node, bandwidths.get(node).copied().unwrap_or(1));
+        let slow = tiers.slow.iter().map(weight).collect();
         let ranges = memory_ranges(&kernel.read(IOMEM)?);
         if ranges.is_empty() {
             return Err(KernelError::Missing(format!("{IOMEM} shows no memory; CAP_SYS_ADMIN is needed")));
@@ -219,12 +221,13 @@ impl Plan {
         }
         write("schemes/nr_schemes", &(2 * shares.len()).to_string())?;
         for (index, share) in shares.iter().enumerate() {
+            let fast = [(self.fast, 1)];
             let (down, up) = (
-                ("migrate_cold", self.slow, "node_memcg_free_bp"),
-                ("migrate_hot", self.fast, "node_memcg_used_bp"),
+                ("migrate_cold", &*self.slow, "node_memcg_free_bp"),
+                ("migrate_hot", &fast[..], "node_memcg_used_bp"),
             );
-            for (scheme, (action, target, metric)) in [(2 * index, down), (2 * index + 1, up)] {
-                self.set_scheme(kernel, scheme, &share.cgroup, action, target, metric)?;
+            for (scheme, (action, targets, metric)) in [(2 * index, down), (2 * index + 1, up)] {
+                self.set_scheme(kernel, scheme, &share.cgroup, action, targets, metric)?;
             }
         }
         set_goals(kernel, shares, fast)?;
@@ -237,13 +240,30 @@ impl Plan {
         index: usize,
         cgroup: &str,
         action: &str,
-        target: u32,
+        targets: &[(u32, u64)],
         metric: &str,
     ) -> Result<(), KernelError> {
         let scheme = scheme(index);
         let write = |path: &str, value: &str| kernel.write(&format!("{scheme}/{path}"), value);
         write("action", action)?;
-        write("target_nid", &target.to_string())?;
+        match *targets {
+            [(target, _)] => write("target_nid", &target.to_string())?,
+            // Of several the kernel chooses by their weights, from 6.17 on.
+            _ => {
+                write("dests/nr_dests", &targets.len().to_string()).map_err(|error| match error.is_gone() {
+                    true => KernelError::Missing(
+                        "this kernel's DAMON has no targets with weights (dests), which come with 6.17, and the slow tier here has \
+                         several nodes; the agent holds shares by reclaim"
+                            .to_owned(),
+                    ),
+                    false => error,
+                })?;
+                for (number, (target, weight)) in targets.iter().enumerate() {
+                    write(&format!("dests/{number}/id"), &target.to_string())?;
+                    write(&format!("dests/{number}/weight"), &weight.to_string())?;
+                }
+            }
+        }
         for name in ["sz", "nr_accesses", "age"] {
             write(
                 &format!("access_pattern/{name}/max"),

@@ -140,6 +140,7 @@ pub struct Tree {
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
     knows_demote: Cell<bool>,
+    knows_dests: Cell<bool>,
     promotes: Cell<bool>,
     calls: Cell<u64>,
     fast_bytes: u64,
@@ -151,6 +152,8 @@ pub struct Tree {
     poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
     /// The cgroup of a page frame.
     pages: RefCell<BTreeMap<u64, String>>,
+    /// Nodes that pages went up to, one after the other.
+    targets: RefCell<Vec<u32>>,
     /// What servers of the host answer.
     answers: RefCell<BTreeMap<String, String>>,
 }
@@ -186,6 +189,7 @@ impl Tree {
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
             knows_demote: Cell::new(false),
+            knows_dests: Cell::new(true),
             promotes: Cell::new(true),
             calls: Cell::new(0),
             fast_bytes,
@@ -194,6 +198,7 @@ impl Tree {
             moves_at: Cell::new(f64::INFINITY),
             poison: RefCell::default(),
             pages: RefCell::default(),
+            targets: RefCell::default(),
             answers: RefCell::default(),
         }
     }
@@ -307,9 +312,20 @@ impl Tree {
         self.knows_demote.set(true);
     }
 
+    /// DAMON has no targets with weights, as before Linux 6.17.
+    pub fn lacks_dests(&self) {
+        self.knows_dests.set(false);
+    }
+
     /// Pages of processes cannot be moved, as in a copy of a kernel's files.
     pub fn lacks_promotion(&self) {
         self.promotes.set(false);
+    }
+
+    /// The nodes that pages went up to so far.
+    #[must_use]
+    pub fn targets(&self) -> Vec<u32> {
+        self.targets.borrow().clone()
     }
 
     /// So many slow bytes of the cgroup `path` are shared with others, and stay.
@@ -539,7 +555,9 @@ impl Tree {
         let mut files = self.files.borrow_mut();
         let (folder, name) = path.rsplit_once('/').ok_or(ErrorKind::NotFound)?;
         let (state, invalid) = (format!("{KDAMONDS}/0/state"), || Error::from_raw_os_error(EINVAL));
-        let is_there = is_counted(&files, path) && !["goal_tuner", "fail_charge_num"].contains(&name);
+        let is_lacked = ["goal_tuner", "fail_charge_num"].contains(&name)
+            || !self.knows_dests.get() && folder.ends_with("/dests");
+        let is_there = is_counted(&files, path) && !is_lacked;
         let is_on = files.get(&state).is_some_and(|text| text == "on\n");
         let is_busy = match (name, line) {
             ("nr_kdamonds", _) => is_on,
@@ -792,6 +810,7 @@ impl Kernel for Tree {
         let moved = what.bytes.min(there).min(room);
         group.bytes = [group.bytes[0] + moved, group.bytes[1] - moved];
         self.take_time(moved);
+        self.targets.borrow_mut().push(what.to);
         *resume = (moved == what.bytes).then_some((1, 0));
         Ok(moved)
     }

@@ -96,18 +96,23 @@ impl Tiers {
         memory_of(kernel, &self.slow)
     }
 
-    /// The fast node of `allowed` with most free memory, and its memory; [`None`] where there is none.
+    /// The fast node of `allowed` that pages of a service go up to, and its memory: of those with room the one that most of its `threads` ran
+    /// on, and of several such the one with most free memory; [`None`] where there is none.
     ///
     /// # Errors
     /// As reading fails.
-    pub fn roomiest(
+    pub fn nearest(
         &self,
         kernel: &impl Kernel,
         allowed: &BTreeSet<u32>,
+        threads: &BTreeMap<u32, usize>,
     ) -> Result<Option<(u32, TierMemory)>, KernelError> {
         let memory = |node: &u32| Ok((*node, memory_of(kernel, &BTreeSet::from([*node]))?));
         let nodes = self.fast.intersection(allowed).map(memory).collect::<Result<Vec<_>, KernelError>>()?;
-        Ok(nodes.into_iter().max_by_key(|(_, memory)| memory.free))
+        let threads_on = |node: &u32| threads.get(node).copied().unwrap_or(0);
+        Ok(nodes.into_iter().max_by_key(|(node, memory)| {
+            (memory.free > memory.kept_by_kernel(), threads_on(node), memory.free)
+        }))
     }
 
     /// Bandwidth of each node to its best initiator by HMAT, in MB/s.
@@ -160,6 +165,14 @@ pub struct TierMemory {
     pub bytes: u64,
     /// What is free.
     pub free: u64,
+}
+
+impl TierMemory {
+    /// What the kernel keeps free of it is about this much.
+    #[must_use]
+    pub const fn kept_by_kernel(self) -> u64 {
+        self.bytes / 64
+    }
 }
 
 fn memory_of(kernel: &impl Kernel, nodes: &BTreeSet<u32>) -> Result<TierMemory, KernelError> {
@@ -290,13 +303,17 @@ pub(crate) fn nodes_in(kernel: &impl Kernel, path: &str) -> Result<BTreeSet<u32>
 /// ```
 #[must_use]
 pub fn parse_nodes(text: &str) -> Option<BTreeSet<u32>> {
-    /// Linux has 1,024 nodes at most.
-    const MOST: u32 = 1 << 10;
+    // Linux has 1,024 nodes at most.
+    parse_list(text, 1 << 10)
+}
+
+/// Numbers below `most` of such a list.
+pub(crate) fn parse_list(text: &str, most: u32) -> Option<BTreeSet<u32>> {
     let mut nodes = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        if first > last || last >= MOST {
+        if first > last || last >= most {
             return None;
         }
         nodes.extend(first..=last);

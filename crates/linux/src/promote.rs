@@ -3,13 +3,13 @@
 //! The kernel itself promotes pages that are used. What nobody touches stays where it is, so it is moved by `move_pages`, a system call of
 //! another crate ([`MovePages`]). Only anonymous memory that one process alone maps is moved. The rest may belong to other cgroups too.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::num::NonZero;
 
 use crate::error::KernelError;
 use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
-use crate::nodes::page_bytes;
+use crate::nodes::{NODES, page_bytes, parse_list};
 
 /// Moves pages of a process to a node, and says where each lies then, or a negative error number: `polder_offload::move_pages`.
 pub type MovePages = fn(NonZero<u32>, &[usize], Option<u32>) -> io::Result<Vec<i32>>;
@@ -65,6 +65,45 @@ pub(crate) fn promote(
 }
 
 const ESRCH: i32 = 3;
+
+impl Cgroup {
+    /// How many of its threads ran last on a CPU of each of `nodes`. Of very many, some are looked at.
+    ///
+    /// # Errors
+    /// As reading `cgroup.procs` fails.
+    pub fn threads_by_node(
+        &self,
+        kernel: &impl Kernel,
+        nodes: &BTreeSet<u32>,
+    ) -> Result<BTreeMap<u32, usize>, KernelError> {
+        const MOST_THREADS: usize = 256;
+        /// Linux has 8,192 CPUs at most.
+        const MOST_CPUS: u32 = 1 << 13;
+        let cpus = |node: &u32| {
+            let list = kernel.read(&format!("{NODES}/node{node}/cpulist")).ok()?;
+            Some((*node, parse_list(&list, MOST_CPUS)?))
+        };
+        let cpus: Vec<(u32, BTreeSet<u32>)> = nodes.iter().filter_map(cpus).collect();
+        let pids = processes(kernel, self)?;
+        let threads = pids.iter().flat_map(|pid| {
+            let folder = format!("/proc/{pid}/task");
+            let names = kernel.list(&folder).unwrap_or_default();
+            names.into_iter().map(move |name| format!("{folder}/{name}/stat"))
+        });
+        let mut counts = BTreeMap::new();
+        for path in threads.take(MOST_THREADS) {
+            // proc(5): the 39th field, as in `start_of`. A thread may have ended.
+            let text = kernel.read(&path).unwrap_or_default();
+            let field =
+                text.rsplit_once(')').and_then(|(_, after)| after.split_ascii_whitespace().nth(39 - 3));
+            let Some(cpu) = field.and_then(|field| field.parse().ok()) else { continue };
+            if let Some((node, _)) = cpus.iter().find(|(_, cpus)| cpus.contains(&cpu)) {
+                *counts.entry(*node).or_default() += 1;
+            }
+        }
+        Ok(counts)
+    }
+}
 
 /// Processes of a cgroup and of those below it; 0 stands for those that this process cannot see.
 fn processes(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<BTreeSet<u32>, KernelError> {

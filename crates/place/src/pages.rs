@@ -9,6 +9,9 @@
 //! What a round may move is divided among the services in proportion to what each has too much, too little or to give. A service that can
 //! move less leaves the rest to the others. How much that is follows from the machine: [`Link`] bounds all services together, [`Pace`] each.
 //!
+//! Of very many services a round may look at some in turn. Those that wait for theirs stay as they are, and so does what the rounds before
+//! left of them. [`Pace`] is then that of the time between two looks.
+//!
 //! Pages that go down may come back at once, because the kernel promotes what is used and knows no bounds of services. Two rules of
 //! Equilibria (Zhao et al., arXiv 2602.08800) keep that small: the kernel is told to promote less while it brings services over their
 //! bounds, by the fourth power of bound over usage, and half as much goes down of a service whose pages return.
@@ -73,7 +76,7 @@ pub struct ServiceBytes {
     pub pressure: f64,
     /// Pages that the service read again since the round before, after they had been taken from it.
     pub refaults: u64,
-    /// Bytes of it that the kernel promoted since the round before; 0 where the kernel does not count them by cgroup.
+    /// Bytes of it that the kernel promoted in a round; 0 where the kernel does not count them by cgroup.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub promoted: u64,
     /// Whether nothing of it went down when the round before asked for it. It is asked for one page then, so that it takes nothing from others.
@@ -82,11 +85,17 @@ pub struct ServiceBytes {
     /// Whether nothing of it could be moved up lately, so that it is not tried in this round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rests: bool,
+    /// Whether this round does not look at it: all of this is what an earlier round saw, and nothing of it moves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
+    /// Rounds just before this one that did not look at it. `refaults` and `promoted` are means over these and this one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unseen: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_zero(bytes: &u64) -> bool {
-    *bytes == 0
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl ServiceBytes {
@@ -95,6 +104,11 @@ impl ServiceBytes {
     pub fn local_share(&self) -> f64 {
         let all = self.fast + self.slow;
         if all == 0 { 1.0 } else { self.fast as f64 / all as f64 }
+    }
+
+    /// Bytes that the kernel promoted since the last look.
+    const fn promoted_since(&self) -> u64 {
+        self.promoted.saturating_mul(self.unseen.saturating_add(1))
     }
 
     /// Bytes on the fast tier above (or, negative, below) `share` of all of its bytes.
@@ -387,7 +401,7 @@ pub struct Past {
     /// Bytes less than a page that services are owed of what goes down, and up.
     owed_down: BTreeMap<String, u64>,
     owed_up: BTreeMap<String, u64>,
-    /// Bytes that went down of late: those of each round count half as much in the next.
+    /// Bytes that went down of late: those of each round count half as much in the next that looks at the service.
     lately_down: BTreeMap<String, u64>,
     /// Bytes that the kernel is to promote between two rounds.
     kernel_promotes: Option<u64>,
@@ -408,8 +422,9 @@ impl Past {
         let before = std::mem::take(&mut self.halvings);
         let mut back_off = |(service, returned): (&ServiceView, &u64)| {
             let halvings = before.get(&service.name).copied().unwrap_or(0);
-            let reason = limits.suffering(&service.seen);
+            let reason = limits.suffering(&service.seen).filter(|_| !service.seen.waits);
             let next = match reason.is_some() || *returned > 0 {
+                _ if service.seen.waits => halvings,
                 true => (halvings + 1).min(MOST_HALVINGS),
                 false => halvings.saturating_sub(1),
             };
@@ -423,8 +438,8 @@ impl Past {
     fn returned(&self, services: &[ServiceView]) -> Vec<u64> {
         let returned = |view: &ServiceView| {
             let down = self.lately_down.get(&view.name).copied().unwrap_or(0);
-            let bytes = down.min(view.seen.promoted);
-            if bytes >= down.div_ceil(2) { bytes } else { 0 }
+            let bytes = down.min(view.seen.promoted_since());
+            if bytes >= down.div_ceil(2) && !view.seen.waits { bytes } else { 0 }
         };
         services.iter().map(returned).collect()
     }
@@ -432,7 +447,8 @@ impl Past {
     fn note_down(&mut self, services: &[ServiceView], given: &[u64]) {
         let before = std::mem::take(&mut self.lately_down);
         for (service, given) in services.iter().zip(given) {
-            let bytes = before.get(&service.name).copied().unwrap_or(0) / 2 + given;
+            let down = before.get(&service.name).copied().unwrap_or(0);
+            let bytes = if service.seen.waits { down } else { down / 2 + given };
             self.lately_down.extend((bytes > 0).then(|| (service.name.clone(), bytes)));
         }
     }
@@ -506,7 +522,8 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
     // The kernel has a round to promote what is used.
     let name = |needy: &Needy| services[needy.service].name.clone();
     round.promote(needy.iter().filter(|needy| past.under.contains(&name(needy))), &mut past.owed_up);
-    past.under = needy.iter().map(name).collect();
+    let waits = services.iter().filter(|view| view.seen.waits && past.under.contains(&view.name));
+    past.under = needy.iter().map(name).chain(waits.map(|view| view.name.clone())).collect();
     let given: u64 = round.given.iter().sum();
     round.take_from(&donors, refill - given as f64, DemoteReason::Watermark);
     past.note_down(services, &round.given);
@@ -554,7 +571,8 @@ impl Round<'_> {
             Some(pace) => (pace.bytes(wants, seen.fast + seen.slow) * limits.ease(seen)) as u64,
         };
         // More goes down than the kernel promotes, however much returns: a bound is reached all the same.
-        let least = if returned[service] > 0 { whole.min(seen.promoted.saturating_mul(2)) } else { 0 };
+        let least =
+            if returned[service] > 0 { whole.min(seen.promoted_since().saturating_mul(2)) } else { 0 };
         let step = (whole >> halvings[service]).max(least);
         // The kernel moves whole pages.
         if limits.pace.is_some() { step.max(limits.largest_page).max(PAGE) } else { step }
@@ -572,7 +590,7 @@ impl Round<'_> {
         for (service, view) in self.services.iter().enumerate() {
             let wants: u64 = excess(view).iter().map(|(_, bytes)| bytes).sum();
             match self.held(service) {
-                _ if wants == 0 => {}
+                _ if wants == 0 || view.seen.waits => {}
                 Some(reason) => self.hold(service, reason),
                 None => {
                     let most = wants.min(self.step_down(service, wants as f64));
@@ -682,6 +700,8 @@ fn divide(
     owed: &mut BTreeMap<String, u64>,
 ) -> BTreeMap<usize, u64> {
     let before = std::mem::take(owed);
+    let waits = services.iter().filter(|view| view.seen.waits && !before.is_empty());
+    owed.extend(waits.filter_map(|view| Some((view.name.clone(), *before.get(&view.name)?))));
     let mut wanted: u128 = claims.iter().map(|claim| u128::from(claim.wants)).sum();
     let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
     // Those that can take the smallest part of what they want leave the rest to those behind them.
@@ -738,7 +758,7 @@ struct Needy {
 /// Services under their `local_low`.
 fn needy(services: &[ServiceView]) -> Vec<Needy> {
     let lacking = |(service, ServiceView { policy, seen, .. }): (usize, &ServiceView)| {
-        let local = policy.local.filter(|_| policy.rule == TierRule::OptIn)?;
+        let local = policy.local.filter(|_| policy.rule == TierRule::OptIn && !seen.waits)?;
         let lacks = -seen.above(local.low);
         (lacks > 0.0).then_some(Needy { service, lacks })
     };
@@ -748,7 +768,8 @@ fn needy(services: &[ServiceView]) -> Vec<Needy> {
 /// Services that have bytes to give, the one with the most last. None of them is under its own `local_low`.
 fn donors(services: &[ServiceView]) -> Vec<usize> {
     let spare = |service: usize| spare_bytes(&services[service]);
-    let mut donors: Vec<usize> = (0..services.len()).filter(|service| spare(*service) > 0.0).collect();
+    let is_donor = |service: &usize| spare(*service) > 0.0 && !services[*service].seen.waits;
+    let mut donors: Vec<usize> = (0..services.len()).filter(is_donor).collect();
     donors.sort_by(|a, b| spare(*a).total_cmp(&spare(*b)).then(b.cmp(a)));
     donors
 }
@@ -1281,13 +1302,23 @@ mod tests {
             .prop_map(|pair| pair.map(|(a, b)| LocalBounds { low: a.min(b), high: a.max(b) }));
         let seen =
             (0..1u64 << 40, 0..1u64 << 40, 0..2000u64, 0..200u64, 0.0..1.0f64, any::<bool>(), any::<bool>());
-        (rule, local, any::<bool>(), seen).prop_map(
-            |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache, is_stuck, rests))| {
+        (rule, local, any::<bool>(), seen, 0..4u64).prop_map(
+            |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache, is_stuck, rests), unseen)| {
                 let fast_cache = (fast as f64 * cache) as u64;
                 let pressure = pressure as f64 / 100.0;
                 let promoted = if rests { slow / 2 } else { 0 };
-                let seen =
-                    ServiceBytes { fast, slow, fast_cache, pressure, refaults, promoted, is_stuck, rests };
+                let seen = ServiceBytes {
+                    fast,
+                    slow,
+                    fast_cache,
+                    pressure,
+                    refaults,
+                    promoted,
+                    is_stuck,
+                    rests,
+                    waits: unseen == 0 && rule != TierRule::OptOut,
+                    unseen,
+                };
                 (ServicePolicy { rule, local, slow_cache }, seen)
             },
         )
@@ -1341,12 +1372,68 @@ mod tests {
                 // What has too much goes down, or says why not.
                 let is_held = |service| decision.holds.iter().any(|hold| hold.service == service);
                 let has_excess = |service: usize| excess(&services[service]).iter().any(|(_, bytes)| *bytes > 0);
-                prop_assert!((0..seen.len()).all(|service| !has_excess(service) || demoted[service] > 0 || is_held(service)));
+                let waits = |service: usize| seen[service].waits;
+                let is_told = |service| waits(service) || !has_excess(service) || demoted[service] > 0 || is_held(service);
+                prop_assert!((0..seen.len()).all(is_told));
+                let moved = |service| decision.moves.iter().any(|change| change.service() == service);
+                prop_assert!((0..seen.len()).all(|service| !waits(service) || !(moved(service) || is_held(service))));
                 record.push(RecordedRound { round: index as u64 + 1, services, limits, decision });
             }
             let (_, otherwise) = replay(&record);
             prop_assert_eq!(otherwise, None);
         }
+    }
+
+    #[test]
+    fn a_service_that_waits_for_its_look_stays_as_it_is_and_so_does_what_is_known_of_it() {
+        let decide_both = |past: &mut Past, seen: [ServiceBytes; 2], step: u64| {
+            let services = views(&[opt_in(0.4, 0.6), opt_in(0.4, 0.6)], &seen);
+            decide(&services, &RoundLimits { step: step * MIB, ..LIMITS }, past)
+        };
+        let (looked, over) = (ServiceBytes::default(), bytes(1000, 0));
+        let wait = |seen: ServiceBytes| ServiceBytes { waits: true, ..seen };
+        let mut past = Past::default();
+        let down = |decision: &Decision| -> [u64; 2] {
+            [0, 1].map(|service| {
+                let of = decision.moves.iter().filter(|change| change.service() == service);
+                of.map(|change| if let PageMove::Demote { bytes, .. } = change { bytes / MIB } else { 0 })
+                    .sum()
+            })
+        };
+        assert_eq!(down(&decide_both(&mut past, [over, over], 64)), [32, 32]);
+        for _ in 0..4 {
+            // All of the step is for the one that is looked at.
+            let decision = decide_both(&mut past, [over, wait(over)], 64);
+            assert_eq!((down(&decision), decision.holds.len()), ([64, 0], 0));
+        }
+        // 16 MiB of 32 came back in five rounds: half, which halves the step. Rounds without a look do not let them fade.
+        let came = ServiceBytes { promoted: 16 * MIB / 5 + 1, unseen: 4, ..over };
+        let decision = decide_both(&mut past, [looked, came], 64);
+        assert_eq!(decision.returns.iter().map(|it| it.service).collect::<Vec<_>>(), [1]);
+        assert_eq!(down(&decision), [0, 32]);
+        // The halved step waits, too.
+        decide_both(&mut past, [looked, wait(over)], 64);
+        let suffers = ServiceBytes { pressure: 11.0, ..over };
+        decide_both(&mut past, [looked, suffers], 64);
+        decide_both(&mut past, [looked, wait(over)], 64);
+        assert_eq!(down(&decide_both(&mut past, [looked, over], 64)), [0, 16]);
+    }
+
+    #[test]
+    fn services_that_are_looked_at_in_turn_get_their_pages_of_a_step_of_less_than_one() {
+        let mut past = Past::default();
+        let mut given = [0; 12];
+        // A page a round among twelve, of which three are looked at.
+        for round in 0..48 {
+            let seen: Vec<ServiceBytes> = (0..12)
+                .map(|index| ServiceBytes { waits: (index + round) % 4 != 0, ..bytes(100, 0) })
+                .collect();
+            let services = views(&[opt_in(0.4, 0.6); 12], &seen);
+            for change in decide(&services, &RoundLimits { step: PAGE, ..LIMITS }, &mut past).moves {
+                given[change.service()] += 1;
+            }
+        }
+        assert!(given.iter().all(|pages| (2..=6).contains(pages)), "{given:?}");
     }
 
     #[test]
