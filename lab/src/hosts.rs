@@ -93,7 +93,7 @@ const fn flush(file: &'static str, after: &'static str, line: &'static str) -> F
 
 /// Flushes that a part cannot do without.
 pub const FLUSHES: [(Flush, Part); 15] = [
-    (flush("layout/line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), Part::Objects),
+    (flush("layout/line.rs", "pub fn publish_and_fence<", "memory.write_back(at, LINE)"), Part::Objects),
     (flush("directory.rs", "fn scan(", "memory.invalidate("), Part::Objects),
     (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), Part::Rings),
     (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), Part::Rings),

@@ -25,8 +25,6 @@ fn passes(wrap: &str, timeout: Duration, part: Part) -> bool {
     let mut hosts = [0, 1].map(|host| {
         let settings = environment(&path, scratch.path(), wrap, timeout, host);
         Child::fork(|| {
-            // Its last words are enough.
-            std::panic::set_hook(Box::new(|_| {}));
             let session = Session::open(&settings).unwrap();
             assert!(session.pool().memory().instruments().is_some(), "POLDER_WRAP wraps");
             part.play(session.pool(), host);

@@ -162,7 +162,7 @@ mod tests {
             // SAFETY: what `last` gives is a string of C until the next failure.
             let said = unsafe { CStr::from_ptr(crate::failure::last()) }.to_str().unwrap();
             assert!(
-                said.contains("this pool belongs to process") && said.contains("open it anew here"),
+                said.contains("this pool belongs to process") && said.contains("open it again here"),
                 "{said}"
             );
             // SAFETY: as above.

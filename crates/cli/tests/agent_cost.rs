@@ -16,7 +16,8 @@ use recorded::{agent, host, policy, put, text};
 /// Calls that read and write, in a run of so many rounds.
 fn calls(root: &Path, rounds: u64) -> u64 {
     let rounds = rounds.to_string();
-    let more = ["--rounds", &rounds, "--listen", "127.0.0.1:0", "--record", "/record.jsonl"];
+    let record = root.join("record.jsonl");
+    let more = ["--rounds", &rounds, "--listen", "127.0.0.1:0", "--record", record.to_str().unwrap()];
     let mut child =
         agent(root, &more).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     let pid = Pid::from_raw(child.id().cast_signed());

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A forked process. Dropping it kills and reaps it.
@@ -46,6 +47,7 @@ impl Child {
     }
 
     fn fork_and(body: impl FnOnce(), first: impl FnOnce()) -> Self {
+        silence_children();
         // SAFETY: the child runs `body` and ends in `_exit`; it never returns into the parent's code.
         match unsafe { libc::fork() } {
             -1 => panic!("cannot fork: {}", io::Error::last_os_error()),
@@ -171,6 +173,20 @@ pub fn own_shm() -> bool {
             && libc::mount(null, root, null, libc::MS_REC | libc::MS_PRIVATE, null.cast()) == 0
             && libc::mount(c"tmpfs".as_ptr(), c"/dev/shm".as_ptr(), c"tmpfs".as_ptr(), 0, null.cast()) == 0
     }
+}
+
+/// Lets forked children say their last words by [`complain`] alone. The hook of this process waits for locks that another of its threads may
+/// hold as it forks: a child that panicked would never end.
+fn silence_children() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let (parent, hook) = (std::process::id(), std::panic::take_hook());
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::process::id() == parent {
+                hook(panic);
+            }
+        }));
+    });
 }
 
 /// Says on stderr, past what the test harness captures, why a child panicked.
