@@ -35,12 +35,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Measuring takes half a minute: what cannot be written is found before.
     let is_new = !out.exists();
     fs::OpenOptions::new().append(true).create(true).open(out).map_err(wrong)?;
+    if is_new {
+        fs::remove_file(out).map_err(wrong)?;
+    }
     let begin = Instant::now();
-    let (text, noise) = measured(&arguments.disk, &arguments.dax).inspect_err(|_| {
-        if is_new {
-            drop(fs::remove_file(out));
-        }
-    })?;
+    let (text, noise) = measured(&arguments.disk, &arguments.dax)?;
     fs::write(out, &text).map_err(wrong)?;
     let noise = noise.map_or_else(String::new, |noise| {
         format!("; half of the samples of a kernel lay within {:.1}% of their median", 100.0 * noise)

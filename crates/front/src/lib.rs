@@ -103,10 +103,8 @@ pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Resu
     };
     let parsed: Targets = filter.parse().map_err(|error: ParseError| wrong(&error))?;
     // A word alone would be a target of which everything is logged: a level that is misspelt would log nothing.
-    let words = filter.split(',').map(str::trim);
-    if let Some(word) =
-        words.into_iter().find(|word| !word.contains('=') && word.parse::<LevelFilter>().is_err())
-    {
+    let is_wrong = |word: &&str| !word.contains('=') && word.parse::<LevelFilter>().is_err();
+    if let Some(word) = filter.split(',').map(str::trim).find(is_wrong) {
         return Err(wrong(&format!("{word:?} is no level: off, error, warn, info, debug or trace")));
     }
     let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);

@@ -14,7 +14,7 @@ from polder.torch.state import Leaf, empty_of, in_order
 # torch's stubs leave the types of its copies open.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["bytes_of", "default_pool", "flat", "own_rank", "read", "read_leaf", "store_of"]
+__all__ = ["bytes_of", "default_pool", "memory_of", "own_rank", "read", "read_leaf", "store_of"]
 
 
 @functools.cache
@@ -33,17 +33,17 @@ def store_of(pool: Pool | None, name: str, part: int | str) -> _core.Store:
     return _core.Store(pool or default_pool(), f"{name}/{part}")
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a contiguous tensor in one dimension: a view of it, of which torch can make bytes."""
+def memory_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a contiguous tensor on the CPU where they lie."""
     row = tensor.reshape(-1)
-    # One element of a larger tensor keeps the stride that it had there.
-    return row.as_strided((1,), (1,)) if row.numel() == 1 else row
+    # One element of a larger tensor keeps the stride that it had there, of which torch makes no bytes.
+    return (row.as_strided((1,), (1,)) if row.numel() == 1 else row).view(torch.uint8).numpy()
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a dense tensor in the order of its memory, on the CPU. They are copied only if there are gaps."""
     whole = in_order(tensor.detach().resolve_conj().resolve_neg())
-    return flat(whole.cpu().contiguous()).view(torch.uint8).numpy()
+    return memory_of(whole.cpu().contiguous())
 
 
 def read(version: _core.Version, name: str, nbytes: int | None = None) -> bytearray:
@@ -57,9 +57,9 @@ def read_leaf(version: _core.Version, leaf: Leaf) -> torch.Tensor:
     """The tensor of a leaf, with memory of this process alone, and the strides that it had."""
     tensor, ordered = empty_of(leaf)
     if ordered.is_contiguous():
-        version.read_into(leaf["tensor"], flat(ordered).view(torch.uint8).numpy())
+        version.read_into(leaf["tensor"], memory_of(ordered))
         return tensor
     packed = torch.empty(ordered.shape, dtype=ordered.dtype)
-    version.read_into(leaf["tensor"], flat(packed).view(torch.uint8).numpy())
+    version.read_into(leaf["tensor"], memory_of(packed))
     ordered.copy_(packed)
     return tensor

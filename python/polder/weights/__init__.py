@@ -33,7 +33,7 @@ import torch
 from polder import _core
 from polder.errors import ArgumentError, CorruptError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import bytes_of, default_pool, flat, read
+from polder.torch.versions import bytes_of, default_pool, memory_of, read
 
 # torch's stubs leave the types of some functions open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -253,7 +253,7 @@ class Weights(Mapping[str, torch.Tensor]):
         """A tensor in memory of this process alone. Raises `CorruptError` for other bytes than were written."""
         layout = self._layout(key)
         tensor = torch.empty(layout.shape, dtype=layout.dtype)
-        self._version.read_into(f"/{key}", _bytes(tensor), fresh=True)
+        self._version.read_into(f"/{key}", memory_of(tensor), fresh=True)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -296,13 +296,13 @@ class Weights(Mapping[str, torch.Tensor]):
         if not is_inside:
             raise ArgumentError(f"the part {list(shape)} at {list(first)} is not inside {key!r} {list(layout.shape)}")
         if shape == layout.shape:
-            self._version.read_into(f"/{key}", _bytes(tensor))
+            self._version.read_into(f"/{key}", memory_of(tensor))
             return
         if not tensor.numel():
             return
         size = tensor.element_size()
         for at, (row, step), part in _rows(first, shape, layout.shape, tensor):
-            self._version.read_rows(f"/{key}", at * size, row * size, step * size, _bytes(part))
+            self._version.read_rows(f"/{key}", at * size, row * size, step * size, memory_of(part))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all of it to a ``.safetensors`` file, with name, number and label in its metadata.
@@ -340,10 +340,6 @@ class Weights(Mapping[str, torch.Tensor]):
             return self.layouts[key]
         except KeyError:
             raise KeyError(f"{key!r} is no tensor of the weights {self.name}, version {self.number}") from None
-
-
-def _bytes(tensor: torch.Tensor) -> Any:
-    return flat(tensor).view(torch.uint8).numpy()
 
 
 def _parse(said: bytes, sizes: Mapping[str, int]) -> tuple[str, dict[str, Layout]]:

@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
         let row = Row::measured("ranks", case, metric, Sample::of(vec![*value])?, unit);
         let jobs = smaller.iter().zip(SMALLER).map(|(job, each)| (u32::from(each * hosts), job[index].total));
         let scaling = <[_; 3]>::try_from(jobs.collect::<Vec<_>>()).ok().and_then(Scaling::through);
-        // What is told of no job, such as room for rings, which has a limit.
+        // A figure without a total is not predicted, such as memory for rings, which has a limit.
         let scaling = scaling.filter(|_| figure.total > 0.0);
         let predicted = scaling.map(|scaling| scaling.at(ranks.into()) * value / figure.total);
         Some(match predicted {
