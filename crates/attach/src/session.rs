@@ -191,7 +191,7 @@ fn with_coherence(memory: AnyMemory, coherence: Option<Coherence>) -> AnyMemory 
     memory.with_coherence(coherence)
 }
 
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 fn wrapped(memory: AnyMemory, wrap: &Wrap) -> AnyMemory {
     let mut memory = memory.wrapped(wrap.shadow);
     if let Some(site) = &wrap.without {
@@ -276,12 +276,12 @@ impl Session {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         let memory = match &settings.wrap {
             None => open_memory(path, settings.coherence.unwrap_or_default())?,
-            #[cfg(not(feature = "shadow"))]
+            #[cfg(not(feature = "instruments"))]
             Some(wrap) => match *wrap {},
             // A shadow keeps its own copies, whatever keeps the region behind them coherent.
-            #[cfg(feature = "shadow")]
+            #[cfg(feature = "instruments")]
             Some(wrap) if wrap.shadow => wrapped(AnyMemory::new(pool_at(path)?), wrap),
-            #[cfg(feature = "shadow")]
+            #[cfg(feature = "instruments")]
             Some(wrap) => wrapped(open_memory(path, settings.coherence.unwrap_or_default())?, wrap),
         };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };

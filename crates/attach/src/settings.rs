@@ -3,17 +3,19 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use polder_mem::Coherence;
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
 use polder_platform::{quoted, quoted_words};
 use serde::{Deserialize, Deserializer};
+
+use crate::log::LogFilter;
 
 /// How the pool's memory is kept coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -97,7 +99,7 @@ impl FromStr for TimeSpan {
     }
 }
 
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 /// What is wrapped around the memory, for tests and emulation, written as words with commas between them: `shadow`,
 /// `without=ring.rs:120`, `kill=5000`, `stop=5000`, `latency_ns=300`, `bytes_per_second=10000000000`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -112,7 +114,7 @@ pub struct Wrap {
     pub cost: Option<Cost>,
 }
 
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 impl FromStr for Wrap {
     type Err = String;
 
@@ -128,7 +130,7 @@ impl FromStr for Wrap {
     }
 }
 
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 impl Wrap {
     /// Whether each host works on a private copy.
     #[must_use]
@@ -141,11 +143,6 @@ impl Wrap {
         let number = || value.parse::<u64>().map_err(|_| format!("expected a number after {key}="));
         match key {
             "shadow" => self.shadow = true,
-            _ if !cfg!(feature = "instruments") => {
-                return Err(format!(
-                    "{word:?}: this build has shadow only; the other instruments are in builds of `make dev`"
-                ));
-            }
             "without" => self.without = Some(value.parse::<FlushSite>().map_err(|error| error.to_string())?),
             "kill" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Kill }),
             "stop" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Stop }),
@@ -161,24 +158,25 @@ impl Wrap {
     }
 }
 
-#[cfg(feature = "shadow")]
+#[cfg(feature = "instruments")]
 const FREE: Cost = Cost { latency_ns: 0, bytes_per_second: 0 };
 
 /// Nothing can be wrapped around the memory of this build.
-#[cfg(not(feature = "shadow"))]
+#[cfg(not(feature = "instruments"))]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wrap {}
 
-#[cfg(not(feature = "shadow"))]
+#[cfg(not(feature = "instruments"))]
 impl FromStr for Wrap {
     type Err = String;
 
     fn from_str(_: &str) -> Result<Self, String> {
-        Err("this build has no instruments; libpolder and the Python module have shadow, and builds of `make dev` have all".into())
+        Err("this build has no instruments; builds of `make dev` have them, and `polder rehearse` needs none"
+            .into())
     }
 }
 
-#[cfg(not(feature = "shadow"))]
+#[cfg(not(feature = "instruments"))]
 impl Wrap {
     /// Whether each host works on a private copy.
     #[must_use]
@@ -222,7 +220,8 @@ pub struct Settings {
     /// Where host-local files live (`POLDER_RUN`).
     pub run: Option<PathBuf>,
     /// What is logged, as a level or as filters such as `polder_pool=debug` (`POLDER_LOG`).
-    pub log: Option<String>,
+    #[serde(default, deserialize_with = "parsed")]
+    pub log: Option<LogFilter>,
 }
 
 /// A setting that cannot be used.
@@ -301,7 +300,7 @@ impl Settings {
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
             wrap: variable(&lookup, "POLDER_WRAP")?,
             run: lookup("POLDER_RUN").map(PathBuf::from),
-            log: lookup("POLDER_LOG"),
+            log: variable(&lookup, "POLDER_LOG")?,
         })
     }
 
@@ -323,12 +322,6 @@ impl Settings {
             log: self.log.or(lower.log),
         }
     }
-}
-
-/// Whether logs may have colours: stderr is a terminal, and `NO_COLOR` is not set.
-#[must_use]
-pub fn is_colour_wanted() -> bool {
-    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBuf>, SettingsError> {

@@ -94,8 +94,7 @@ int polder_object_read(const polder_object *object, size_t offset, void *into, s
 int polder_object_write(const polder_object *object, size_t offset, const void *from, size_t bytes);
 
 /* The address of the object, a multiple of 64, for programs that load and store in place. Other hosts see a store once it is
- * published. This host sees what others published once it has refreshed it. On coherent memory both calls are only fences. NULL with
- * POLDER_WRAP=shadow. */
+ * published. This host sees what others published once it has refreshed it. On coherent memory both calls are only fences. */
 void *polder_object_address(const polder_object *object);
 
 /* Publishes what this host stored in a range. Whole lines go out. */
@@ -160,7 +159,7 @@ int polder_window_lock(polder_window *window, uint32_t rank, int shared, uint64_
 /* Releases the lock of a rank, and flushes what was put. */
 int polder_window_unlock(polder_window *window, uint32_t rank);
 
-/* The address of a rank's segment, a multiple of 64; NULL with POLDER_WRAP=shadow. Publish and refresh it like an object. While a host
+/* The address of a rank's segment, a multiple of 64. Publish and refresh it like an object. While a host
  * stores to a line here, no rank may put to that line. */
 void *polder_window_address(polder_window *window, uint32_t rank);
 

@@ -2,11 +2,10 @@
 
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
-use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
 use crate::guard;
@@ -36,7 +35,9 @@ pub(crate) unsafe extern "C" fn polder_pool_open(
                 Some(id.map_err(|_| Failure::argument(format!("host is {host}; ids go from 0 to 63")))?);
         }
         let settings = Settings::load(arguments)?;
-        start_log(&settings);
+        if let Some(filter) = &settings.log {
+            filter.start();
+        }
         Ok(Pool(Arc::new(Session::open(&settings)?)))
     };
     // SAFETY: by this function's contract.
@@ -51,17 +52,4 @@ pub(crate) unsafe extern "C" fn polder_pool_open(
 pub(crate) unsafe extern "C" fn polder_pool_close(pool: *mut Pool) -> c_int {
     // SAFETY: by this function's contract.
     unsafe { guard::close(pool) }
-}
-
-/// Logs to stderr what was asked for, if anything was.
-fn start_log(settings: &Settings) {
-    static STARTED: Once = Once::new();
-    if let Some(filter) = &settings.log {
-        STARTED.call_once(|| {
-            let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
-            let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
-            // A program of Rust may have a log of its own.
-            drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
-        });
-    }
 }

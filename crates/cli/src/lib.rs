@@ -23,8 +23,9 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, is_colour_wanted};
-use polder_front::{Failure, start_logging};
+use polder_attach::log::{LevelFilter, LogFilter};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan};
+use polder_front::Failure;
 use polder_measure::ring;
 
 pub use agent::{Asked, signals};
@@ -44,7 +45,7 @@ struct Cli {
     pool: PoolOptions,
     /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
     #[arg(long, global = true, value_name = "FILTER")]
-    log: Option<String>,
+    log: Option<LogFilter>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -221,10 +222,8 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let options = after.or(before);
     options.expect_used(&command)?;
     let PoolOptions { pool, coherence, host, timeout } = options;
-    let logged = log.is_some();
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
-    let source = if logged { "--log" } else { "POLDER_LOG, or log in the config file" };
-    start_logging(settings.log.as_deref().unwrap_or("warn"), source, is_colour_wanted())?;
+    settings.log.clone().unwrap_or(LogFilter::level(LevelFilter::WARN)).start();
     match command {
         Command::Pool(parsed) => pool::run(parsed.command, &settings),
         Command::Kv(parsed) => kv::run(&parsed.command, &settings),

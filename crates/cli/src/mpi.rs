@@ -146,7 +146,7 @@ impl Choice {
         }
         variables.extend(settings.coherence.map(|coherence| ("POLDER_COHERENCE", coherence.to_string())));
         variables.extend(settings.timeout.map(|span| ("POLDER_TIMEOUT", span.0.as_secs_f64().to_string())));
-        variables.extend(settings.log.clone().map(|filter| ("POLDER_LOG", filter)));
+        variables.extend(settings.log.as_ref().map(|filter| ("POLDER_LOG", filter.to_string())));
         variables
             .extend(library.variables(through_pool).iter().map(|(name, value)| (*name, (*value).to_owned())));
         Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())

@@ -630,10 +630,17 @@ fn what_a_terminal_takes_as_a_command_is_escaped_in_names_of_files() {
 }
 
 #[test]
-fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line() {
+fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused() {
     let desk = Desk::new();
-    assert!(desk.refusal("pool stat --log polder_pool=loud").contains("is not a log filter"));
-    assert!(desk.refusal("pool stat --log warm").contains("\"warm\" is no level: off, error, "));
+    for (filter, why) in
+        [("polder_pool=loud", "not a log filter"), ("warm", "warm is no level: off, error, ")]
+    {
+        let argument = desk.command(&format!("pool stat --log {filter}")).output().unwrap();
+        let words = String::from_utf8(argument.stderr).unwrap();
+        assert!(words.contains("'--log <FILTER>'") && words.contains(why), "{words}");
+        let line = refused(&desk.command("pool stat").env("POLDER_LOG", filter).output().unwrap());
+        assert!(line.contains(&format!("POLDER_LOG={filter}: ")) && line.contains(why), "{line}");
+    }
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");

@@ -13,9 +13,10 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use polder_attach::settings::{Settings, is_colour_wanted};
+use polder_attach::log::{LevelFilter, LogFilter};
+use polder_attach::settings::Settings;
 use polder_cli::PoolOptions;
-use polder_front::{Failure, start_logging};
+use polder_front::Failure;
 use polder_measure::ring;
 
 /// What develops Polder: the model and its suites, kills, benchmarks, and published figures made again.
@@ -24,7 +25,7 @@ use polder_measure::ring;
 struct Cli {
     /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
     #[arg(long, global = true, value_name = "FILTER")]
-    log: Option<String>,
+    log: Option<LogFilter>,
     #[command(subcommand)]
     command: Command,
 }
@@ -73,12 +74,10 @@ fn run(Cli { log, command }: Cli) -> Result<ExitCode, Failure> {
         let idle = "it makes pools of its own in /dev/shm, unless --listen or --join names another machine";
         return Err(Failure(format!("--pool, --coherence, --host and --timeout do not apply here: {idle}")));
     }
-    let logged = log.is_some();
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
     // Schedules that crash on purpose leave much to be warned of.
-    let usual = if matches!(command, Command::Verify(_)) { "error" } else { "warn" };
-    let source = if logged { "--log" } else { "POLDER_LOG, or log in the config file" };
-    start_logging(settings.log.as_deref().unwrap_or(usual), source, is_colour_wanted())?;
+    let usual = if matches!(command, Command::Verify(_)) { LevelFilter::ERROR } else { LevelFilter::WARN };
+    settings.log.clone().unwrap_or(LogFilter::level(usual)).start();
     let done = |done: Result<(), Failure>| done.map(|()| ExitCode::SUCCESS);
     match command {
         Command::Verify(arguments) => verify::run(&arguments),

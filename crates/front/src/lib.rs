@@ -29,9 +29,6 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
-use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub use output::{Teller, complain, print};
 
@@ -88,28 +85,6 @@ pub fn main<A: FromArgMatches>(
         eprintln!("polder: {failure}");
         ExitCode::FAILURE
     })
-}
-
-/// Logs to stderr what `filter` asks for; `source` is the setting that it came from.
-///
-/// # Errors
-/// When it is no filter.
-pub fn start_logging(filter: &str, source: &str, is_colour_wanted: bool) -> Result<(), Failure> {
-    let wrong = |error: &dyn std::fmt::Display| {
-        let filter = polder_platform::quoted(filter);
-        Failure(format!(
-            "{source}: \"{filter}\" is not a log filter ({error}); write a level, or filters such as polder_pool=debug"
-        ))
-    };
-    let parsed: Targets = filter.parse().map_err(|error: ParseError| wrong(&error))?;
-    // A word alone would be a target of which everything is logged: a level that is misspelt would log nothing.
-    let is_wrong = |word: &&str| !word.contains('=') && word.parse::<LevelFilter>().is_err();
-    if let Some(word) = filter.split(',').map(str::trim).find(is_wrong) {
-        return Err(wrong(&format!("{word:?} is no level: off, error, warn, info, debug or trace")));
-    }
-    let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
-    logs.with_ansi(is_colour_wanted).finish().with(parsed).init();
-    Ok(())
 }
 
 #[cfg(test)]

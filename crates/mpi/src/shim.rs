@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
 use polder_attach::session::{ProcessSession, Session};
 use polder_mem::Serial;
-use tracing_subscriber::EnvFilter;
 
 use crate::abi::{Abi, Aint};
 use crate::failure::{Failure, say};
@@ -89,9 +88,7 @@ impl<A: Abi> Shim<A> {
     fn session(&self) -> Result<Arc<Session>, String> {
         self.session.get(|settings| {
             if let Some(filter) = &settings.log {
-                let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
-                let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
-                drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
+                filter.start();
             }
         })
     }

@@ -6,13 +6,14 @@ use std::fmt::Write;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
+use polder_attach::log::LogFilter;
 use polder_pool::PoolError;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::ffi::{Errno, Provider, flag};
 use crate::libfabric;
@@ -30,12 +31,9 @@ const FABRIC: c_int = 1;
 
 /// Forwards to libfabric, and to stderr what `POLDER_LOG` asks for. The provider is never freed.
 pub(crate) fn start(provider: *const Provider) {
-    let filter = std::env::var("POLDER_LOG").ok().filter(|filter| !filter.is_empty());
-    let stderr = filter.map(|filter| {
-        let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-        let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
-        logs.with_filter(EnvFilter::new(filter))
-    });
+    // The session, which reads it again, refuses one that is wrong.
+    let filter = std::env::var("POLDER_LOG").ok().and_then(|filter| filter.parse::<LogFilter>().ok());
+    let stderr = filter.map(|filter| filter.layer());
     let libfabric = ToLibfabric { provider: provider as usize, alone: stderr.is_none() };
     // This library has a subscriber of its own, whoever loads it: a second load finds the first one's.
     drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());

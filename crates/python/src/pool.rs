@@ -120,7 +120,9 @@ impl Pool {
         };
         let size = size.map(|size| size.of("size")).transpose()?;
         let mut settings = Settings::load(arguments).map_err(|error| errors::settings(&error))?;
-        start_log(&settings);
+        if let Some(filter) = &settings.log {
+            filter.start();
+        }
         let bytes = match (size, &settings.pool) {
             (Some(size), _) => Some(size),
             (None, None) => Some(DEFAULT_BYTES),
@@ -238,17 +240,6 @@ pub(crate) fn session_error(error: SessionError) -> PyErr {
             errors::plain("MembershipError", error.to_string())
         }
         other => errors::plain("RegionError", other.to_string()),
-    }
-}
-
-/// Logs to stderr what `POLDER_LOG` or a config file asks for; the first pool of a process decides.
-fn start_log(settings: &Settings) {
-    if let Some(filter) = &settings.log {
-        let filter = tracing_subscriber::EnvFilter::new(filter);
-        let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
-        // A program that has a subscriber of its own keeps it.
-        drop(logs.try_init());
     }
 }
 

