@@ -302,18 +302,6 @@ impl Memory for Heap {
         fence(Ordering::Acquire);
     }
 
-    fn pause(&self) {
-        std::hint::spin_loop();
-    }
-
-    fn yield_now(&self) {
-        std::thread::yield_now();
-    }
-
-    fn now(&self) -> Nanos {
-        clock::now()
-    }
-
     #[track_caller]
     fn local_load(&self, word: LocalWord) -> u64 {
         self.local(word).load(Ordering::SeqCst)

@@ -661,7 +661,7 @@ mod tests {
         match Region::create(&path, 2 * page) {
             Ok(region) => {
                 assert_eq!((region.kind(), region.bytes()), (RegionKind::HugePages, 2 * page));
-                let memory = crate::Software::new(region);
+                let memory = crate::Mapped::new(region);
                 crate::Memory::store(&memory, crate::Offset(page), 1);
                 assert_eq!(crate::Memory::load(&memory, crate::Offset(page)), Ok(1));
             }

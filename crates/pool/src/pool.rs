@@ -727,7 +727,7 @@ fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Resul
 #[cfg(test)]
 mod tests {
     use polder_mem::testing::Scratch;
-    use polder_mem::{Coherent, Heap, HeapShape, HostPlan, Region};
+    use polder_mem::{Heap, HeapShape, HostPlan, Mapped, Region};
 
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
@@ -889,7 +889,7 @@ mod tests {
                 HostPlan { pool, host, hosts, processes, local_words, bells, directory, kept, patience };
             let path = scratch.path().join("region");
             let region = Region::open(&path).or_else(|_| Region::create(&path, BYTES)).unwrap();
-            Coherent::new(region).attach(&plan).unwrap()
+            Mapped::coherent(region).attach(&plan).unwrap()
         };
         let here = process("here", 1, 0);
         format(&here, &TINY, Uuid(1), Overwrite::Refuse).unwrap();

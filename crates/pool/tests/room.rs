@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::Scratch;
-use polder_mem::{Coherent, Heap, HeapShape, HostPlan, ProcessSlot, Region, Wrapped};
+use polder_mem::{Heap, HeapShape, HostPlan, Mapped, ProcessSlot, Region, Wrapped};
 use polder_pool::group::{Group, GroupOptions};
 use polder_pool::local::LocalLayout;
 use polder_pool::{Geometry, InitialContents, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
@@ -15,7 +15,7 @@ const OBJECT: u64 = 1 << 20;
 /// The only process of a pool, which counts its operations on memory.
 fn pool(scratch: &Scratch) -> Pool<Wrapped> {
     let path = scratch.path().join("pool");
-    let region = Coherent::new(Region::create(&path, BYTES).unwrap());
+    let region = Mapped::coherent(Region::create(&path, BYTES).unwrap());
     let geometry = Geometry::for_region(BYTES);
     format(&region, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
     let layout = Layout::new(&geometry, BYTES).unwrap();

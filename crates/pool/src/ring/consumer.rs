@@ -621,7 +621,7 @@ impl ConsumerState {
 
 #[cfg(test)]
 mod tests {
-    use polder_mem::{Coherent, Region};
+    use polder_mem::{Mapped, Region};
 
     use super::*;
     use crate::Peer;
@@ -632,7 +632,7 @@ mod tests {
     fn a_look_that_finds_nothing_tells_of_a_store_that_was_lost_before_it() {
         let path = std::env::temp_dir().join(format!("polder-test-{}-still", std::process::id()));
         std::fs::write(&path, [0; 4 * 4096]).unwrap();
-        let memory = Coherent::new(Region::open(&path).unwrap());
+        let memory = Mapped::coherent(Region::open(&path).unwrap());
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096).unwrap();
         std::fs::remove_file(&path).unwrap();
         let place = RingPlace { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };
