@@ -34,14 +34,11 @@ mod header;
 pub mod hostile;
 mod link;
 mod producer;
-pub mod summary;
+pub(crate) mod summary;
 
 pub use consumer::Consumer;
 pub use link::RingLink;
 pub use producer::Producer;
-
-pub(crate) use consumer::{HALF_WRITTEN, WAITS_FOR};
-pub(crate) use link::Wait;
 
 use polder_mem::{LINE, Memory, Offset};
 
