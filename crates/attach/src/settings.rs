@@ -31,7 +31,6 @@ pub enum CoherenceChoice {
 
 impl CoherenceChoice {
     /// The coherence that was chosen; `None` for automatic, which looks at the kind of the region.
-    #[must_use]
     pub const fn chosen(self) -> Option<Coherence> {
         match self {
             Self::Auto => None,
@@ -131,7 +130,6 @@ impl FromStr for Wrap {
 #[cfg(feature = "shadow")]
 impl Wrap {
     /// Whether each host works on a private copy.
-    #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
@@ -181,7 +179,6 @@ impl FromStr for Wrap {
 #[cfg(not(feature = "shadow"))]
 impl Wrap {
     /// Whether each host works on a private copy.
-    #[must_use]
     pub const fn is_shadow(&self) -> bool {
         match *self {}
     }
@@ -326,7 +323,6 @@ impl Settings {
 }
 
 /// Whether logs may have colours: stderr is a terminal, and `NO_COLOR` is not set.
-#[must_use]
 pub fn is_colour_wanted() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -34,7 +34,6 @@ impl WriteMethod {
     }
 
     /// As a row calls it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",
