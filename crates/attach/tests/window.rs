@@ -7,11 +7,10 @@ use std::time::Duration;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{Heap, HeapShape, Memory, ProcessSlot};
-use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
-use polder_pool::local::LocalLayout;
+use polder_mem::{Heap, Memory, ProcessSlot};
+use polder_pool::testing::formatted;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Member, Pool, PoolError};
+use polder_pool::{Geometry, Member, Pool, PoolError};
 
 const BYTES: u64 = 4 << 20;
 const RANKS: u32 = 3;
@@ -23,9 +22,7 @@ fn geometry() -> Geometry {
 /// Pools of three processes on two hosts.
 fn pools() -> Vec<Arc<Pool<Heap>>> {
     let geometry = geometry();
-    let local_words = LocalLayout::new(&Layout::new(&geometry, BYTES).unwrap()).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 2, local_words, bells: 4 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let heap = formatted(&geometry, BYTES);
     let attach = |(host, slot)| {
         let memory =
             if (host, slot) == (0, 0) { heap.clone() } else { heap.process(host, ProcessSlot(slot)) };

@@ -8,6 +8,24 @@ use polder_mem::forks;
 
 use crate::failure::{Failure, Status};
 
+/// Functions of the library's, whose arguments are as `polder.h` says: a handle is null or open, and one that is closed is used no more;
+/// a name is null or a string of C; what is given back is null or may be written; arrays are as long as is told, and the caller's to be
+/// read, or to be written.
+macro_rules! exported {
+    ($($(#[$about:meta])* extern "C" fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty $body:block)*) => {$(
+        $(#[$about])*
+        ///
+        /// # Safety
+        /// Its arguments are as `polder.h` says.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: by this function's contract.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use exported;
+
 /// What a call that does one thing answers: 0 or a status.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     // Whatever a panic left half done is behind a lock that is poisoned, or lost with the call.

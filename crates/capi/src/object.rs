@@ -8,7 +8,7 @@ use polder_attach::session::Session;
 use polder_mem::Memory;
 
 use crate::failure::Failure;
-use crate::guard;
+use crate::guard::{self, exported};
 use crate::pool::Pool;
 
 /// Named bytes that this process holds open.
@@ -38,173 +38,115 @@ impl Drop for Object {
     }
 }
 
-/// Makes an object.
-///
-/// # Safety
-/// `pool` is null or open, `name` null or a string of C; `object` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_create(
-    pool: *mut Pool,
-    name: *const c_char,
-    bytes: usize,
-    object: *mut *mut Object,
-) -> c_int {
-    let create = || {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held = session.pool().create(name, bytes as u64)?;
-        Ok(Object { session: Arc::clone(session), held: Some(held) })
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(object, create) }
-}
+exported! {
+    /// Makes an object.
+    extern "C" fn polder_object_create(
+        pool: *mut Pool,
+        name: *const c_char,
+        bytes: usize,
+        object: *mut *mut Object,
+    ) -> c_int {
+        let create = || {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            let held = session.pool().create(name, bytes as u64)?;
+            Ok(Object { session: Arc::clone(session), held: Some(held) })
+        };
+        guard::made(object, create)
+    }
 
-/// Opens an object.
-///
-/// # Safety
-/// As [`polder_object_create`].
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_open(
-    pool: *mut Pool,
-    name: *const c_char,
-    object: *mut *mut Object,
-) -> c_int {
-    let open = || {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held = session.pool().open(name)?;
-        Ok(Object { session: Arc::clone(session), held: Some(held) })
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(object, open) }
-}
+    /// Opens an object.
+    extern "C" fn polder_object_open(
+        pool: *mut Pool,
+        name: *const c_char,
+        object: *mut *mut Object,
+    ) -> c_int {
+        let open = || {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            let held = session.pool().open(name)?;
+            Ok(Object { session: Arc::clone(session), held: Some(held) })
+        };
+        guard::made(object, open)
+    }
 
-/// Destroys an object.
-///
-/// # Safety
-/// `pool` is null or open, `name` null or a string of C.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_destroy(pool: *mut Pool, name: *const c_char) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        Ok(session.pool().destroy(name)?)
-    })
-}
+    /// Destroys an object.
+    extern "C" fn polder_object_destroy(pool: *mut Pool, name: *const c_char) -> c_int {
+        guard::status(|| {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            Ok(session.pool().destroy(name)?)
+        })
+    }
 
-/// Lets go of an object.
-///
-/// # Safety
-/// `object` is null, or open and used no more.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_close(object: *mut Object) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { guard::close(object) }
-}
+    /// Lets go of an object.
+    extern "C" fn polder_object_close(object: *mut Object) -> c_int {
+        guard::close(object)
+    }
 
-/// The size of an object in bytes; 0 of null.
-///
-/// # Safety
-/// `object` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_size(object: *const Object) -> usize {
-    // SAFETY: by this function's contract.
-    unsafe { object.as_ref() }.map_or(0, |object| object.held().bytes() as usize)
-}
+    /// The size of an object in bytes; 0 of null.
+    extern "C" fn polder_object_size(object: *const Object) -> usize {
+        object.as_ref().map_or(0, |object| object.held().bytes() as usize)
+    }
 
-/// Copies bytes out, afresh.
-///
-/// # Safety
-/// `object` is null or open; `bytes` bytes at `into` are the caller's to be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_read(
-    object: *const Object,
-    offset: usize,
-    into: *mut c_void,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (object, into) = unsafe { (guard::given(object, "object")?, guard::target(into.cast(), bytes)?) };
-        let held = object.held_by_member()?;
-        Ok(held.read_at(object.session.pool().memory(), offset as u64, into)?)
-    })
-}
+    /// Copies bytes out, afresh.
+    extern "C" fn polder_object_read(
+        object: *const Object,
+        offset: usize,
+        into: *mut c_void,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let (object, into) = (guard::given(object, "object")?, guard::target(into.cast(), bytes)?);
+            let held = object.held_by_member()?;
+            Ok(held.read_at(object.session.pool().memory(), offset as u64, into)?)
+        })
+    }
 
-/// Copies bytes in and publishes them.
-///
-/// # Safety
-/// `object` is null or open; `bytes` bytes at `from` may be read.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_write(
-    object: *const Object,
-    offset: usize,
-    from: *const c_void,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (object, from) = unsafe { (guard::given(object, "object")?, guard::source(from.cast(), bytes)?) };
-        let held = object.held_by_member()?;
-        Ok(held.write_at(object.session.pool().memory(), offset as u64, from)?)
-    })
-}
+    /// Copies bytes in and publishes them.
+    extern "C" fn polder_object_write(
+        object: *const Object,
+        offset: usize,
+        from: *const c_void,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let (object, from) = (guard::given(object, "object")?, guard::source(from.cast(), bytes)?);
+            let held = object.held_by_member()?;
+            Ok(held.write_at(object.session.pool().memory(), offset as u64, from)?)
+        })
+    }
 
-/// Where an object is mapped; null where it is not, and of null.
-///
-/// # Safety
-/// `object` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_address(object: *const Object) -> *mut c_void {
-    // SAFETY: by this function's contract.
-    let Some(object) = (unsafe { object.as_ref() }) else { return ptr::null_mut() };
-    let held = object.held();
-    let address = object.session.pool().memory().address(held.at(), held.bytes());
-    match address {
-        Some(address) => address.cast(),
-        None => {
-            let name = held.name();
-            Failure::argument(format!(
-                "{name} lies in a shadow, which has no address; read and write it by calls"
-            ))
-            .tell();
-            ptr::null_mut()
+    /// Where an object is mapped; null where it is not, and of null.
+    extern "C" fn polder_object_address(object: *const Object) -> *mut c_void {
+        let Some(object) = object.as_ref() else { return ptr::null_mut() };
+        let held = object.held();
+        let address = object.session.pool().memory().address(held.at(), held.bytes());
+        match address {
+            Some(address) => address.cast(),
+            None => {
+                let name = held.name();
+                Failure::argument(format!(
+                    "{name} lies in a shadow, which has no address; read and write it by calls"
+                ))
+                .tell();
+                ptr::null_mut()
+            }
         }
     }
-}
 
-/// Publishes what this host stored in a range.
-///
-/// # Safety
-/// `object` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_publish(
-    object: *const Object,
-    offset: usize,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let object = unsafe { guard::given(object, "object") }?;
-        let held = object.held_by_member()?;
-        Ok(held.publish(object.session.pool().memory(), offset as u64, bytes as u64)?)
-    })
-}
+    /// Publishes what this host stored in a range.
+    extern "C" fn polder_object_publish(object: *const Object, offset: usize, bytes: usize) -> c_int {
+        guard::status(|| {
+            let object = guard::given(object, "object")?;
+            let held = object.held_by_member()?;
+            Ok(held.publish(object.session.pool().memory(), offset as u64, bytes as u64)?)
+        })
+    }
 
-/// Forgets what this host's caches hold of a range.
-///
-/// # Safety
-/// `object` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_object_refresh(
-    object: *const Object,
-    offset: usize,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let object = unsafe { guard::given(object, "object") }?;
-        let held = object.held_by_member()?;
-        Ok(held.refresh(object.session.pool().memory(), offset as u64, bytes as u64)?)
-    })
+    /// Forgets what this host's caches hold of a range.
+    extern "C" fn polder_object_refresh(object: *const Object, offset: usize, bytes: usize) -> c_int {
+        guard::status(|| {
+            let object = guard::given(object, "object")?;
+            let held = object.held_by_member()?;
+            Ok(held.refresh(object.session.pool().memory(), offset as u64, bytes as u64)?)
+        })
+    }
 }

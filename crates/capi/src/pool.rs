@@ -8,48 +8,35 @@ use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 
 use crate::failure::Failure;
-use crate::guard;
+use crate::guard::{self, exported};
 
 /// A pool that this process has attached; what was made with it keeps it attached too.
 pub(crate) struct Pool(pub(crate) Arc<Session>);
 
-/// Attaches a pool.
-///
-/// # Safety
-/// `path` is null or a string of C; `pool` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_pool_open(
-    path: *const c_char,
-    host: c_int,
-    pool: *mut *mut Pool,
-) -> c_int {
-    let open = || {
-        let mut arguments = Settings::default();
-        if !path.is_null() {
-            // SAFETY: a string of C, by this function's contract.
-            arguments.pool = Some(PathBuf::from(unsafe { guard::text(path, "path") }?));
-        }
-        if host >= 0 {
-            let id = u16::try_from(host);
-            arguments.host =
-                Some(id.map_err(|_| Failure::argument(format!("host is {host}; ids go from 0 to 63")))?);
-        }
-        let settings = Settings::load(arguments)?;
-        if let Some(filter) = &settings.log {
-            filter.start();
-        }
-        Ok(Pool(Arc::new(Session::open(&settings)?)))
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(pool, open) }
-}
+exported! {
+    /// Attaches a pool.
+    extern "C" fn polder_pool_open(path: *const c_char, host: c_int, pool: *mut *mut Pool) -> c_int {
+        let open = || {
+            let mut arguments = Settings::default();
+            if !path.is_null() {
+                arguments.pool = Some(PathBuf::from(guard::text(path, "path")?));
+            }
+            if host >= 0 {
+                let id = u16::try_from(host);
+                arguments.host =
+                    Some(id.map_err(|_| Failure::argument(format!("host is {host}; ids go from 0 to 63")))?);
+            }
+            let settings = Settings::load(arguments)?;
+            if let Some(filter) = &settings.log {
+                filter.start();
+            }
+            Ok(Pool(Arc::new(Session::open(&settings)?)))
+        };
+        guard::made(pool, open)
+    }
 
-/// Lets go of a pool.
-///
-/// # Safety
-/// `pool` is null, or open and used no more.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_pool_close(pool: *mut Pool) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { guard::close(pool) }
+    /// Lets go of a pool.
+    extern "C" fn polder_pool_close(pool: *mut Pool) -> c_int {
+        guard::close(pool)
+    }
 }

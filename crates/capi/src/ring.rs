@@ -10,7 +10,7 @@ use polder_pool::PoolError;
 use polder_pool::channel;
 use polder_pool::ring::RingShape;
 
-use crate::guard;
+use crate::guard::{self, exported};
 use crate::pool::Pool;
 
 // Threads that take turns may share an end: it holds the pool, which is every thread's, and nothing of a thread's own.
@@ -27,128 +27,96 @@ pub(crate) struct Receiver {
     _session: Arc<Session>,
 }
 
-/// Makes a ring.
-///
-/// # Safety
-/// `pool` is null or open, `name` null or a string of C; `sender` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_ring_create(
-    pool: *mut Pool,
-    name: *const c_char,
-    cells: u32,
-    cell_bytes: u32,
-    sender: *mut *mut Sender,
-) -> c_int {
-    let create = || {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let shape = match (cells, cell_bytes) {
-            (0, 0) => RingShape::default(),
-            _ => RingShape::new(cells, cell_bytes)?,
+exported! {
+    /// Makes a ring.
+    extern "C" fn polder_ring_create(
+        pool: *mut Pool,
+        name: *const c_char,
+        cells: u32,
+        cell_bytes: u32,
+        sender: *mut *mut Sender,
+    ) -> c_int {
+        let create = || {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            let shape = match (cells, cell_bytes) {
+                (0, 0) => RingShape::default(),
+                _ => RingShape::new(cells, cell_bytes)?,
+            };
+            let end = Mutex::new(channel::Sender::create(Arc::clone(session.pool()), name, shape)?);
+            Ok(Sender { end, _session: Arc::clone(session) })
         };
-        let end = Mutex::new(channel::Sender::create(Arc::clone(session.pool()), name, shape)?);
-        Ok(Sender { end, _session: Arc::clone(session) })
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(sender, create) }
-}
+        guard::made(sender, create)
+    }
 
-/// Opens a ring to receive.
-///
-/// # Safety
-/// `pool` is null or open, `name` null or a string of C; `receiver` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_ring_open(
-    pool: *mut Pool,
-    name: *const c_char,
-    timeout_ms: u64,
-    receiver: *mut *mut Receiver,
-) -> c_int {
-    let open = || {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let end = Mutex::new(channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms))?);
-        Ok(Receiver { end, _session: Arc::clone(session) })
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(receiver, open) }
-}
-
-/// Sends a message.
-///
-/// # Safety
-/// `sender` is null or open; `bytes` bytes at `from` may be read.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_ring_push(
-    sender: *mut Sender,
-    tag: u64,
-    from: *const c_void,
-    bytes: usize,
-    timeout_ms: u64,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (sender, from) = unsafe { (guard::given(sender, "sender")?, guard::source(from.cast(), bytes)?) };
-        let mut end = sender.end.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(end.push(tag, from, timeout(timeout_ms))?)
-    })
-}
-
-/// Receives a message.
-///
-/// # Safety
-/// `receiver` is null or open; `room` bytes at `into` are the caller's to be written, as are `tag` and `bytes` unless they are null.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_ring_pop(
-    receiver: *mut Receiver,
-    tag: *mut u64,
-    into: *mut c_void,
-    room: usize,
-    bytes: *mut usize,
-    timeout_ms: u64,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (receiver, into) =
-            unsafe { (guard::given(receiver, "receiver")?, guard::target(into.cast(), room)?) };
-        let mut end = receiver.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let popped = end.pop(into, timeout(timeout_ms));
-        let seen = match &popped {
-            Ok(envelope) => Some(*envelope),
-            Err(PoolError::Argument { .. }) => end.peek()?,
-            Err(_) => None,
+    /// Opens a ring to receive.
+    extern "C" fn polder_ring_open(
+        pool: *mut Pool,
+        name: *const c_char,
+        timeout_ms: u64,
+        receiver: *mut *mut Receiver,
+    ) -> c_int {
+        let open = || {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            let end = Mutex::new(channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms))?);
+            Ok(Receiver { end, _session: Arc::clone(session) })
         };
-        // SAFETY: by this function's contract.
-        if let (Some(seen), Some(bytes)) = (seen, unsafe { bytes.as_mut() }) {
-            *bytes = seen.bytes as usize;
-        }
-        let envelope = popped?;
-        // SAFETY: by this function's contract.
-        if let Some(tag) = unsafe { tag.as_mut() } {
-            *tag = envelope.tag;
-        }
-        Ok(())
-    })
-}
+        guard::made(receiver, open)
+    }
 
-/// Ends a ring.
-///
-/// # Safety
-/// `sender` is null, or open and used no more.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_sender_close(sender: *mut Sender) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { guard::close(sender) }
-}
+    /// Sends a message.
+    extern "C" fn polder_ring_push(
+        sender: *mut Sender,
+        tag: u64,
+        from: *const c_void,
+        bytes: usize,
+        timeout_ms: u64,
+    ) -> c_int {
+        guard::status(|| {
+            let (sender, from) = (guard::given(sender, "sender")?, guard::source(from.cast(), bytes)?);
+            let mut end = sender.end.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(end.push(tag, from, timeout(timeout_ms))?)
+        })
+    }
 
-/// Receives no more.
-///
-/// # Safety
-/// `receiver` is null, or open and used no more.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_receiver_close(receiver: *mut Receiver) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { guard::close(receiver) }
+    /// Receives a message.
+    extern "C" fn polder_ring_pop(
+        receiver: *mut Receiver,
+        tag: *mut u64,
+        into: *mut c_void,
+        room: usize,
+        bytes: *mut usize,
+        timeout_ms: u64,
+    ) -> c_int {
+        guard::status(|| {
+            let (receiver, into) =
+                (guard::given(receiver, "receiver")?, guard::target(into.cast(), room)?);
+            let mut end = receiver.end.lock().unwrap_or_else(PoisonError::into_inner);
+            let popped = end.pop(into, timeout(timeout_ms));
+            let seen = match &popped {
+                Ok(envelope) => Some(*envelope),
+                Err(PoolError::Argument { .. }) => end.peek()?,
+                Err(_) => None,
+            };
+            if let (Some(seen), Some(bytes)) = (seen, bytes.as_mut()) {
+                *bytes = seen.bytes as usize;
+            }
+            let envelope = popped?;
+            if let Some(tag) = tag.as_mut() {
+                *tag = envelope.tag;
+            }
+            Ok(())
+        })
+    }
+
+    /// Ends a ring.
+    extern "C" fn polder_sender_close(sender: *mut Sender) -> c_int {
+        guard::close(sender)
+    }
+
+    /// Receives no more.
+    extern "C" fn polder_receiver_close(receiver: *mut Receiver) -> c_int {
+        guard::close(receiver)
+    }
 }
 
 /// A day stands for ever: what is added to a clock must have an end.

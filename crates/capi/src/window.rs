@@ -12,7 +12,7 @@ use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
 
 use crate::failure::{Failure, Status};
-use crate::guard;
+use crate::guard::{self, exported};
 use crate::pool::Pool;
 
 /// Between two looks at what other ranks do.
@@ -52,159 +52,174 @@ impl Window {
     }
 }
 
-/// Makes this rank's segment, and waits for those of the others.
-///
-/// # Safety
-/// `pool` is null or open, `name` null or a string of C; `window` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_create(
-    pool: *mut Pool,
-    name: *const c_char,
-    rank: u32,
-    ranks: u32,
-    bytes: usize,
-    timeout_ms: u64,
-    window: *mut *mut Window,
-) -> c_int {
-    let create = || {
-        // SAFETY: by this function's contract.
-        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
-        let held =
-            Mutex::new(PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64)?);
-        let window = Window { held, _session: Arc::clone(session) };
-        let missing = format!("a rank has not come to window {name}");
-        window.until(timeout_ms, &missing, |held| match held.join() {
-            Err(PoolError::NotFound { .. }) => Ok(false),
-            joined => joined.map(|()| true),
-        })?;
-        Ok(window)
-    };
-    // SAFETY: by this function's contract.
-    unsafe { guard::made(window, create) }
-}
+exported! {
+    /// Makes this rank's segment, and waits for those of the others.
+    extern "C" fn polder_window_create(
+        pool: *mut Pool,
+        name: *const c_char,
+        rank: u32,
+        ranks: u32,
+        bytes: usize,
+        timeout_ms: u64,
+        window: *mut *mut Window,
+    ) -> c_int {
+        let create = || {
+            let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
+            let held =
+                Mutex::new(PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64)?);
+            let window = Window { held, _session: Arc::clone(session) };
+            let missing = format!("a rank has not come to window {name}");
+            window.until(timeout_ms, &missing, |held| match held.join() {
+                Err(PoolError::NotFound { .. }) => Ok(false),
+                joined => joined.map(|()| true),
+            })?;
+            Ok(window)
+        };
+        guard::made(window, create)
+    }
 
-/// Lets go of a window.
-///
-/// # Safety
-/// `window` is null, or open and used no more.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_close(window: *mut Window) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { guard::close(window) }
-}
+    /// Lets go of a window.
+    extern "C" fn polder_window_close(window: *mut Window) -> c_int {
+        guard::close(window)
+    }
 
-/// Where a rank's segment is mapped; null where it is not, and of null.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_address(window: *mut Window, rank: u32) -> *mut c_void {
-    // SAFETY: by this function's contract.
-    let Some(window) = (unsafe { window.as_ref() }) else { return ptr::null_mut() };
-    let address = || {
-        window.held().address(rank)?.ok_or_else(|| {
-            Failure::argument("the window lies in a shadow, which has no address; put and get")
+    /// Where a rank's segment is mapped; null where it is not, and of null.
+    extern "C" fn polder_window_address(window: *mut Window, rank: u32) -> *mut c_void {
+        let Some(window) = window.as_ref() else { return ptr::null_mut() };
+        let address = || {
+            window.held().address(rank)?.ok_or_else(|| {
+                Failure::argument("the window lies in a shadow, which has no address; put and get")
+            })
+        };
+        address().map_or_else(
+            |failure: Failure| {
+                failure.tell();
+                ptr::null_mut()
+            },
+            <*mut u8>::cast,
+        )
+    }
+
+    /// Stores bytes in a rank's segment.
+    extern "C" fn polder_window_put(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        from: *const c_void,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let (window, from) = (guard::given(window, "window")?, guard::source(from.cast(), bytes)?);
+            let mut held = window.held();
+            held.put(rank, offset as u64, from)?;
+            // Not for the meaning: giving a lock back waits three times as long for part of a line that is on its way past the
+            // caches as a fence does.
+            held.flush();
+            Ok(())
         })
-    };
-    address().map_or_else(
-        |failure: Failure| {
-            failure.tell();
-            ptr::null_mut()
-        },
-        <*mut u8>::cast,
-    )
-}
+    }
 
-/// Stores bytes in a rank's segment.
-///
-/// # Safety
-/// `window` is null or open; `bytes` bytes at `from` may be read.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_put(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    from: *const c_void,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (window, from) = unsafe { (guard::given(window, "window")?, guard::source(from.cast(), bytes)?) };
-        let mut held = window.held();
-        held.put(rank, offset as u64, from)?;
-        // Not for the meaning: giving a lock back waits three times as long for part of a line that is on its way past the
-        // caches as a fence does.
-        held.flush();
-        Ok(())
-    })
-}
+    /// Copies bytes out of a rank's segment.
+    extern "C" fn polder_window_get(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        into: *mut c_void,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let (window, into) = (guard::given(window, "window")?, guard::target(into.cast(), bytes)?);
+            Ok(window.held().get(rank, offset as u64, into)?)
+        })
+    }
 
-/// Copies bytes out of a rank's segment.
-///
-/// # Safety
-/// `window` is null or open; `bytes` bytes at `into` are the caller's to be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_get(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    into: *mut c_void,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let (window, into) = unsafe { (guard::given(window, "window")?, guard::target(into.cast(), bytes)?) };
-        Ok(window.held().get(rank, offset as u64, into)?)
-    })
-}
+    /// Makes all that this rank has put visible.
+    extern "C" fn polder_window_flush(window: *mut Window) -> c_int {
+        guard::status(|| {
+            let window = guard::given(window, "window")?;
+            window.held().flush();
+            Ok(())
+        })
+    }
 
-/// Makes all that this rank has put visible.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_flush(window: *mut Window) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let window = unsafe { guard::given(window, "window") }?;
-        window.held().flush();
-        Ok(())
-    })
-}
+    /// Adds to a number of a rank's segment, and gives what it was.
+    extern "C" fn polder_window_add(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        number: u64,
+        before: *mut u64,
+    ) -> c_int {
+        let add = |was: u64| was.wrapping_add(number);
+        change(window, (rank, offset), before, add)
+    }
 
-/// Adds to a number of a rank's segment, and gives what it was.
-///
-/// # Safety
-/// `window` is null or open; `before` is null or may be written.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_add(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    number: u64,
-    before: *mut u64,
-) -> c_int {
-    let add = |was: u64| was.wrapping_add(number);
-    // SAFETY: by this function's contract.
-    unsafe { change(window, (rank, offset), before, add) }
-}
+    /// Replaces a number of a rank's segment if it is as expected, and gives what it was.
+    extern "C" fn polder_window_swap(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        expected: u64,
+        number: u64,
+        before: *mut u64,
+    ) -> c_int {
+        let swap = |was: u64| if was == expected { number } else { was };
+        change(window, (rank, offset), before, swap)
+    }
 
-/// Replaces a number of a rank's segment if it is as expected, and gives what it was.
-///
-/// # Safety
-/// As [`polder_window_add`].
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_swap(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    expected: u64,
-    number: u64,
-    before: *mut u64,
-) -> c_int {
-    let swap = |was: u64| if was == expected { number } else { was };
-    // SAFETY: by this function's contract.
-    unsafe { change(window, (rank, offset), before, swap) }
+    /// Waits for the lock of a rank.
+    extern "C" fn polder_window_lock(
+        window: *mut Window,
+        rank: u32,
+        shared: c_int,
+        timeout_ms: u64,
+    ) -> c_int {
+        guard::status(|| {
+            let window = guard::given(window, "window")?;
+            let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
+            let taken = format!("the lock of rank {rank} was not free");
+            let locked = window.until(timeout_ms, &taken, |held| held.try_lock(rank, access));
+            if locked.is_err() {
+                window.held().unlock(rank);
+            }
+            locked
+        })
+    }
+
+    /// Gives the lock of a rank back.
+    extern "C" fn polder_window_unlock(window: *mut Window, rank: u32) -> c_int {
+        guard::status(|| {
+            let window = guard::given(window, "window")?;
+            window.held().unlock(rank);
+            Ok(())
+        })
+    }
+
+    /// Publishes what this host stored in a rank's segment.
+    extern "C" fn polder_window_publish(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let window = guard::given(window, "window")?;
+            Ok(window.held().expose(rank, offset as u64, bytes as u64)?)
+        })
+    }
+
+    /// Forgets what this host's caches hold of a rank's segment.
+    extern "C" fn polder_window_refresh(
+        window: *mut Window,
+        rank: u32,
+        offset: usize,
+        bytes: usize,
+    ) -> c_int {
+        guard::status(|| {
+            let window = guard::given(window, "window")?;
+            Ok(window.held().renew(rank, offset as u64, bytes as u64)?)
+        })
+    }
 }
 
 /// # Safety
@@ -231,79 +246,5 @@ unsafe fn change(
             *before = was;
         }
         Ok(())
-    })
-}
-
-/// Waits for the lock of a rank.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_lock(
-    window: *mut Window,
-    rank: u32,
-    shared: c_int,
-    timeout_ms: u64,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let window = unsafe { guard::given(window, "window") }?;
-        let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
-        let taken = format!("the lock of rank {rank} was not free");
-        let locked = window.until(timeout_ms, &taken, |held| held.try_lock(rank, access));
-        if locked.is_err() {
-            window.held().unlock(rank);
-        }
-        locked
-    })
-}
-
-/// Gives the lock of a rank back.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_unlock(window: *mut Window, rank: u32) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let window = unsafe { guard::given(window, "window") }?;
-        window.held().unlock(rank);
-        Ok(())
-    })
-}
-
-/// Publishes what this host stored in a rank's segment.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_publish(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let window = unsafe { guard::given(window, "window") }?;
-        Ok(window.held().expose(rank, offset as u64, bytes as u64)?)
-    })
-}
-
-/// Forgets what this host's caches hold of a rank's segment.
-///
-/// # Safety
-/// `window` is null or open.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn polder_window_refresh(
-    window: *mut Window,
-    rank: u32,
-    offset: usize,
-    bytes: usize,
-) -> c_int {
-    guard::status(|| {
-        // SAFETY: by this function's contract.
-        let window = unsafe { guard::given(window, "window") }?;
-        Ok(window.held().renew(rank, offset as u64, bytes as u64)?)
     })
 }

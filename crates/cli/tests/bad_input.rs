@@ -9,7 +9,7 @@ use std::time::Duration;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::{Settings, TimeSpan};
 use polder_mem::testing::Scratch;
-use polder_mem::{Coherent, HostPlan, LINE, Memory, Offset, Region};
+use polder_mem::{HostPlan, LINE, Mapped, Memory, Offset, Region};
 use polder_pool::local::LocalLayout;
 use polder_pool::{Geometry, Member, Pool, PoolError, inspect, line, read_superblock};
 
@@ -54,8 +54,8 @@ impl Made {
         Session::open(&self.settings(host)).unwrap()
     }
 
-    fn memory(&self) -> Coherent {
-        Coherent::new(Region::open(&self.path).unwrap())
+    fn memory(&self) -> Mapped {
+        Mapped::coherent(Region::open(&self.path).unwrap())
     }
 
     /// That the object is there, whole.
@@ -338,7 +338,7 @@ fn a_pool_without_permission_is_refused_with_its_owner_and_mode() {
 }
 
 /// Attaches as `host` of another boot.
-fn attach_elsewhere(made: &Made, host: u16) -> Pool<Coherent> {
+fn attach_elsewhere(made: &Made, host: u16) -> Pool<Mapped> {
     let superblock = read_superblock(&made.memory()).unwrap();
     let Geometry { hosts, processes, .. } = superblock.geometry;
     let plan = HostPlan {

@@ -15,7 +15,7 @@ use polder_mem::lines::{
     Sampling, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth, range_bandwidth,
     range_latency,
 };
-use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
+use polder_mem::{Mapped, Region, allowed_cpus, bind_memory, pin_to_cpu};
 use polder_offload::{DiskRates, Range, TierFile, disk_rates};
 use polder_platform::{
     Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, DataError, Disk,
@@ -127,7 +127,7 @@ fn sharing() -> Result<Sharing, Failure> {
     let (latency, read) = of_memory();
     step("lines");
     let scratch = Scratch::new()?;
-    let lines = Lines::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
+    let lines = Mapped::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
     let past = memset_bandwidth(&lines, WriteMethod::NonTemporal, cores, FEW)?;
     let write = past.map_or(read, |timing| timing.median * 1e9);
     let near = memset(&lines, WriteMethod::Cached, CACHED, FEW)?;

@@ -32,7 +32,6 @@ impl Scratch {
     }
 
     /// Where it is.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -19,6 +19,7 @@ mod fold;
 mod fork;
 mod heap;
 mod host;
+mod instructions;
 mod kernel;
 pub mod lines;
 pub mod litmus;
@@ -33,7 +34,6 @@ mod serial;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
-mod variants;
 #[cfg(feature = "instruments")]
 mod wrapped;
 
@@ -45,11 +45,10 @@ pub use fold::{BLOCK, Fold};
 pub use fork::forks;
 pub use heap::{Heap, HeapCounts, HeapShape};
 pub use host::{HostError, HostPlan};
-pub use mapped::{Coherent, Mapped, Software, populate_buffer};
+pub use mapped::{Mapped, populate_buffer};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
 pub use region::{DraftRegion, MemoryFile, Region, RegionError, RegionKind};
 pub use serial::{Serial, SerialGuard};
-pub use variants::{FlushedLines, HardwareLines, Lines};
 #[cfg(feature = "instruments")]
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -1,22 +1,16 @@
-//! The implementations on a mapped region, compiled apart: [`Coherent`], [`Software`], and what is either at run time.
+//! The implementation on a mapped region, whoever keeps its caches in step.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::cpu::{self, Cpu};
 use crate::host::{Host, HostError, HostPlan};
+use crate::instructions::Instructions;
 use crate::memory::fold_in_pieces;
-use crate::variants::{AnyLines, FlushedLines, HardwareLines, Lines};
 use crate::{
     Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
-    clock, fault,
+    fault,
 };
-
-/// A mapped region whose caches the hardware keeps in step: no flushes, and compiler fences for most fences.
-pub type Coherent = Mapped<HardwareLines>;
-
-/// A mapped region whose caches the program keeps in step, with the CPU's line instructions.
-pub type Software = Mapped<FlushedLines>;
 
 /// The smallest page.
 const PAGE: usize = 4096;
@@ -33,36 +27,48 @@ pub fn populate_buffer(buffer: &mut [u8]) {
 }
 
 /// One process's access to a mapped region, and, once attached, to the memory of its host.
-pub struct Mapped<L> {
+#[derive(Clone)]
+pub struct Mapped {
     base: *mut u8,
     bytes: u64,
-    lines: L,
+    instructions: Instructions,
     region: Arc<Region>,
     host: Option<Arc<Host>>,
 }
 
 // SAFETY: `base` points into the mapping that `region` keeps alive, which belongs to no thread; every access through
 // it is one atomic instruction, or a copy whose words are atomic.
-unsafe impl<L: Lines> Send for Mapped<L> {}
+unsafe impl Send for Mapped {}
 // SAFETY: as above; no method hands out a reference into the mapping.
-unsafe impl<L: Lines> Sync for Mapped<L> {}
+unsafe impl Sync for Mapped {}
 
-impl<L: Lines> Mapped<L> {
-    /// Access to `region` alone: local words, bells and slots need [`Mapped::attach`] first.
-    #[must_use]
+impl Mapped {
+    /// Access to `region` alone, its caches kept in step by the program: local words, bells and slots need [`Mapped::attach`] first.
     pub fn new(region: Region) -> Self {
         let region = Arc::new(region);
-        Self { base: region.base(), bytes: region.bytes(), lines: L::new(Cpu::detect()), region, host: None }
+        let instructions = Instructions::new(Cpu::detect(), Coherence::Software);
+        Self { base: region.base(), bytes: region.bytes(), instructions, region, host: None }
+    }
+
+    /// The same, its caches kept in step by the hardware: no flushes, and compiler fences for most fences.
+    pub fn coherent(region: Region) -> Self {
+        Self::new(region).with_coherence(Coherence::Coherent)
+    }
+
+    /// The same access, its caches kept in step as `coherence` says.
+    #[must_use]
+    pub fn with_coherence(mut self, coherence: Coherence) -> Self {
+        self.instructions = self.instructions.kept_by(coherence);
+        self
     }
 
     /// The same access, with no other instructions than those of `cpu`.
     ///
     /// # Panics
     /// When this CPU lacks one of them.
-    #[must_use]
     pub fn using(&self, cpu: Cpu) -> Self {
         assert!(cpu.within(Cpu::detect()), "this CPU lacks some of {cpu:?}");
-        Self { lines: L::new(cpu), ..self.clone() }
+        Self { instructions: Instructions::new(cpu, self.coherence()), ..self.clone() }
     }
 
     /// Joins the processes of a host: takes a free process slot, and maps the host's words and the kernel's bells.
@@ -80,15 +86,7 @@ impl<L: Lines> Mapped<L> {
         Ok(self)
     }
 
-    /// The same region before it is attached, its caches kept in step by others.
-    #[must_use]
-    pub fn kept_by<K: Lines>(self) -> Mapped<K> {
-        let Self { base, bytes, region, .. } = self;
-        Mapped { base, bytes, lines: K::new(Cpu::detect()), region, host: None }
-    }
-
     /// The region.
-    #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -142,15 +140,7 @@ fn copied(at: Offset, length: usize, left: usize) -> Result<(), Fault> {
     }
 }
 
-impl Mapped<AnyLines> {
-    /// The same access, its caches kept in step as `coherence` says.
-    pub(crate) fn with_coherence(mut self, coherence: Coherence) -> Self {
-        self.lines = self.lines.kept_by(coherence);
-        self
-    }
-}
-
-impl<L: Lines> Memory for Mapped<L> {
+impl Memory for Mapped {
     #[inline(always)]
     fn bytes(&self) -> u64 {
         self.bytes
@@ -158,7 +148,7 @@ impl<L: Lines> Memory for Mapped<L> {
 
     #[inline(always)]
     fn coherence(&self) -> Coherence {
-        self.lines.coherence()
+        self.instructions.coherence()
     }
 
     fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
@@ -234,7 +224,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn store_nt(&self, at: Offset, value: u64) {
         bounds::word(self.bytes, at);
         // SAFETY: `at` is an aligned word of the region.
-        let good = unsafe { self.lines.store_nt(self.at(at), value) };
+        let good = unsafe { self.instructions.store_nt(self.at(at), value) };
         self.note(good, at);
     }
 
@@ -243,7 +233,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         bounds::range(self.bytes, at, from.len() as u64);
         // SAFETY: the range lies in the region, and a slice never does.
-        let left = unsafe { self.lines.copy_in(self.at(at), from.as_ptr(), from.len()) };
+        let left = unsafe { self.instructions.copy_in(self.at(at), from.as_ptr(), from.len()) };
         copied(at, from.len(), left)
     }
 
@@ -252,7 +242,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         bounds::words(self.bytes, at, (from.len() as u64).next_multiple_of(8));
         // SAFETY: the range up to the next multiple of 8 lies in the region, and a slice never does.
-        let left = unsafe { self.lines.copy_in_nt(self.at(at), from) };
+        let left = unsafe { self.instructions.copy_in_nt(self.at(at), from) };
         copied(at, from.len(), left)
     }
 
@@ -261,7 +251,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
         bounds::range(self.bytes, at, into.len() as u64);
         // SAFETY: the range lies in the region, and a slice never does.
-        let left = unsafe { self.lines.copy_out(into.as_mut_ptr(), self.at(at), into.len()) };
+        let left = unsafe { self.instructions.copy_out(into.as_mut_ptr(), self.at(at), into.len()) };
         copied(at, into.len(), left)
     }
 
@@ -283,7 +273,8 @@ impl<L: Lines> Memory for Mapped<L> {
             let from: Vec<*const u8> =
                 sources.iter().map(|source| unsafe { self.at::<u8>(*source) }.cast_const()).collect();
             // SAFETY: all ranges lie in the region, and what is streamed begins at a line.
-            done = unsafe { self.lines.fold(self.at(into), &from, bytes as usize, past_caches, fold) } as u64;
+            done = unsafe { self.instructions.fold(self.at(into), &from, bytes as usize, past_caches, fold) }
+                as u64;
         }
         // Part of a line, or what failed: these copies say which byte it was.
         let rest: Vec<Offset> = sources.iter().map(|source| *source + done).collect();
@@ -296,7 +287,7 @@ impl<L: Lines> Memory for Mapped<L> {
     fn write_back(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes, at, bytes);
         // SAFETY: the range lies in the region.
-        if let Some(failed) = unsafe { self.lines.write_back(self.at(at), bytes) } {
+        if let Some(failed) = unsafe { self.instructions.write_back(self.at(at), bytes) } {
             self.note(false, at + failed);
         }
     }
@@ -306,37 +297,24 @@ impl<L: Lines> Memory for Mapped<L> {
     fn invalidate(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes, at, bytes);
         // SAFETY: the range lies in the region.
-        if let Some(failed) = unsafe { self.lines.invalidate(self.at(at), bytes) } {
+        if let Some(failed) = unsafe { self.instructions.invalidate(self.at(at), bytes) } {
             self.note(false, at + failed);
         }
     }
 
     #[inline(always)]
     fn sfence(&self) {
-        self.lines.sfence();
+        self.instructions.sfence();
     }
 
     #[inline(always)]
     fn mfence(&self) {
-        self.lines.mfence();
+        self.instructions.mfence();
     }
 
     #[inline(always)]
     fn fence_invalidations(&self) {
-        self.lines.fence_invalidations();
-    }
-
-    #[inline(always)]
-    fn pause(&self) {
-        std::hint::spin_loop();
-    }
-
-    fn yield_now(&self) {
-        std::thread::yield_now();
-    }
-
-    fn now(&self) -> Nanos {
-        clock::now()
+        self.instructions.fence_invalidations();
     }
 
     #[inline(always)]
@@ -388,20 +366,20 @@ impl<L: Lines> Memory for Mapped<L> {
     #[inline(always)]
     #[track_caller]
     fn wake(&self, bell: Bell) {
-        self.lines.mfence();
+        self.instructions.mfence();
         self.host().bell(bell).ring();
     }
 }
 
-impl<L: Lines> Clone for Mapped<L> {
-    fn clone(&self) -> Self {
-        Self { region: Arc::clone(&self.region), host: self.host.clone(), ..*self }
-    }
-}
-
-impl<L: Lines> fmt::Debug for Mapped<L> {
+impl fmt::Debug for Mapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({}, {} bytes", self.lines.coherence(), self.region.path().display(), self.bytes)?;
+        write!(
+            f,
+            "{:?}({}, {} bytes",
+            self.instructions.coherence(),
+            self.region.path().display(),
+            self.bytes
+        )?;
         match &self.host {
             Some(host) => write!(f, ", {host:?})"),
             None => write!(f, ")"),
@@ -427,9 +405,9 @@ mod tests {
     fn one_fault_maps_many_pages_that_are_about_to_be_written() {
         let (scratch, bytes) = (Scratch::new(), vec![7; 256 * PAGE]);
         let path = scratch.path().join("region");
-        let there = Software::new(Region::create(&path, 256 * PAGE as u64).unwrap());
+        let there = Mapped::new(Region::create(&path, 256 * PAGE as u64).unwrap());
         there.copy_in(Offset(0), &bytes).unwrap();
-        let memory = Software::new(Region::open(&path).unwrap());
+        let memory = Mapped::new(Region::open(&path).unwrap());
         let before = faults();
         memory.populate(Offset(0), 256 * PAGE as u64);
         memory.copy_in_nt(Offset(0), &bytes).unwrap();

@@ -5,8 +5,8 @@ use std::ops::Add;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::Offset;
 use crate::fold::{BLOCK, Fold};
+use crate::{Offset, clock};
 
 /// A word of the memory that the processes of one host share among themselves, outside the pool. They are cached
 /// coherently and survive the death of a process, not of the host.
@@ -50,19 +50,16 @@ impl Coherence {
     pub const ALL: [Self; 3] = [Self::Coherent, Self::Software, Self::HdmDb];
 
     /// Whether a host that dies may lose what it stored and did not write back.
-    #[must_use]
     pub const fn needs_write_back(self) -> bool {
         matches!(self, Self::Software | Self::HdmDb)
     }
 
     /// Whether what another host showed may be gone at a later look: its dirty line was seen, and the host died with it.
-    #[must_use]
     pub const fn takes_back(self) -> bool {
         matches!(self, Self::HdmDb)
     }
 
     /// Whether a cache may hold what another host has changed.
-    #[must_use]
     pub const fn needs_invalidation(self) -> bool {
         matches!(self, Self::Software)
     }
@@ -247,13 +244,20 @@ pub trait Memory: Clone {
     fn fence_invalidations(&self);
 
     /// Tells the CPU (and the model's scheduler) that this thread waits for another.
-    fn pause(&self);
+    #[inline(always)]
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
 
     /// Lets other threads of this CPU run.
-    fn yield_now(&self);
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
 
     /// This thread's clock.
-    fn now(&self) -> Nanos;
+    fn now(&self) -> Nanos {
+        clock::now()
+    }
 
     /// Loads a word of the host's own memory; all operations on local words are sequentially consistent.
     fn local_load(&self, word: LocalWord) -> u64;
@@ -296,6 +300,21 @@ pub trait Memory: Clone {
     /// published before with the look at the sleepers.
     fn wake(&self, bell: Bell);
 }
+
+/// Methods of [`Memory`] that are those of what `$inner!` names as `memory`, after `$before`.
+macro_rules! forward {
+    ($inner:ident $before:block $(
+        fn $name:ident(&$self:ident $(, $argument:ident: $kind:ty)*) $(-> $result:ty)?;
+    )*) => {$(
+        #[inline(always)]
+        #[track_caller]
+        fn $name(&$self $(, $argument: $kind)*) $(-> $result)? {
+            $before
+            $inner!($self, memory => memory.$name($($argument),*))
+        }
+    )*};
+}
+pub(crate) use forward;
 
 /// Blocks of a piece of a fold: two buffers of 4 KiB leave most of a first-level cache to what is copied.
 const FOLD_PIECE: usize = 64;

@@ -4,16 +4,17 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
-use polder_mem::{BLOCK, Coherent, Cpu, Fault, Fold, LINE, Lines, Mapped, Memory, Offset, Region, Software};
+use polder_mem::{BLOCK, Coherence, Cpu, Fault, Fold, LINE, Mapped, Memory, Offset, Region};
 
 const BYTES: u64 = 8 * 4096;
 /// What is left of the file: accesses from here on fail.
 const LEFT: u64 = 3 * 4096;
 
 /// A mapped file that loses all but its first three pages.
-fn truncated<L: Lines>(name: &str, cpu: Cpu) -> Mapped<L> {
+fn truncated(name: &str, coherence: Coherence, cpu: Cpu) -> Mapped {
     let path = PathBuf::from(format!("/dev/shm/polder-faults-{}-{name}", std::process::id()));
-    let memory = Mapped::new(Region::create(&path, BYTES).expect("a region")).using(cpu);
+    let memory =
+        Mapped::new(Region::create(&path, BYTES).expect("a region")).with_coherence(coherence).using(cpu);
     memory.copy_in(Offset(0), &[1; BYTES as usize]).expect("still whole");
     truncate(&path, LEFT);
     std::fs::remove_file(&path).expect("removed while it is mapped");
@@ -28,10 +29,10 @@ fn truncate(path: &Path, bytes: u64) {
 /// Runs a check on every implementation, and on every set of copy routines.
 macro_rules! everywhere {
     ($name:literal, |$memory:ident| $check:block) => {
-        let $memory = truncated::<polder_mem::HardwareLines>(concat!($name, "-coherent"), Cpu::detect());
+        let $memory = truncated(concat!($name, "-coherent"), Coherence::Coherent, Cpu::detect());
         $check
         for cpu in Cpu::detect().levels() {
-            let $memory = truncated::<polder_mem::FlushedLines>(concat!($name, "-software"), cpu);
+            let $memory = truncated(concat!($name, "-software"), Coherence::Software, cpu);
             $check
         }
     };
@@ -159,7 +160,7 @@ fn a_store_that_was_skipped_is_reported_once_by_the_next_load_wherever_that_is()
 
 #[test]
 fn a_skipped_store_of_another_thread_is_not_this_threads_error() {
-    let memory: Software = truncated("threads", Cpu::detect());
+    let memory = truncated("threads", Coherence::Software, Cpu::detect());
     let stored = Barrier::new(2);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -178,7 +179,7 @@ fn a_skipped_store_of_another_thread_is_not_this_threads_error() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "flushes of qemu-user do nothing, so none fails")]
 fn flushes_of_lost_memory_are_skipped_line_by_line_and_reported() {
-    let memory: Software = truncated("flush", Cpu::detect());
+    let memory = truncated("flush", Coherence::Software, Cpu::detect());
     memory.write_back(Offset(LEFT - 4000), 4000 + 3 * LINE);
     memory.mfence();
     assert_eq!(memory.load(Offset(0)), Err(Fault { offset: Offset(LEFT), done: 0 }));
@@ -186,7 +187,7 @@ fn flushes_of_lost_memory_are_skipped_line_by_line_and_reported() {
     memory.mfence();
     assert_eq!(memory.load(Offset(0)), Err(Fault { offset: Offset(LEFT + 7), done: 0 }));
     assert_eq!(memory.load(Offset(0)), GOOD);
-    let coherent: Coherent = truncated("no-flush", Cpu::detect());
+    let coherent = truncated("no-flush", Coherence::Coherent, Cpu::detect());
     coherent.write_back(Offset(LEFT), 4096);
     assert_eq!(coherent.load(Offset(0)), GOOD);
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use polder_mem::litmus::{LITMUS_BYTES, Tally, run_host};
 use polder_mem::testing::Scratch;
 use polder_mem::{
-    AnyMemory, Coherence, Coherent, Heap, HeapShape, HostPlan, Memory, Offset, ProcessSlot, Region, Software,
-    Wrapped,
+    AnyMemory, Coherence, Heap, HeapShape, HostPlan, Mapped, Memory, Offset, ProcessSlot, Region, Wrapped,
 };
 
 const ROUNDS: u64 = 100;
@@ -62,11 +61,11 @@ fn ordinary_memory_shows_only_what_is_allowed() {
 fn regions_of_each_kind_show_only_what_is_allowed() {
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
-    let attach = |region, host| Coherent::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    let attach = |region, host| Mapped::coherent(region).attach(&plan(&scratch, host)).expect("a slot");
     allowed([attach(a, 0), attach(b, 1)]);
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
-    let attach = |region, host| Software::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    let attach = |region, host| Mapped::new(region).attach(&plan(&scratch, host)).expect("a slot");
     allowed([attach(a, 0), attach(b, 1)]);
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
@@ -85,7 +84,7 @@ fn a_shadow_shows_what_a_missing_flush_does_and_nothing_that_is_forbidden() {
         let scratch = Scratch::new();
         let [a, b] = regions(&scratch);
         let attach = |region, host| {
-            Wrapped::shadow(Coherent::new(region)).attach(&plan(&scratch, host)).expect("a slot")
+            Wrapped::shadow(Mapped::coherent(region)).attach(&plan(&scratch, host)).expect("a slot")
         };
         for Tally { test, outcomes, .. } in allowed([attach(a, 0), attach(b, 1)]) {
             awaited.retain(|name| !(test.name.contains(name) && outcomes.contains_key(test.feared)));

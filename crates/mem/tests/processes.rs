@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use polder_mem::conformance;
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{
-    Bell, Coherent, HostError, HostPlan, Liveness, LocalWord, Memory, Offset, ProcessSlot, Region, Software,
-    Trigger, TriggerAction, Wrapped,
+    Bell, HostError, HostPlan, Liveness, LocalWord, Mapped, Memory, Offset, ProcessSlot, Region, Trigger,
+    TriggerAction, Wrapped,
 };
 
 fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
@@ -24,10 +24,10 @@ fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
 }
 
 /// A process of `host` with a mapping of its own.
-fn attach(scratch: &Scratch, host: u16) -> Result<Coherent, HostError> {
+fn attach(scratch: &Scratch, host: u16) -> Result<Mapped, HostError> {
     let path = scratch.path().join("region");
     let region = Region::open(&path).or_else(|_| Region::create(&path, 4096)).expect("a region");
-    Coherent::new(region).attach(&plan(scratch, 1, host))
+    Mapped::coherent(region).attach(&plan(scratch, 1, host))
 }
 
 /// Waits until `found` says so.
@@ -124,7 +124,7 @@ fn what_killed_processes_left_is_swept_when_another_pool_is_attached() {
     let mut child = sleeper(&scratch, 1);
     eventually("the child's files", || scratch.names().len() == 3);
     let path = scratch.path().join("other");
-    let other = Coherent::new(Region::create(&path, 4096).expect("a region"));
+    let other = Mapped::coherent(Region::create(&path, 4096).expect("a region"));
     let other = other.attach(&plan(&scratch, 2, 0)).expect("a slot");
     assert!(
         scratch.names().iter().any(|name| name.contains("0001-kernel")),
@@ -132,7 +132,7 @@ fn what_killed_processes_left_is_swept_when_another_pool_is_attached() {
     );
     child.kill();
     let again =
-        Coherent::new(Region::open(&path).expect("it")).attach(&plan(&scratch, 2, 0)).expect("a slot");
+        Mapped::coherent(Region::open(&path).expect("it")).attach(&plan(&scratch, 2, 0)).expect("a slot");
     assert!(scratch.names().iter().all(|name| !name.contains("0001-")), "{:?}", scratch.names());
     drop((other, again));
     assert_eq!(scratch.names(), ["other", "region"]);
@@ -205,7 +205,7 @@ fn processes_that_come_and_go_and_are_killed_at_any_moment_leave_nothing_that_hi
 fn other_numbers_than_those_of_living_processes_are_refused() {
     let scratch = Scratch::new();
     let _memory = attach(&scratch, 0).expect("a slot");
-    let region = || Coherent::new(Region::open(scratch.path().join("region")).expect("it"));
+    let region = || Mapped::coherent(Region::open(scratch.path().join("region")).expect("it"));
     let other = HostPlan { bells: 3, ..plan(&scratch, 1, 1) };
     let error = region().attach(&other).expect_err("another number of bells").to_string();
     assert!(error.contains("-kernel: its size in bytes is") || error.contains("number of bells"), "{error}");
@@ -245,7 +245,7 @@ fn two_processes_pass_messages_and_wake_each_other() {
     let path = scratch.path().join("software");
     drop(Region::create(&path, conformance::BYTES).expect("a region"));
     let attach = |host| {
-        let memory = Software::new(Region::open(&path).expect("it"));
+        let memory = Mapped::new(Region::open(&path).expect("it"));
         memory.attach(&plan(&scratch, 3, host)).expect("a slot")
     };
     let mut other = Child::fork(|| {
@@ -262,7 +262,7 @@ fn two_processes_pass_messages_and_wake_each_other() {
 /// Adds messages by rule 2, with an operation at which it dies or stops.
 fn write_messages(scratch: &Scratch, trigger: Trigger) {
     let region = Region::open(scratch.path().join("region")).expect("it");
-    let memory = Wrapped::from(Coherent::new(region)).with_trigger(trigger);
+    let memory = Wrapped::from(Mapped::coherent(region)).with_trigger(trigger);
     let memory = memory.attach(&plan(scratch, 1, 1)).expect("a slot");
     for message in 1..=3_u64 {
         memory.copy_in(Offset(64), &[message as u8; 128]).expect("good memory");
@@ -322,7 +322,7 @@ fn a_trigger_that_is_armed_late_counts_from_there() {
     let memory = attach(&scratch, 0).expect("a slot");
     let mut child = Child::fork(|| {
         let region = Region::open(scratch.path().join("region")).expect("it");
-        let memory = Wrapped::from(Coherent::new(region)).attach(&plan(&scratch, 1, 1)).expect("a slot");
+        let memory = Wrapped::from(Mapped::coherent(region)).attach(&plan(&scratch, 1, 1)).expect("a slot");
         memory.store(Offset(0), 1);
         memory.store(Offset(8), 2);
         memory.clone().arm(Trigger { operation: 2, action: TriggerAction::Kill });
@@ -339,7 +339,7 @@ fn a_line_that_a_killed_process_held_in_the_shadow_is_free_for_its_sibling() {
     let path = scratch.path().join("region");
     drop(Region::create(&path, 4096).expect("a region"));
     let shadow = || {
-        let memory = Wrapped::shadow(Coherent::new(Region::open(&path).expect("it")));
+        let memory = Wrapped::shadow(Mapped::coherent(Region::open(&path).expect("it")));
         memory.attach(&plan(&scratch, 1, 0)).expect("a slot")
     };
     let memory = shadow();
@@ -361,11 +361,11 @@ fn a_line_that_a_killed_process_held_in_the_shadow_is_free_for_its_sibling() {
 }
 
 /// As [`attach`], with a run directory of its own for the same pool.
-fn attach_in(scratch: &Scratch, directory: &str) -> Result<Coherent, HostError> {
+fn attach_in(scratch: &Scratch, directory: &str) -> Result<Mapped, HostError> {
     let directory = scratch.path().join(directory);
     std::fs::create_dir_all(&directory).expect("a directory");
     let region = Region::open(scratch.path().join("region")).expect("it");
-    Coherent::new(region).attach(&HostPlan {
+    Mapped::coherent(region).attach(&HostPlan {
         directory,
         patience: Duration::from_millis(20),
         ..plan(scratch, 1, 0)
@@ -417,7 +417,7 @@ fn words_that_are_kept_outlive_all_processes_and_the_others_are_zeros_again() {
     let again = || {
         let region = Region::open(scratch.path().join("region")).expect("it");
         let plan = HostPlan { kept: 1..3, ..plan(&scratch, 1, 0) };
-        Coherent::new(region).attach(&plan).expect("a slot")
+        Mapped::coherent(region).attach(&plan).expect("a slot")
     };
     let mut killed = Child::fork(|| {
         let memory = again();
@@ -490,7 +490,7 @@ fn a_run_directory_that_is_full_is_an_error_and_nothing_is_left_there() {
         mount_tmpfs(&run, c"size=64k");
         let region = Region::open(scratch.path().join("region")).expect("it");
         let plan = HostPlan { directory: run.clone(), local_words: 1 << 17, ..plan(&scratch, 1, 0) };
-        let refused = Coherent::new(region).attach(&plan).expect_err("no room").to_string();
+        let refused = Mapped::coherent(region).attach(&plan).expect_err("no room").to_string();
         assert!(
             refused.contains("-0: its file system has no room for 1048576 bytes; make room"),
             "{refused}"
@@ -587,10 +587,10 @@ fn what_another_user_planted_is_refused_by_name() {
     });
     let region = Region::open(folder.join("pool")).expect("root may");
     let plan = HostPlan { directory: HostPlan::directory_for(&region).expect("it"), ..plan(&scratch, 1, 0) };
-    let root = Coherent::new(region).attach(&plan).expect("root in a user's pool");
+    let root = Mapped::coherent(region).attach(&plan).expect("root in a user's pool");
     as_user(VICTIM, || {
         let region = Region::open(folder.join("pool")).expect("it");
-        let both = Coherent::new(region).attach(&plan).expect("beside root");
+        let both = Mapped::coherent(region).attach(&plan).expect("beside root");
         assert_eq!(both.slot(), ProcessSlot(1));
     });
     drop(root);

@@ -5,8 +5,8 @@ use std::thread;
 use polder_mem::conformance::{self, BELLS, BYTES, LOCAL_WORDS};
 use polder_mem::testing::Scratch;
 use polder_mem::{
-    AnyMemory, Coherence, Coherent, Cost, Cpu, FlushSite, Heap, HeapShape, HostError, HostPlan, Lines,
-    LocalWord, Mapped, Memory, Offset, ProcessSlot, Region, Software, Trigger, TriggerAction, Wrapped,
+    AnyMemory, Coherence, Cost, Cpu, FlushSite, Heap, HeapShape, HostError, HostPlan, LocalWord, Mapped,
+    Memory, Offset, ProcessSlot, Region, Trigger, TriggerAction, Wrapped,
 };
 
 /// Three processes: two of host 0, one of host 1.
@@ -45,12 +45,12 @@ fn processes<M>(
     Processes { one: process(0), sibling: process(0), other: process(1) }
 }
 
-fn mapped<L: Lines>(scratch: &Scratch, cpu: Cpu) -> Processes<Mapped<L>> {
-    processes(scratch, |region, plan| Mapped::new(region).using(cpu).attach(plan))
+fn mapped(scratch: &Scratch, coherence: Coherence, cpu: Cpu) -> Processes<Mapped> {
+    processes(scratch, |region, plan| Mapped::new(region).with_coherence(coherence).using(cpu).attach(plan))
 }
 
 fn shadows(scratch: &Scratch) -> Processes<Wrapped> {
-    processes(scratch, |region, plan| Wrapped::shadow(Coherent::new(region)).attach(plan))
+    processes(scratch, |region, plan| Wrapped::shadow(Mapped::coherent(region)).attach(plan))
 }
 
 fn heap() -> Processes<Heap> {
@@ -95,19 +95,19 @@ fn a_heap_region_conforms() {
 #[test]
 fn a_coherent_region_conforms_and_loses_no_wake_up_in_100_000_rounds() {
     let scratch = Scratch::new();
-    conforms(&mapped::<polder_mem::HardwareLines>(&scratch, Cpu::detect()), 100_000);
+    conforms(&mapped(&scratch, Coherence::Coherent, Cpu::detect()), 100_000);
 }
 
 #[test]
 fn a_software_coherent_region_conforms_and_loses_no_wake_up_in_100_000_rounds() {
     let scratch = Scratch::new();
-    conforms(&mapped::<polder_mem::FlushedLines>(&scratch, Cpu::detect()), 100_000);
+    conforms(&mapped(&scratch, Coherence::Software, Cpu::detect()), 100_000);
 }
 
 #[test]
 fn a_software_coherent_region_conforms_on_a_cpu_with_nothing_but_clflush_and_sse2() {
     let scratch = Scratch::new();
-    conforms(&mapped::<polder_mem::FlushedLines>(&scratch, Cpu::baseline()), 1000);
+    conforms(&mapped(&scratch, Coherence::Software, Cpu::baseline()), 1000);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_region_whose_kind_is_said_at_run_time_conforms_and_is_of_that_kind() {
 fn a_coherent_bulk_copy_of_any_size_is_whole_once_its_sequence_is_seen() {
     let scratch = Scratch::new();
     let path = scratch.path().join("region");
-    let memory = Coherent::new(Region::create(&path, 32 << 20).expect("a region"));
+    let memory = Mapped::coherent(Region::create(&path, 32 << 20).expect("a region"));
     for bytes in [(12 << 20) - 3, 12 << 20, (12 << 20) + 5, 24 << 20] {
         let sent: Vec<u8> = (0..bytes).map(|index: usize| (index % 251) as u8).collect();
         memory.copy_in_nt(Offset(8), &sent).expect("good memory");
@@ -149,8 +149,8 @@ fn a_coherent_bulk_copy_of_any_size_is_whole_once_its_sequence_is_seen() {
 fn coherent_and_software_handles_of_one_file_see_the_same_bytes() {
     let scratch = Scratch::new();
     let path = scratch.path().join("region");
-    let software = Software::new(Region::create(&path, BYTES).expect("a region"));
-    let coherent = Coherent::new(Region::open(&path).expect("the region"));
+    let software = Mapped::new(Region::create(&path, BYTES).expect("a region"));
+    let coherent = Mapped::coherent(Region::open(&path).expect("the region"));
     software.store(Offset(8), 42);
     software.write_back(Offset(8), 8);
     software.mfence();
@@ -161,13 +161,16 @@ fn coherent_and_software_handles_of_one_file_see_the_same_bytes() {
 fn wrapped_regions_conform() {
     let cost = Cost { latency_ns: 50, bytes_per_second: 20_000_000_000 };
     let scratch = Scratch::new();
-    conforms(&processes(&scratch, |region, plan| Wrapped::from(Coherent::new(region)).attach(plan)), 10_000);
+    conforms(
+        &processes(&scratch, |region, plan| Wrapped::from(Mapped::coherent(region)).attach(plan)),
+        10_000,
+    );
     let scratch = Scratch::new();
-    let slow = |region, plan: &_| Wrapped::from(Software::new(region)).with_cost(cost).attach(plan);
+    let slow = |region, plan: &_| Wrapped::from(Mapped::new(region)).with_cost(cost).attach(plan);
     conforms(&processes(&scratch, slow), 10_000);
     let scratch = Scratch::new();
     let never = Trigger { operation: u64::MAX, action: TriggerAction::Kill };
-    let armed = |region, plan: &_| Wrapped::from(Coherent::new(region)).with_trigger(never).attach(plan);
+    let armed = |region, plan: &_| Wrapped::from(Mapped::coherent(region)).with_trigger(never).attach(plan);
     conforms(&processes(&scratch, armed), 10_000);
 }
 
@@ -242,7 +245,7 @@ fn a_seeded_missing_flush_is_left_out_at_its_place_alone() {
     let scratch = Scratch::new();
     let site = FlushSite { file: "tests/real_memory.rs".into(), line: line!() + 8 };
     let Processes { one, other, .. } = processes(&scratch, |region, plan| {
-        Wrapped::shadow(Coherent::new(region)).without_flushes_at(site.clone()).attach(plan)
+        Wrapped::shadow(Mapped::coherent(region)).without_flushes_at(site.clone()).attach(plan)
     });
     let seen = |at| {
         other.invalidate(at, 8);
@@ -263,7 +266,7 @@ fn a_seeded_missing_flush_is_left_out_at_its_place_alone() {
 fn a_host_works_on_a_shadow_with_all_its_processes_or_with_none() {
     let scratch = Scratch::new();
     let processes = shadows(&scratch);
-    let plain = Coherent::new(Region::open(scratch.path().join("region")).expect("it"));
+    let plain = Mapped::coherent(Region::open(scratch.path().join("region")).expect("it"));
     let error = plain.attach(&plan(&scratch, 1)).expect_err("its sibling has a shadow").to_string();
     assert!(
         error.contains("-1-shadow: its size as the host's shadow is 4608, this process has 0"),
@@ -277,7 +280,7 @@ fn emulated_costs_add_up() {
     let scratch = Scratch::new();
     let region = Region::create(scratch.path().join("region"), 1 << 20).expect("a region");
     let cost = Cost { latency_ns: 1000, bytes_per_second: 1_000_000_000 };
-    let memory = Wrapped::from(Software::new(region)).with_cost(cost);
+    let memory = Wrapped::from(Mapped::new(region)).with_cost(cost);
     assert!(memory.emulated());
     let start = memory.now();
     memory.copy_in_nt(Offset(0), &vec![1; 1 << 20]).expect("good memory");

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, siginfo_t};
-use polder_mem::{Coherent, Memory, Offset, Region};
+use polder_mem::{Mapped, Memory, Offset, Region};
 
 static CALLED: AtomicUsize = AtomicUsize::new(0);
 
@@ -32,7 +32,7 @@ fn a_fault_outside_our_accesses_is_passed_on_and_one_inside_is_not() {
         libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
     }
     let path = format!("/dev/shm/polder-chain-{}", std::process::id());
-    let memory = Coherent::new(Region::create(&path, 8192).expect("a region"));
+    let memory = Mapped::coherent(Region::create(&path, 8192).expect("a region"));
     let file = OpenOptions::new().read(true).write(true).open(&path).expect("the file");
     std::fs::remove_file(&path).expect("removed");
     // SAFETY: a new mapping at an address that the kernel picks.

@@ -114,7 +114,6 @@ impl Range {
     }
 
     /// Where it begins.
-    #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -126,7 +125,6 @@ impl Range {
     }
 
     /// Bytes of its pages.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -10,7 +10,7 @@ use crate::guard;
 use crate::io_buffer::IoBuffer;
 use crate::log;
 use crate::note::{Act, INLINE};
-use crate::object::{expect_place, reference};
+use crate::object::{calls, expect_place, reference};
 use crate::port::Request;
 use crate::rma::{OneSided, Reporting, ask};
 use crate::transfer;
@@ -209,61 +209,31 @@ unsafe fn say_msg(
     }
 }
 
-unsafe extern "C" fn write(
-    ep: *mut FidEp,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+calls! {
+    fn write(
+        ep, at: *const c_void, count: usize, _desc: *mut c_void, to: u64, address: u64, key: u64,
+        datatype: c_int, op: c_int, context: *mut c_void
+    ) {
         let out = run(at, count);
         start(ep, || {
             let plain = plainly(Form::Plain, (datatype, op), to, (address, key), context);
             Ok(AtomicCall { out: (&raw const out, 1), elements: Some(count), ..plain })
         })
     }
-}
 
-unsafe extern "C" fn writev(
-    ep: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn writev(
+        ep, iov: *const Ioc, _desc: *mut *mut c_void, count: usize, to: u64, address: u64, key: u64,
+        datatype: c_int, op: c_int, context: *mut c_void
+    ) {
         start(ep, || {
             let plain = plainly(Form::Plain, (datatype, op), to, (address, key), context);
             Ok(AtomicCall { out: (iov, count), ..plain })
         })
     }
-}
 
-unsafe extern "C" fn inject(
-    ep: *mut FidEp,
-    at: *const c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn inject(
+        ep, at: *const c_void, count: usize, to: u64, address: u64, key: u64, datatype: c_int, op: c_int
+    ) {
         let out = run(at, count);
         start(ep, || {
             let plain = plainly(Form::Plain, (datatype, op), to, (address, key), std::ptr::null_mut());
@@ -275,24 +245,12 @@ unsafe extern "C" fn inject(
             })
         })
     }
-}
 
-unsafe extern "C" fn readwrite(
-    ep: *mut FidEp,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn readwrite(
+        ep, at: *const c_void, count: usize, _desc: *mut c_void, result: *mut c_void,
+        _result_desc: *mut c_void, to: u64, address: u64, key: u64, datatype: c_int, op: c_int,
+        context: *mut c_void
+    ) {
         let out = run(at, count);
         let came = run(result, count);
         start(ep, || {
@@ -305,50 +263,23 @@ unsafe extern "C" fn readwrite(
             })
         })
     }
-}
 
-unsafe extern "C" fn readwritev(
-    ep: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    result: *mut Ioc,
-    _result_desc: *mut *mut c_void,
-    results: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn readwritev(
+        ep, iov: *const Ioc, _desc: *mut *mut c_void, count: usize, result: *mut Ioc,
+        _result_desc: *mut *mut c_void, results: usize, to: u64, address: u64, key: u64, datatype: c_int,
+        op: c_int, context: *mut c_void
+    ) {
         start(ep, || {
             let plain = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
             Ok(AtomicCall { out: (iov, count), back: (result, results), ..plain })
         })
     }
-}
 
-unsafe extern "C" fn compwrite(
-    ep: *mut FidEp,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    compare: *const c_void,
-    _compare_desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn compwrite(
+        ep, at: *const c_void, count: usize, _desc: *mut c_void, compare: *const c_void,
+        _compare_desc: *mut c_void, result: *mut c_void, _result_desc: *mut c_void, to: u64, address: u64,
+        key: u64, datatype: c_int, op: c_int, context: *mut c_void
+    ) {
         let out = run(at, count);
         let compared = run(compare, count);
         let came = run(result, count);
@@ -363,28 +294,12 @@ unsafe extern "C" fn compwrite(
             })
         })
     }
-}
 
-unsafe extern "C" fn compwritev(
-    ep: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    compare: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compares: usize,
-    result: *mut Ioc,
-    _result_desc: *mut *mut c_void,
-    results: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
-    unsafe {
+    fn compwritev(
+        ep, iov: *const Ioc, _desc: *mut *mut c_void, count: usize, compare: *const Ioc,
+        _compare_desc: *mut *mut c_void, compares: usize, result: *mut Ioc, _result_desc: *mut *mut c_void,
+        results: usize, to: u64, address: u64, key: u64, datatype: c_int, op: c_int, context: *mut c_void
+    ) {
         start(ep, || {
             let plain = plainly(Form::Compare, (datatype, op), to, (address, key), context);
             Ok(AtomicCall {
@@ -395,38 +310,23 @@ unsafe extern "C" fn compwritev(
             })
         })
     }
-}
 
-unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgAtomic, flags: u64) -> isize {
-    // SAFETY: the same arguments.
-    unsafe { say_msg(ep, Form::Plain, msg, NONE, NONE, flags) }
-}
+    fn writemsg(ep, msg: *const MsgAtomic, flags: u64) {
+        say_msg(ep, Form::Plain, msg, NONE, NONE, flags)
+    }
 
-unsafe extern "C" fn readwritemsg(
-    ep: *mut FidEp,
-    msg: *const MsgAtomic,
-    result: *mut Ioc,
-    _desc: *mut *mut c_void,
-    results: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: the same arguments.
-    unsafe { say_msg(ep, Form::Fetch, msg, NONE, (result, results), flags) }
-}
+    fn readwritemsg(
+        ep, msg: *const MsgAtomic, result: *mut Ioc, _desc: *mut *mut c_void, results: usize, flags: u64
+    ) {
+        say_msg(ep, Form::Fetch, msg, NONE, (result, results), flags)
+    }
 
-unsafe extern "C" fn compwritemsg(
-    ep: *mut FidEp,
-    msg: *const MsgAtomic,
-    compare: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compares: usize,
-    result: *mut Ioc,
-    _desc: *mut *mut c_void,
-    results: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: the same arguments.
-    unsafe { say_msg(ep, Form::Compare, msg, (compare, compares), (result, results), flags) }
+    fn compwritemsg(
+        ep, msg: *const MsgAtomic, compare: *const Ioc, _compare_desc: *mut *mut c_void, compares: usize,
+        result: *mut Ioc, _desc: *mut *mut c_void, results: usize, flags: u64
+    ) {
+        say_msg(ep, Form::Compare, msg, (compare, compares), (result, results), flags)
+    }
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! libfabric's C interface, as far as the provider meets it: the layout that 1.17 and every later release share.
 //!
 //! A structure that grew after 1.17 stands here without what it gained, and is made by libfabric alone.
-#![expect(dead_code, reason = "the layout is libfabric's, whatever of it is read here")]
+#![cfg_attr(not(test), expect(dead_code, reason = "the layout is libfabric's, whatever of it is read here"))]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -111,7 +111,6 @@ pub(crate) mod order {
 pub(crate) mod mr_mode {
     pub(crate) const BASIC: c_int = 1 << 0;
     pub(crate) const SCALABLE: c_int = 1 << 1;
-    pub(crate) const LOCAL: c_int = 1 << 2;
     pub(crate) const ENDPOINT: c_int = 1 << 9;
 
     use std::ffi::c_int;
@@ -137,7 +136,6 @@ pub(crate) const ADDR_UNSPEC: u64 = u64::MAX;
 pub(crate) const ADDR_NOTAVAIL: u64 = u64::MAX;
 /// The fields of a tag are runs of the same bit: here each bit is one.
 pub(crate) const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
-pub(crate) const TC_UNSPEC: u32 = 0;
 
 pub(crate) const CQ_FORMAT_UNSPEC: c_int = 0;
 pub(crate) const CQ_FORMAT_CONTEXT: c_int = 1;
@@ -150,10 +148,8 @@ pub(crate) const WAIT_UNSPEC: c_int = 1;
 pub(crate) const WAIT_YIELD: c_int = 5;
 
 pub(crate) const ENABLE: c_int = 6;
-pub(crate) const GETWAITOBJ: c_int = 16;
 pub(crate) const OPT_ENDPOINT: c_int = 0;
 pub(crate) const OPT_MIN_MULTI_RECV: c_int = 0;
-pub(crate) const OPT_CM_DATA_SIZE: c_int = 1;
 pub(crate) const CNTR_EVENTS_COMP: c_int = 0;
 
 /// What an object is, in its first word.
@@ -198,7 +194,6 @@ impl Errno {
     pub(crate) const OPBADSTATE: Self = Self(258);
     pub(crate) const AVAIL: Self = Self(259);
     pub(crate) const BADFLAGS: Self = Self(260);
-    pub(crate) const NOEQ: Self = Self(261);
     pub(crate) const DOMAIN: Self = Self(262);
     pub(crate) const NOCQ: Self = Self(263);
     pub(crate) const TRUNC: Self = Self(265);
@@ -388,19 +383,179 @@ absent! {
     isize: A B C D E F G H I J K L M N;
 }
 
-#[repr(C)]
-pub(crate) struct OpsFabric {
-    pub(crate) size: usize,
-    pub(crate) domain:
-        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, *mut c_void) -> c_int,
-    pub(crate) passive_ep:
-        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut c_void, *mut c_void) -> c_int,
-    pub(crate) eq_open:
-        unsafe extern "C" fn(*mut FidFabric, *mut EqAttr, *mut *mut FidEq, *mut c_void) -> c_int,
-    pub(crate) wait_open: unsafe extern "C" fn(*mut FidFabric, *mut c_void, *mut *mut c_void) -> c_int,
-    pub(crate) trywait: unsafe extern "C" fn(*mut FidFabric, *mut *mut Fid, c_int) -> c_int,
-    pub(crate) domain2:
-        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, u64, *mut c_void) -> c_int,
+/// Tables of functions, each behind the size of what its libfabric knows.
+macro_rules! tables {
+    ($($table:ident { $($call:ident($($argument:ty),*) -> $result:ty;)* })*) => {$(
+        #[repr(C)]
+        pub(crate) struct $table {
+            pub(crate) size: usize,
+            $(pub(crate) $call: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+    )*};
+}
+
+tables! {
+    OpsFabric {
+        domain(*mut FidFabric, *mut Info, *mut *mut FidDomain, *mut c_void) -> c_int;
+        passive_ep(*mut FidFabric, *mut Info, *mut *mut c_void, *mut c_void) -> c_int;
+        eq_open(*mut FidFabric, *mut EqAttr, *mut *mut FidEq, *mut c_void) -> c_int;
+        wait_open(*mut FidFabric, *mut c_void, *mut *mut c_void) -> c_int;
+        trywait(*mut FidFabric, *mut *mut Fid, c_int) -> c_int;
+        domain2(*mut FidFabric, *mut Info, *mut *mut FidDomain, u64, *mut c_void) -> c_int;
+    }
+
+    OpsDomain {
+        av_open(*mut FidDomain, *mut AvAttr, *mut *mut FidAv, *mut c_void) -> c_int;
+        cq_open(*mut FidDomain, *mut CqAttr, *mut *mut FidCq, *mut c_void) -> c_int;
+        endpoint(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int;
+        scalable_ep(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int;
+        cntr_open(*mut FidDomain, *mut CntrAttr, *mut *mut FidCntr, *mut c_void) -> c_int;
+        poll_open(*mut FidDomain, *mut c_void, *mut *mut c_void) -> c_int;
+        stx_ctx(*mut FidDomain, *mut TxAttr, *mut *mut c_void, *mut c_void) -> c_int;
+        srx_ctx(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int;
+        query_atomic(*mut FidDomain, c_int, c_int, *mut AtomicAttr, u64) -> c_int;
+        query_collective(*mut FidDomain, c_int, *mut c_void, u64) -> c_int;
+        endpoint2(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, *mut c_void) -> c_int;
+    }
+
+    OpsMr {
+        reg(*mut Fid, *const c_void, usize, u64, u64, u64, u64, *mut *mut FidMr, *mut c_void) -> c_int;
+        regv(*mut Fid, *const iovec, usize, u64, u64, u64, u64, *mut *mut FidMr, *mut c_void) -> c_int;
+        regattr(*mut Fid, *const MrAttr, u64, *mut *mut FidMr) -> c_int;
+    }
+
+    OpsAv {
+        insert(*mut FidAv, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
+        insertsvc(*mut FidAv, *const c_char, *const c_char, *mut u64, u64, *mut c_void) -> c_int;
+        insertsym(
+            *mut FidAv, *const c_char, usize, *const c_char, usize, *mut u64, u64, *mut c_void
+        ) -> c_int;
+        remove(*mut FidAv, *mut u64, usize, u64) -> c_int;
+        lookup(*mut FidAv, u64, *mut c_void, *mut usize) -> c_int;
+        straddr(*mut FidAv, *const c_void, *mut c_char, *mut usize) -> *const c_char;
+        av_set(*mut FidAv, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int;
+    }
+
+    OpsEp {
+        cancel(*mut Fid, *mut c_void) -> isize;
+        getopt(*mut Fid, c_int, c_int, *mut c_void, *mut usize) -> c_int;
+        setopt(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int;
+        tx_ctx(*mut FidEp, c_int, *mut TxAttr, *mut *mut FidEp, *mut c_void) -> c_int;
+        rx_ctx(*mut FidEp, c_int, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int;
+        rx_size_left(*mut FidEp) -> isize;
+        tx_size_left(*mut FidEp) -> isize;
+    }
+
+    OpsCm {
+        setname(*mut Fid, *mut c_void, usize) -> c_int;
+        getname(*mut Fid, *mut c_void, *mut usize) -> c_int;
+        getpeer(*mut FidEp, *mut c_void, *mut usize) -> c_int;
+        connect(*mut FidEp, *const c_void, *const c_void, usize) -> c_int;
+        listen(*mut c_void) -> c_int;
+        accept(*mut FidEp, *const c_void, usize) -> c_int;
+        reject(*mut c_void, *mut Fid, *const c_void, usize) -> c_int;
+        shutdown(*mut FidEp, u64) -> c_int;
+        join(*mut FidEp, *const c_void, u64, *mut *mut c_void, *mut c_void) -> c_int;
+    }
+
+    OpsMsg {
+        recv(*mut FidEp, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
+        recvv(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize;
+        recvmsg(*mut FidEp, *const Msg, u64) -> isize;
+        send(*mut FidEp, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
+        sendv(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize;
+        sendmsg(*mut FidEp, *const Msg, u64) -> isize;
+        inject(*mut FidEp, *const c_void, usize, u64) -> isize;
+        senddata(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize;
+        injectdata(*mut FidEp, *const c_void, usize, u64, u64) -> isize;
+    }
+
+    OpsTagged {
+        recv(*mut FidEp, *mut c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
+        recvv(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, u64, u64, *mut c_void) -> isize;
+        recvmsg(*mut FidEp, *const MsgTagged, u64) -> isize;
+        send(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize;
+        sendv(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, u64, *mut c_void) -> isize;
+        sendmsg(*mut FidEp, *const MsgTagged, u64) -> isize;
+        inject(*mut FidEp, *const c_void, usize, u64, u64) -> isize;
+        senddata(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
+        injectdata(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize;
+    }
+
+    OpsRma {
+        read(*mut FidEp, *mut c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
+        readv(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, u64, u64, *mut c_void) -> isize;
+        readmsg(*mut FidEp, *const MsgRma, u64) -> isize;
+        write(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
+        writev(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, u64, u64, *mut c_void) -> isize;
+        writemsg(*mut FidEp, *const MsgRma, u64) -> isize;
+        inject(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize;
+        writedata(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, u64, u64, *mut c_void) -> isize;
+        injectdata(*mut FidEp, *const c_void, usize, u64, u64, u64, u64) -> isize;
+    }
+
+    OpsAtomic {
+        write(
+            *mut FidEp, *const c_void, usize, *mut c_void, u64, u64, u64, c_int, c_int, *mut c_void
+        ) -> isize;
+        writev(
+            *mut FidEp, *const Ioc, *mut *mut c_void, usize, u64, u64, u64, c_int, c_int, *mut c_void
+        ) -> isize;
+        writemsg(*mut FidEp, *const MsgAtomic, u64) -> isize;
+        inject(*mut FidEp, *const c_void, usize, u64, u64, u64, c_int, c_int) -> isize;
+        readwrite(
+            *mut FidEp, *const c_void, usize, *mut c_void, *mut c_void, *mut c_void, u64, u64, u64, c_int,
+            c_int, *mut c_void
+        ) -> isize;
+        readwritev(
+            *mut FidEp, *const Ioc, *mut *mut c_void, usize, *mut Ioc, *mut *mut c_void, usize, u64, u64, u64,
+            c_int, c_int, *mut c_void
+        ) -> isize;
+        readwritemsg(*mut FidEp, *const MsgAtomic, *mut Ioc, *mut *mut c_void, usize, u64) -> isize;
+        compwrite(
+            *mut FidEp, *const c_void, usize, *mut c_void, *const c_void, *mut c_void, *mut c_void,
+            *mut c_void, u64, u64, u64, c_int, c_int, *mut c_void
+        ) -> isize;
+        compwritev(
+            *mut FidEp, *const Ioc, *mut *mut c_void, usize, *const Ioc, *mut *mut c_void, usize, *mut Ioc,
+            *mut *mut c_void, usize, u64, u64, u64, c_int, c_int, *mut c_void
+        ) -> isize;
+        compwritemsg(
+            *mut FidEp, *const MsgAtomic, *const Ioc, *mut *mut c_void, usize, *mut Ioc, *mut *mut c_void,
+            usize, u64
+        ) -> isize;
+        writevalid(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
+        readwritevalid(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
+        compwritevalid(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
+    }
+
+    OpsEq {
+        read(*mut FidEq, *mut u32, *mut c_void, usize, u64) -> isize;
+        readerr(*mut FidEq, *mut c_void, u64) -> isize;
+        write(*mut FidEq, u32, *const c_void, usize, u64) -> isize;
+        sread(*mut FidEq, *mut u32, *mut c_void, usize, c_int, u64) -> isize;
+        strerror(*mut FidEq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
+    }
+
+    OpsCq {
+        read(*mut FidCq, *mut c_void, usize) -> isize;
+        readfrom(*mut FidCq, *mut c_void, usize, *mut u64) -> isize;
+        readerr(*mut FidCq, *mut CqErrEntry, u64) -> isize;
+        sread(*mut FidCq, *mut c_void, usize, *const c_void, c_int) -> isize;
+        sreadfrom(*mut FidCq, *mut c_void, usize, *mut u64, *const c_void, c_int) -> isize;
+        signal(*mut FidCq) -> c_int;
+        strerror(*mut FidCq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
+    }
+
+    OpsCntr {
+        read(*mut FidCntr) -> u64;
+        readerr(*mut FidCntr) -> u64;
+        add(*mut FidCntr, u64) -> c_int;
+        set(*mut FidCntr, u64) -> c_int;
+        wait(*mut FidCntr, u64, c_int) -> c_int;
+        adderr(*mut FidCntr, u64) -> c_int;
+        seterr(*mut FidCntr, u64) -> c_int;
+    }
 }
 
 #[repr(C)]
@@ -408,59 +563,6 @@ pub(crate) struct FidFabric {
     pub(crate) fid: Fid,
     pub(crate) ops: *const OpsFabric,
     pub(crate) api_version: u32,
-}
-
-#[repr(C)]
-pub(crate) struct OpsDomain {
-    pub(crate) size: usize,
-    pub(crate) av_open:
-        unsafe extern "C" fn(*mut FidDomain, *mut AvAttr, *mut *mut FidAv, *mut c_void) -> c_int,
-    pub(crate) cq_open:
-        unsafe extern "C" fn(*mut FidDomain, *mut CqAttr, *mut *mut FidCq, *mut c_void) -> c_int,
-    pub(crate) endpoint:
-        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) scalable_ep:
-        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) cntr_open:
-        unsafe extern "C" fn(*mut FidDomain, *mut CntrAttr, *mut *mut FidCntr, *mut c_void) -> c_int,
-    pub(crate) poll_open: unsafe extern "C" fn(*mut FidDomain, *mut c_void, *mut *mut c_void) -> c_int,
-    pub(crate) stx_ctx:
-        unsafe extern "C" fn(*mut FidDomain, *mut TxAttr, *mut *mut c_void, *mut c_void) -> c_int,
-    pub(crate) srx_ctx:
-        unsafe extern "C" fn(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) query_atomic:
-        unsafe extern "C" fn(*mut FidDomain, c_int, c_int, *mut AtomicAttr, u64) -> c_int,
-    pub(crate) query_collective: unsafe extern "C" fn(*mut FidDomain, c_int, *mut c_void, u64) -> c_int,
-    pub(crate) endpoint2:
-        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, *mut c_void) -> c_int,
-}
-
-#[repr(C)]
-pub(crate) struct OpsMr {
-    pub(crate) size: usize,
-    pub(crate) reg: unsafe extern "C" fn(
-        *mut Fid,
-        *const c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut *mut FidMr,
-        *mut c_void,
-    ) -> c_int,
-    pub(crate) regv: unsafe extern "C" fn(
-        *mut Fid,
-        *const iovec,
-        usize,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut *mut FidMr,
-        *mut c_void,
-    ) -> c_int,
-    pub(crate) regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, *mut *mut FidMr) -> c_int,
 }
 
 #[repr(C)]
@@ -500,62 +602,9 @@ pub(crate) struct AvAttr {
 }
 
 #[repr(C)]
-pub(crate) struct OpsAv {
-    pub(crate) size: usize,
-    pub(crate) insert:
-        unsafe extern "C" fn(*mut FidAv, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int,
-    pub(crate) insertsvc:
-        unsafe extern "C" fn(*mut FidAv, *const c_char, *const c_char, *mut u64, u64, *mut c_void) -> c_int,
-    pub(crate) insertsym: unsafe extern "C" fn(
-        *mut FidAv,
-        *const c_char,
-        usize,
-        *const c_char,
-        usize,
-        *mut u64,
-        u64,
-        *mut c_void,
-    ) -> c_int,
-    pub(crate) remove: unsafe extern "C" fn(*mut FidAv, *mut u64, usize, u64) -> c_int,
-    pub(crate) lookup: unsafe extern "C" fn(*mut FidAv, u64, *mut c_void, *mut usize) -> c_int,
-    pub(crate) straddr:
-        unsafe extern "C" fn(*mut FidAv, *const c_void, *mut c_char, *mut usize) -> *const c_char,
-    pub(crate) av_set: unsafe extern "C" fn(*mut FidAv, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int,
-}
-
-#[repr(C)]
 pub(crate) struct FidAv {
     pub(crate) fid: Fid,
     pub(crate) ops: *const OpsAv,
-}
-
-#[repr(C)]
-pub(crate) struct OpsEp {
-    pub(crate) size: usize,
-    pub(crate) cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
-    pub(crate) getopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *mut c_void, *mut usize) -> c_int,
-    pub(crate) setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int,
-    pub(crate) tx_ctx:
-        unsafe extern "C" fn(*mut FidEp, c_int, *mut TxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) rx_ctx:
-        unsafe extern "C" fn(*mut FidEp, c_int, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) rx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
-    pub(crate) tx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
-}
-
-#[repr(C)]
-pub(crate) struct OpsCm {
-    pub(crate) size: usize,
-    pub(crate) setname: unsafe extern "C" fn(*mut Fid, *mut c_void, usize) -> c_int,
-    pub(crate) getname: unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int,
-    pub(crate) getpeer: unsafe extern "C" fn(*mut FidEp, *mut c_void, *mut usize) -> c_int,
-    pub(crate) connect: unsafe extern "C" fn(*mut FidEp, *const c_void, *const c_void, usize) -> c_int,
-    pub(crate) listen: unsafe extern "C" fn(*mut c_void) -> c_int,
-    pub(crate) accept: unsafe extern "C" fn(*mut FidEp, *const c_void, usize) -> c_int,
-    pub(crate) reject: unsafe extern "C" fn(*mut c_void, *mut Fid, *const c_void, usize) -> c_int,
-    pub(crate) shutdown: unsafe extern "C" fn(*mut FidEp, u64) -> c_int,
-    pub(crate) join:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, u64, *mut *mut c_void, *mut c_void) -> c_int,
 }
 
 #[repr(C)]
@@ -569,25 +618,6 @@ pub(crate) struct Msg {
 }
 
 #[repr(C)]
-pub(crate) struct OpsMsg {
-    pub(crate) size: usize,
-    pub(crate) recv:
-        unsafe extern "C" fn(*mut FidEp, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize,
-    pub(crate) recvv:
-        unsafe extern "C" fn(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize,
-    pub(crate) recvmsg: unsafe extern "C" fn(*mut FidEp, *const Msg, u64) -> isize,
-    pub(crate) send:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize,
-    pub(crate) sendv:
-        unsafe extern "C" fn(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize,
-    pub(crate) sendmsg: unsafe extern "C" fn(*mut FidEp, *const Msg, u64) -> isize,
-    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64) -> isize,
-    pub(crate) senddata:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize,
-    pub(crate) injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64) -> isize,
-}
-
-#[repr(C)]
 pub(crate) struct MsgTagged {
     pub(crate) msg_iov: *const iovec,
     pub(crate) desc: *mut *mut c_void,
@@ -597,56 +627,6 @@ pub(crate) struct MsgTagged {
     pub(crate) ignore: u64,
     pub(crate) context: *mut c_void,
     pub(crate) data: u64,
-}
-
-#[repr(C)]
-pub(crate) struct OpsTagged {
-    pub(crate) size: usize,
-    pub(crate) recv: unsafe extern "C" fn(
-        *mut FidEp,
-        *mut c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) recvv: unsafe extern "C" fn(
-        *mut FidEp,
-        *const iovec,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) recvmsg: unsafe extern "C" fn(*mut FidEp, *const MsgTagged, u64) -> isize,
-    pub(crate) send:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize,
-    pub(crate) sendv: unsafe extern "C" fn(
-        *mut FidEp,
-        *const iovec,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) sendmsg: unsafe extern "C" fn(*mut FidEp, *const MsgTagged, u64) -> isize,
-    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64) -> isize,
-    pub(crate) senddata: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
 }
 
 /// Memory of a peer: so many bytes, or elements of an atomic.
@@ -668,67 +648,6 @@ pub(crate) struct MsgRma {
     pub(crate) rma_iov_count: usize,
     pub(crate) context: *mut c_void,
     pub(crate) data: u64,
-}
-
-#[repr(C)]
-pub(crate) struct OpsRma {
-    pub(crate) size: usize,
-    pub(crate) read: unsafe extern "C" fn(
-        *mut FidEp,
-        *mut c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) readv: unsafe extern "C" fn(
-        *mut FidEp,
-        *const iovec,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) readmsg: unsafe extern "C" fn(*mut FidEp, *const MsgRma, u64) -> isize,
-    pub(crate) write: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) writev: unsafe extern "C" fn(
-        *mut FidEp,
-        *const iovec,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const MsgRma, u64) -> isize,
-    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
-    pub(crate) writedata: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) injectdata:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64, u64) -> isize,
 }
 
 /// Elements of an atomic.
@@ -760,119 +679,6 @@ pub(crate) struct AtomicAttr {
     pub(crate) size: usize,
 }
 
-type Valid = unsafe extern "C" fn(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
-
-#[repr(C)]
-pub(crate) struct OpsAtomic {
-    pub(crate) size: usize,
-    pub(crate) write: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) writev: unsafe extern "C" fn(
-        *mut FidEp,
-        *const Ioc,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, u64) -> isize,
-    pub(crate) inject:
-        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64, c_int, c_int) -> isize,
-    pub(crate) readwrite: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        *mut c_void,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) readwritev: unsafe extern "C" fn(
-        *mut FidEp,
-        *const Ioc,
-        *mut *mut c_void,
-        usize,
-        *mut Ioc,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) readwritemsg:
-        unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, *mut Ioc, *mut *mut c_void, usize, u64) -> isize,
-    pub(crate) compwrite: unsafe extern "C" fn(
-        *mut FidEp,
-        *const c_void,
-        usize,
-        *mut c_void,
-        *const c_void,
-        *mut c_void,
-        *mut c_void,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) compwritev: unsafe extern "C" fn(
-        *mut FidEp,
-        *const Ioc,
-        *mut *mut c_void,
-        usize,
-        *const Ioc,
-        *mut *mut c_void,
-        usize,
-        *mut Ioc,
-        *mut *mut c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        c_int,
-        c_int,
-        *mut c_void,
-    ) -> isize,
-    pub(crate) compwritemsg: unsafe extern "C" fn(
-        *mut FidEp,
-        *const MsgAtomic,
-        *const Ioc,
-        *mut *mut c_void,
-        usize,
-        *mut Ioc,
-        *mut *mut c_void,
-        usize,
-        u64,
-    ) -> isize,
-    pub(crate) writevalid: Valid,
-    pub(crate) readwritevalid: Valid,
-    pub(crate) compwritevalid: Valid,
-}
-
 #[repr(C)]
 pub(crate) struct FidEp {
     pub(crate) fid: Fid,
@@ -892,17 +698,6 @@ pub(crate) struct EqAttr {
     pub(crate) wait_obj: c_int,
     pub(crate) signaling_vector: c_int,
     pub(crate) wait_set: *mut c_void,
-}
-
-#[repr(C)]
-pub(crate) struct OpsEq {
-    pub(crate) size: usize,
-    pub(crate) read: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, u64) -> isize,
-    pub(crate) readerr: unsafe extern "C" fn(*mut FidEq, *mut c_void, u64) -> isize,
-    pub(crate) write: unsafe extern "C" fn(*mut FidEq, u32, *const c_void, usize, u64) -> isize,
-    pub(crate) sread: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
-    pub(crate) strerror:
-        unsafe extern "C" fn(*mut FidEq, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
 }
 
 #[repr(C)]
@@ -946,20 +741,6 @@ pub(crate) struct CqErrEntry {
 }
 
 #[repr(C)]
-pub(crate) struct OpsCq {
-    pub(crate) size: usize,
-    pub(crate) read: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize) -> isize,
-    pub(crate) readfrom: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *mut u64) -> isize,
-    pub(crate) readerr: unsafe extern "C" fn(*mut FidCq, *mut CqErrEntry, u64) -> isize,
-    pub(crate) sread: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *const c_void, c_int) -> isize,
-    pub(crate) sreadfrom:
-        unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *mut u64, *const c_void, c_int) -> isize,
-    pub(crate) signal: unsafe extern "C" fn(*mut FidCq) -> c_int,
-    pub(crate) strerror:
-        unsafe extern "C" fn(*mut FidCq, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
-}
-
-#[repr(C)]
 pub(crate) struct FidCq {
     pub(crate) fid: Fid,
     pub(crate) ops: *const OpsCq,
@@ -971,18 +752,6 @@ pub(crate) struct CntrAttr {
     pub(crate) wait_obj: c_int,
     pub(crate) wait_set: *mut c_void,
     pub(crate) flags: u64,
-}
-
-#[repr(C)]
-pub(crate) struct OpsCntr {
-    pub(crate) size: usize,
-    pub(crate) read: unsafe extern "C" fn(*mut FidCntr) -> u64,
-    pub(crate) readerr: unsafe extern "C" fn(*mut FidCntr) -> u64,
-    pub(crate) add: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
-    pub(crate) set: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
-    pub(crate) wait: unsafe extern "C" fn(*mut FidCntr, u64, c_int) -> c_int,
-    pub(crate) adderr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
-    pub(crate) seterr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
 }
 
 #[repr(C)]

@@ -41,6 +41,17 @@ impl<F, T> Object<F, T> {
     }
 }
 
+/// Functions of the tables of endpoints, which are called with open ones.
+macro_rules! calls {
+    ($(fn $call:ident($ep:ident $(, $argument:ident: $kind:ty)* $(,)?) $body:block)*) => {$(
+        unsafe extern "C" fn $call($ep: *mut FidEp, $($argument: $kind),*) -> isize {
+            // SAFETY: libfabric passes an open endpoint, what a message names lives for the call, and the program lends all bytes.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use calls;
+
 /// The beginning of an object.
 pub(crate) const fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
     Fid { class, context, ops }

@@ -12,7 +12,7 @@ use crate::io_buffer::IoBuffer;
 use crate::limits::{INJECT_BYTES, MESSAGE_BYTES, SEND_FLAGS};
 use crate::log;
 use crate::note::Act;
-use crate::object::reference;
+use crate::object::{calls, reference};
 use crate::operation::{Context, Operation, Role};
 use crate::port::Request;
 use crate::transfer::{self, data_of, gathered};
@@ -125,46 +125,27 @@ unsafe fn there(msg: &MsgRma, bytes: u64) -> Result<(u64, u64), Errno> {
     if there.len as u64 == bytes { Ok((there.addr, there.key)) } else { Err(Errno::INVAL) }
 }
 
-unsafe extern "C" fn read(
-    ep: *mut FidEp,
-    at: *mut c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+calls! {
+    fn read(
+        ep, at: *mut c_void, bytes: usize, _desc: *mut c_void, to: u64, address: u64, key: u64,
+        context: *mut c_void
+    ) {
         let back = vec![IoBuffer::lent(at, bytes)];
         let request = reading(back, (address, key));
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
-}
 
-unsafe extern "C" fn readv(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn readv(
+        ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: u64, address: u64, key: u64,
+        context: *mut c_void
+    ) {
         ask(ep, || {
             let request = reading(pieces(iov, count)?, (address, key));
             Ok(OneSided { to, request, context, reporting: Reporting::Default })
         })
     }
-}
 
-unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn readmsg(ep, msg: *const MsgRma, flags: u64) {
         ask(ep, || {
             let msg = reference(msg)?;
             let mut request = reading(pieces(msg.msg_iov, msg.iov_count)?, (0, 0));
@@ -172,47 +153,26 @@ unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> 
             Ok(OneSided { to: msg.addr, request, context: msg.context, reporting: Reporting::Flags(flags) })
         })
     }
-}
 
-unsafe extern "C" fn write(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn write(
+        ep, at: *const c_void, bytes: usize, _desc: *mut c_void, to: u64, address: u64, key: u64,
+        context: *mut c_void
+    ) {
         let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), None);
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
-}
 
-unsafe extern "C" fn writev(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn writev(
+        ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: u64, address: u64, key: u64,
+        context: *mut c_void
+    ) {
         ask(ep, || {
             let request = writing(gathered(iov, count)?, (address, key), None);
             Ok(OneSided { to, request, context, reporting: Reporting::Default })
         })
     }
-}
 
-unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn writemsg(ep, msg: *const MsgRma, flags: u64) {
         ask(ep, || {
             let msg = reference(msg)?;
             let out = gathered(msg.msg_iov, msg.iov_count)?;
@@ -221,54 +181,23 @@ unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) ->
             Ok(OneSided { to: msg.addr, request, context: msg.context, reporting: Reporting::Flags(flags) })
         })
     }
-}
 
-unsafe extern "C" fn inject(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
-    unsafe {
+    fn inject(ep, at: *const c_void, bytes: usize, to: u64, address: u64, key: u64) {
         let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), None);
         ask(ep, || {
             Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })
         })
     }
-}
 
-unsafe extern "C" fn writedata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn writedata(
+        ep, at: *const c_void, bytes: usize, _desc: *mut c_void, data: u64, to: u64, address: u64, key: u64,
+        context: *mut c_void
+    ) {
         let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
-}
 
-unsafe extern "C" fn injectdata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    data: u64,
-    to: u64,
-    address: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
-    unsafe {
+    fn injectdata(ep, at: *const c_void, bytes: usize, data: u64, to: u64, address: u64, key: u64) {
         let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
         ask(ep, || {
             Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })

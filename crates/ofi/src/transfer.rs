@@ -10,7 +10,7 @@ use crate::handles::{OpenEndpoint, endpoint_of};
 use crate::io_buffer::IoBuffer;
 use crate::limits::{INJECT_BYTES, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::log;
-use crate::object::reference;
+use crate::object::{calls, reference};
 use crate::operation::{Context, Operation, Role};
 use crate::port::{MSG, Selector, TAGGED};
 
@@ -213,39 +213,18 @@ const fn any(from: u64) -> Selector {
     Selector { from, kind: MSG, tag: 0, ignore: 0 }
 }
 
-unsafe extern "C" fn send(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    to: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+calls! {
+    fn send(ep, at: *const c_void, bytes: usize, _desc: *mut c_void, to: u64, context: *mut c_void) {
         let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: plain(None), span, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn sendv(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn sendv(ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: u64, context: *mut c_void) {
         let span = gathered(iov, count);
         transmit(ep, || Ok(Outgoing { to, label: plain(None), span: span?, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn sendmsg(ep, msg: *const Msg, flags: u64) {
         transmit(ep, || {
             let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
@@ -253,116 +232,55 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
             Ok(Outgoing { to, label: plain(data), span, context, flags: Some(flags) })
         })
     }
-}
 
-unsafe extern "C" fn senddata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn senddata(
+        ep, at: *const c_void, bytes: usize, _desc: *mut c_void, data: u64, to: u64, context: *mut c_void
+    ) {
         let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: plain(Some(data as u32)), span, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn inject(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, plain(None)) }
-}
+    fn inject(ep, at: *const c_void, bytes: usize, to: u64) {
+        give_away(ep, at, bytes, to, plain(None))
+    }
 
-unsafe extern "C" fn injectdata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    data: u64,
-    to: u64,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, plain(Some(data as u32))) }
-}
+    fn injectdata(ep, at: *const c_void, bytes: usize, data: u64, to: u64) {
+        give_away(ep, at, bytes, to, plain(Some(data as u32)))
+    }
 
-unsafe extern "C" fn recv(
-    ep: *mut FidEp,
-    at: *mut c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    from: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn recv(ep, at: *mut c_void, bytes: usize, _desc: *mut c_void, from: u64, context: *mut c_void) {
         let span = IoBuffer::lent(at, bytes);
         receive(ep, || Ok(Incoming { wanted: any(from), span, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn recvv(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    from: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn recvv(ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: u64, context: *mut c_void) {
         let span = lent(iov, count);
         receive(ep, || Ok(Incoming { wanted: any(from), span: span?, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn recvmsg(ep, msg: *const Msg, flags: u64) {
         receive(ep, || {
             let Msg { msg_iov, iov_count, addr: from, context, .. } = *reference(msg)?;
             let span = lent(msg_iov, iov_count)?;
             Ok(Incoming { wanted: any(from), span, context, flags: Some(flags) })
         })
     }
-}
 
-unsafe extern "C" fn tsend(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    to: u64,
-    tag: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn tsend(
+        ep, at: *const c_void, bytes: usize, _desc: *mut c_void, to: u64, tag: u64, context: *mut c_void
+    ) {
         let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: tagged(tag, None), span, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn tsendv(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    tag: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn tsendv(
+        ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: u64, tag: u64, context: *mut c_void
+    ) {
         let span = gathered(iov, count);
         transmit(ep, || Ok(Outgoing { to, label: tagged(tag, None), span: span?, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn tsendmsg(ep, msg: *const MsgTagged, flags: u64) {
         transmit(ep, || {
             let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
@@ -370,83 +288,44 @@ unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
             Ok(Outgoing { to, label: tagged(tag, data), span, context, flags: Some(flags) })
         })
     }
-}
 
-unsafe extern "C" fn tsenddata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    tag: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn tsenddata(
+        ep, at: *const c_void, bytes: usize, _desc: *mut c_void, data: u64, to: u64, tag: u64,
+        context: *mut c_void
+    ) {
         let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || {
             Ok(Outgoing { to, label: tagged(tag, Some(data as u32)), span, context, flags: None })
         })
     }
-}
 
-unsafe extern "C" fn tinject(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, tag: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, tagged(tag, None)) }
-}
+    fn tinject(ep, at: *const c_void, bytes: usize, to: u64, tag: u64) {
+        give_away(ep, at, bytes, to, tagged(tag, None))
+    }
 
-unsafe extern "C" fn tinjectdata(
-    ep: *mut FidEp,
-    at: *const c_void,
-    bytes: usize,
-    data: u64,
-    to: u64,
-    tag: u64,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, tagged(tag, Some(data as u32))) }
-}
+    fn tinjectdata(ep, at: *const c_void, bytes: usize, data: u64, to: u64, tag: u64) {
+        give_away(ep, at, bytes, to, tagged(tag, Some(data as u32)))
+    }
 
-unsafe extern "C" fn trecv(
-    ep: *mut FidEp,
-    at: *mut c_void,
-    bytes: usize,
-    _desc: *mut c_void,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn trecv(
+        ep, at: *mut c_void, bytes: usize, _desc: *mut c_void, from: u64, tag: u64, ignore: u64,
+        context: *mut c_void
+    ) {
         let span = IoBuffer::lent(at, bytes);
         let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn trecvv(
-    ep: *mut FidEp,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
-    unsafe {
+    fn trecvv(
+        ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: u64, tag: u64, ignore: u64,
+        context: *mut c_void
+    ) {
         let span = lent(iov, count);
         let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span: span?, context, flags: None }))
     }
-}
 
-unsafe extern "C" fn trecvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
-    unsafe {
+    fn trecvmsg(ep, msg: *const MsgTagged, flags: u64) {
         receive(ep, || {
             let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *reference(msg)?;
             let span =

@@ -8,9 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use polder_mem::testing::{Child, Scratch};
-use polder_mem::{
-    AnyMemory, Bell, Coherence, Coherent, HostPlan, LINE, Memory, Nanos, Offset, Region, Software,
-};
+use polder_mem::{AnyMemory, Bell, Coherence, HostPlan, LINE, Mapped, Memory, Nanos, Offset, Region};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
@@ -49,10 +47,10 @@ fn main() {
             let region = Region::open(&path).expect("the region that was just made");
             match coherence {
                 Coherence::Software if !is_any => {
-                    side(&Software::new(region).attach(&plan(host)).expect("a free slot"), host)
+                    side(&Mapped::new(region).attach(&plan(host)).expect("a free slot"), host)
                 }
                 Coherence::Coherent if !is_any => {
-                    side(&Coherent::new(region).attach(&plan(host)).expect("a free slot"), host)
+                    side(&Mapped::coherent(region).attach(&plan(host)).expect("a free slot"), host)
                 }
                 _ => {
                     let memory = AnyMemory::new(region).with_coherence(coherence);

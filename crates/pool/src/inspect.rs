@@ -464,31 +464,17 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
 #[cfg(test)]
 mod tests {
-    use polder_mem::{Heap, HeapShape};
-
     use super::*;
-    use crate::local::LocalLayout;
-    use crate::{Geometry, Member, Overwrite, Pool, Uuid, format};
+    use crate::testing::formatted;
+    use crate::{Geometry, Member, Pool};
 
     const BYTES: u64 = 1 << 20;
     const GEOMETRY: Geometry =
         Geometry { hosts: 2, processes: 2, names: 31, levels: 2, chunk_bytes: 4096, opens: 8, keepers: 2 };
 
-    fn heap() -> Heap {
-        let heap = Heap::new(HeapShape {
-            bytes: BYTES,
-            hosts: 2,
-            processes: 2,
-            local_words: LocalLayout::new(&Layout::new(&GEOMETRY, BYTES).unwrap()).words(),
-            bells: 8,
-        });
-        format(&heap, &GEOMETRY, Uuid(7), Overwrite::Refuse).unwrap();
-        heap
-    }
-
     #[test]
     fn a_pool_in_use_is_whole_and_its_objects_are_counted() {
-        let heap = heap();
+        let heap = formatted(&GEOMETRY, BYTES);
         let pools = [0, 1]
             .map(|host| Pool::attach(heap.process(host, ProcessSlot(1)), Member::new(host, 1)).unwrap());
         for (number, pool) in pools.iter().enumerate() {
@@ -511,7 +497,7 @@ mod tests {
 
     #[test]
     fn any_flipped_bit_of_a_live_entry_or_header_is_a_problem_with_its_offset() {
-        let heap = heap();
+        let heap = formatted(&GEOMETRY, BYTES);
         let memory = heap.clone();
         let pool = Pool::attach(heap.process(0, ProcessSlot(1)), Member::new(0, 1)).unwrap();
         let object = pool.create("/one", 100).unwrap();

@@ -207,7 +207,6 @@ impl<M: Memory> Keeper<M> {
     }
 
     /// The view that this keeper has published.
-    #[must_use]
     pub const fn view(&self) -> &View {
         &self.view
     }

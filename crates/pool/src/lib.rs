@@ -34,6 +34,9 @@ pub mod service;
 mod shared;
 mod site;
 pub mod storage;
+#[cfg(any(test, feature = "hostile"))]
+#[doc(hidden)]
+pub mod testing;
 #[cfg(feature = "model")]
 pub mod verify;
 pub mod wait;
@@ -42,7 +45,7 @@ pub mod window;
 pub use layout::{format, line, name, word};
 pub use local::state;
 pub use membership::{claim, view};
-pub use ring::summary;
+pub(crate) use ring::summary;
 
 use allocator::{chunks, extents};
 use directory::{entry, list, opens};

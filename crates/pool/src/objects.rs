@@ -180,28 +180,19 @@ impl<M: Memory> Pool<M> {
 
 #[cfg(test)]
 mod tests {
-    use polder_mem::{Heap, HeapShape, ProcessSlot};
+    use polder_mem::{Heap, ProcessSlot};
 
     use super::*;
     use crate::Member;
-    use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+    use crate::format::{Geometry, Layout};
     use crate::local::LocalLayout;
+    use crate::testing::formatted;
 
     const BYTES: u64 = 256 << 10;
     /// Large enough that no host keeps an empty one.
     const CHUNK: u64 = 16 << 10;
     const SMALL: Geometry =
         Geometry { hosts: 3, processes: 2, names: 31, levels: 4, chunk_bytes: CHUNK, opens: 40, keepers: 1 };
-
-    fn heap(geometry: &Geometry) -> Heap {
-        let layout = Layout::new(geometry, BYTES).unwrap();
-        let local_words = LocalLayout::new(&layout).words();
-        let Geometry { hosts, processes, .. } = *geometry;
-        let bells = u32::from(hosts * processes);
-        let heap = Heap::new(HeapShape { bytes: BYTES, hosts, processes, local_words, bells });
-        format(&heap, geometry, Uuid(1), Overwrite::Refuse).unwrap();
-        heap
-    }
 
     fn attach(memory: Heap, host: u16) -> Pool<Heap> {
         let timeout = Duration::from_secs(5);
@@ -210,7 +201,7 @@ mod tests {
 
     /// One process on each of three hosts.
     fn pools() -> [Pool<Heap>; 3] {
-        let heap = heap(&SMALL);
+        let heap = formatted(&SMALL, BYTES);
         let [one, two] = [1, 2].map(|host| heap.process(host, ProcessSlot(0)));
         [attach(heap, 0), attach(one, 1), attach(two, 2)]
     }
@@ -346,7 +337,7 @@ mod tests {
     #[test]
     fn objects_of_any_size_lie_side_by_side_until_none_fits_any_more() {
         for bytes in [CHUNK / 4, CHUNK / 2, CHUNK / 2 + 64, CHUNK - 64, CHUNK, CHUNK + 64, 2 * CHUNK] {
-            let heap = heap(&Geometry { names: 127, ..SMALL });
+            let heap = formatted(&Geometry { names: 127, ..SMALL }, BYTES);
             let [a, b] = [attach(heap.clone(), 0), attach(heap.process(1, ProcessSlot(0)), 1)];
             drop(heap);
             let (whole, all) = (bytes + 64, free_bytes(&b));
@@ -387,7 +378,7 @@ mod tests {
     #[test]
     fn a_full_directory_knows_its_names_and_can_be_emptied_from_another_host() {
         let geometry = Geometry { names: 11, ..SMALL };
-        let heap = heap(&geometry);
+        let heap = formatted(&geometry, BYTES);
         let other = heap.process(1, ProcessSlot(0));
         let [a, b] = [attach(heap, 0), attach(other, 1)];
         let mut names = vec![];
@@ -424,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_quota_holds_for_a_job_on_a_host_and_comes_back() {
-        let heap = heap(&SMALL);
+        let heap = formatted(&SMALL, BYTES);
         let other = heap.process(0, ProcessSlot(1));
         let a = Pool::attach(heap, Member { job: 5, quota: 1024, ..Member::new(0, 7) }).unwrap();
         let b = Pool::attach(other, Member { job: 6, quota: 1 << 20, ..Member::new(0, 7) }).unwrap();
@@ -438,7 +429,7 @@ mod tests {
 
     #[test]
     fn more_jobs_than_are_counted_have_objects_when_they_have_no_quota() {
-        let heap = heap(&Geometry { names: 127, ..SMALL });
+        let heap = formatted(&Geometry { names: 127, ..SMALL }, BYTES);
         let first = attach(heap.clone(), 0);
         for job in 0..70 {
             let member = Member { job, ..Member::new(0, 7) };
@@ -467,7 +458,7 @@ mod tests {
 
     #[test]
     fn opens_that_fail_before_they_are_announced_take_no_place() {
-        let heap = heap(&SMALL);
+        let heap = formatted(&SMALL, BYTES);
         let sibling = heap.process(0, ProcessSlot(1));
         let hasty = Member { timeout: Duration::from_millis(2), ..Member::new(0, 7) };
         let [a, b] = [Pool::attach(heap, hasty).unwrap(), attach(sibling, 0)];
@@ -484,7 +475,7 @@ mod tests {
 
     #[test]
     fn chunks_that_were_won_and_could_not_be_taken_up_are_anybodys_again() {
-        let heap = heap(&SMALL);
+        let heap = formatted(&SMALL, BYTES);
         let [sibling, other] = [heap.process(0, ProcessSlot(1)), heap.process(1, ProcessSlot(0))];
         let hasty = Member { timeout: Duration::from_millis(5), ..Member::new(0, 7) };
         let [a, b, c] = [Pool::attach(heap, hasty).unwrap(), attach(sibling, 0), attach(other, 1)];
@@ -502,7 +493,7 @@ mod tests {
     #[test]
     fn a_generation_line_that_a_dead_process_left_torn_is_whole_again() {
         for words_are_lost in [false, true] {
-            let heap = heap(&SMALL);
+            let heap = formatted(&SMALL, BYTES);
             let sibling = heap.process(0, ProcessSlot(1));
             let victim = attach(heap.clone(), 0);
             victim.close(victim.create("/a", 0).unwrap());
@@ -525,7 +516,7 @@ mod tests {
 
     #[test]
     fn who_maintains_waits_for_whoever_is_freeing_no_longer_than_it_may() {
-        let a = attach(heap(&SMALL), 0);
+        let a = attach(formatted(&SMALL, BYTES), 0);
         let directory = a.directory();
         let held = directory.lock(0).unwrap();
         directory.set_intent(0, crate::directory::Intent::Reclaim(0));
@@ -538,7 +529,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_that_a_dead_process_left_torn_is_whole_again() {
-        let heap = heap(&SMALL);
+        let heap = formatted(&SMALL, BYTES);
         let sibling = heap.process(0, ProcessSlot(1));
         let (victim, other) = (attach(heap.clone(), 0), attach(sibling, 0));
         let at = victim.layout.heartbeat_line(0, ProcessSlot(0));
@@ -554,7 +545,7 @@ mod tests {
     #[test]
     fn a_host_that_comes_back_with_new_words_finds_what_it_had() {
         let geometry = SMALL;
-        let heap = heap(&geometry);
+        let heap = formatted(&geometry, BYTES);
         let other = heap.process(1, ProcessSlot(0));
         let [a, b] = [attach(heap, 0), attach(other, 1)];
         let all = free_bytes(&b);

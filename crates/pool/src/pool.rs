@@ -41,7 +41,6 @@ pub struct Member {
 
 impl Member {
     /// This process as a member of `host`, with job 0, no quota, 10 seconds for a call and 2 of silence.
-    #[must_use]
     pub fn new(host: u16, boot: u64) -> Self {
         Self {
             host,
@@ -290,7 +289,6 @@ impl<M: Memory> Pool<M> {
     }
 
     /// This process, as its line says.
-    #[must_use]
     pub fn this_process(&self) -> Process {
         let Member { host, pid, job, quota, .. } = self.member;
         Process {
@@ -727,23 +725,16 @@ fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Resul
 #[cfg(test)]
 mod tests {
     use polder_mem::testing::Scratch;
-    use polder_mem::{Coherent, Heap, HeapShape, HostPlan, Region};
+    use polder_mem::{HostPlan, Mapped, Region};
 
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
     use crate::keeper::{MembershipChange, change_membership};
+    use crate::testing::formatted;
 
     const TINY: Geometry =
         Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 3 };
     const BYTES: u64 = 64 << 10;
-
-    fn formatted() -> Heap {
-        let layout = Layout::new(&TINY, BYTES).unwrap();
-        let local_words = LocalLayout::new(&layout).words();
-        let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 3, processes: 2, local_words, bells: 6 });
-        format(&heap, &TINY, Uuid(1), Overwrite::Refuse).unwrap();
-        heap
-    }
 
     fn member(host: u16, boot: u64) -> Member {
         let (timeout, silence) = (Duration::from_secs(5), Duration::from_millis(30));
@@ -752,7 +743,7 @@ mod tests {
 
     #[test]
     fn a_host_is_live_from_its_first_process_to_its_last() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let state = || HostLine::read(&heap, &Layout::new(&TINY, BYTES).unwrap(), 1, SETTLE).unwrap();
         let first = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let second = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
@@ -768,7 +759,7 @@ mod tests {
 
     #[test]
     fn a_process_that_died_is_seen_and_swept_by_the_next() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let watcher = Pool::attach(heap.clone(), member(0, 7)).unwrap();
         let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let seen = watcher.process(1, ProcessSlot(0)).unwrap();
@@ -787,7 +778,7 @@ mod tests {
 
     #[test]
     fn a_sibling_that_maintains_cleans_up_after_a_process_that_died() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let sibling = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
         let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let announced = victim.layout.announcement(1, ProcessSlot(0), 2);
@@ -802,7 +793,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_that_maintains_waits_no_longer_than_it_may_for_who_has_the_lock() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let sibling = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
         let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         victim.die();
@@ -817,7 +808,7 @@ mod tests {
 
     #[test]
     fn a_process_whose_words_do_not_know_one_that_lives_is_refused_until_that_is_silent() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let holder = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         // As in a host file that was just made.
         heap.process(1, ProcessSlot(1)).local_store(holder.local.layout.incarnation(ProcessSlot(0)), 0);
@@ -840,7 +831,7 @@ mod tests {
 
     #[test]
     fn a_host_id_is_refused_to_another_boot_until_its_holder_has_left() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let holder = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let attach = || Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8));
         let silent = attach().unwrap_err();
@@ -862,7 +853,7 @@ mod tests {
 
     #[test]
     fn processes_of_a_host_that_has_booted_again_may_come_at_once() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap().die();
         for asked in [MembershipChange::Evict, MembershipChange::Fence] {
             let Member { timeout, silence, .. } = member(1, 7);
@@ -889,7 +880,7 @@ mod tests {
                 HostPlan { pool, host, hosts, processes, local_words, bells, directory, kept, patience };
             let path = scratch.path().join("region");
             let region = Region::open(&path).or_else(|_| Region::create(&path, BYTES)).unwrap();
-            Coherent::new(region).attach(&plan).unwrap()
+            Mapped::coherent(region).attach(&plan).unwrap()
         };
         let here = process("here", 1, 0);
         format(&here, &TINY, Uuid(1), Overwrite::Refuse).unwrap();
@@ -920,7 +911,7 @@ mod tests {
 
     #[test]
     fn a_host_id_or_slot_outside_the_pool_is_refused() {
-        let heap = formatted();
+        let heap = formatted(&TINY, BYTES);
         let refused = Pool::attach(heap.clone(), member(3, 7)).unwrap_err();
         assert_eq!(refused.to_string(), "the host id is 3, allowed are 0 to 2");
         let pool = Pool::attach(heap, member(0, 7)).unwrap();

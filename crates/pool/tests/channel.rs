@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, ProcessSlot};
+use polder_mem::{Heap, ProcessSlot};
 use polder_pool::channel::{Receiver, Sender};
-use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
-use polder_pool::local::LocalLayout;
 use polder_pool::ring::RingShape;
-use polder_pool::{Member, Pool, PoolError};
+use polder_pool::testing::formatted;
+use polder_pool::{Geometry, Member, Pool, PoolError};
 
 const BYTES: u64 = 4 << 20;
 const LONG: Duration = Duration::from_secs(20);
@@ -17,10 +16,7 @@ const SHORT: Duration = Duration::from_millis(20);
 /// A pool of one process on each of two hosts.
 fn pools() -> [Arc<Pool<Heap>>; 2] {
     let geometry = Geometry { hosts: 2, processes: 1, ..Geometry::for_region(BYTES) };
-    let layout = Layout::new(&geometry, BYTES).unwrap();
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let heap = formatted(&geometry, BYTES);
     let other = heap.process(1, ProcessSlot(0));
     [(heap, 0), (other, 1)]
         .map(|(memory, host)| Arc::new(Pool::attach(memory, Member::new(host, 1)).unwrap()))

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{
-    Bell, Coherent, FlushSite, HostPlan, Liveness, Memory, Offset, ProcessSlot, Region, Software, Trigger,
-    TriggerAction, Wrapped,
+    Bell, FlushSite, HostPlan, Liveness, Mapped, Memory, Offset, ProcessSlot, Region, Trigger, TriggerAction,
+    Wrapped,
 };
 use polder_pool::group::{Group, GroupOptions, LINES, RankPlace, extent_bytes};
 use polder_pool::wait::Patience;
@@ -150,9 +150,9 @@ fn operations<M: Memory>(group: &mut Group<M>, at: Offset, salt: usize) -> Resul
 #[test]
 fn processes_compute_together_on_shadow_software_and_coherent_memory() {
     let memories: [fn(Region) -> Wrapped; 3] = [
-        |region| Wrapped::shadow(Coherent::new(region)),
-        |region| Software::new(region).into(),
-        |region| Coherent::new(region).into(),
+        |region| Wrapped::shadow(Mapped::coherent(region)),
+        |region| Mapped::new(region).into(),
+        |region| Mapped::coherent(region).into(),
     ];
     for memory in memories {
         for hosts in [&[0, 1][..], &[0, 0], &[0, 0, 1, 1], &[0, 1, 2]] {
@@ -183,7 +183,7 @@ fn on_shadow_memory_every_missing_flush_shows() {
     // A rank that sees nothing of the others gives up soon.
     let hasty = GroupOptions { timeout: Duration::from_millis(300), ..options() };
     for site in sites {
-        let memory = |region| Wrapped::shadow(Coherent::new(region)).without_flushes_at(site.clone());
+        let memory = |region| Wrapped::shadow(Mapped::coherent(region)).without_flushes_at(site.clone());
         let ended = Scene::new(&[0, 1]).run(memory, hasty);
         assert!(ended.iter().any(|ended| *ended != Ended::Exited(0)), "{site:?} is not missed");
     }
@@ -194,7 +194,7 @@ fn on_shadow_memory_every_missing_flush_shows() {
 fn survivors_of_a_rank_that_is_killed_at_any_operation_have_right_sums_or_its_name() {
     let kills = std::env::var("POLDER_KILLS").ok().map_or(1500, |text| text.parse().unwrap());
     let scene = Scene::new(&[0, 1, 2]);
-    let survivors = [0, 2].map(|rank| scene.attach(Software::new(scene.region()).into(), rank));
+    let survivors = [0, 2].map(|rank| scene.attach(Mapped::new(scene.region()).into(), rank));
     let (mut through, mut named) = (0, 0);
     for kill in 0..kills {
         // Steps that share no factor with the number of operations reach all of them.
@@ -219,7 +219,7 @@ fn one_kill(scene: &Scene, survivors: &[Wrapped; 2], operation: u64) -> Option<P
     }
     let mut victim = Child::fork(|| {
         let trigger = Trigger { operation, action: TriggerAction::Kill };
-        let memory = Wrapped::from(Software::new(scene.region())).with_trigger(trigger);
+        let memory = Wrapped::from(Mapped::new(scene.region())).with_trigger(trigger);
         let memory = memory.attach(&scene.plan(1)).unwrap();
         let mut group = Group::over_extents(memory, scene.members(&[]), 1, options()).unwrap();
         operations(&mut group, scene.data(1), 0).unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{Coherent, HostPlan, Memory, Offset, Region, Software};
+use polder_mem::{HostPlan, Mapped, Memory, Offset, Region};
 use polder_pool::claim::{IdClaim, claim_host_id};
 use polder_pool::keeper::{Keeper, KeeperTask};
 use polder_pool::local::LocalLayout;
@@ -22,16 +22,16 @@ const WON: u64 = 1;
 const REFUSED: u64 = 2;
 const LEFT: u64 = 3;
 
-fn software(path: &Path) -> Software {
-    Software::new(Region::open(path).unwrap())
+fn software(path: &Path) -> Mapped {
+    Mapped::new(Region::open(path).unwrap())
 }
 
 /// Where the contenders wait for the start, and say how a race ended: word 0 is the race, word `n` a contender's.
-struct Track(Coherent);
+struct Track(Mapped);
 
 impl Track {
     fn at(path: &Path) -> Self {
-        Self(Coherent::new(Region::open(path).unwrap()))
+        Self(Mapped::coherent(Region::open(path).unwrap()))
     }
 
     fn word(&self, index: u64) -> u64 {
@@ -83,7 +83,7 @@ fn contend(scratch: &Path, contender: u64) {
     }
 }
 
-fn attach(scratch: &Path, boot: u64) -> Pool<Software> {
+fn attach(scratch: &Path, boot: u64) -> Pool<Mapped> {
     let layout = Layout::new(&GEOMETRY, BYTES).unwrap();
     let Geometry { hosts, processes, .. } = GEOMETRY;
     let plan = HostPlan {

@@ -7,12 +7,10 @@ use polder_mem::{Bell, Heap, HeapShape, Liveness, Memory, Nanos, Offset, Process
 use polder_pool::ring::{
     Consumer, Envelope, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead,
 };
-use polder_pool::summary::Inbox;
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
 
 const CREDITS: Offset = Offset(0);
-const SUMMARY: Offset = Offset(64);
 const LINES: Offset = Offset(4096);
 const QUICK: Patience = Patience { spins: 20, yields: 20, nap: Duration::from_millis(1) };
 
@@ -171,9 +169,9 @@ fn a_message_is_received_into_a_slice_and_stays_when_the_slice_is_too_short() {
     let sent = message(1, 200);
     assert!(producer.try_push(1, 2, &sent).unwrap());
     assert_eq!(consumer.peek().unwrap().unwrap().bytes, 200);
-    assert!(matches!(consumer.try_pop_slice(&mut [0; 199]), Err(PoolError::Argument { .. })));
+    assert!(matches!(consumer.pop_slice(&mut [0; 199], Nanos(0)), Err(PoolError::Argument { .. })));
     let mut into = [9; 201];
-    assert_eq!(consumer.try_pop_slice(&mut into).unwrap().unwrap().bytes, 200);
+    assert_eq!(consumer.pop_slice(&mut into, Nanos(0)).unwrap().bytes, 200);
     assert_eq!((&into[..200], into[200]), (&sent[..], 9));
 }
 
@@ -346,100 +344,6 @@ fn a_message_longer_than_the_consumer_takes_is_corrupt() {
     assert!(producer.try_push(1, 0, &[7; 200]).unwrap());
     let long = consumer.try_pop_into(&mut Vec::new()).unwrap_err();
     assert_eq!(long, PoolError::Corrupt { offset: LINES, what: "ring message length" });
-}
-
-/// Rings from hosts 0, 1, … to the last host, each with its byte in a summary line.
-fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbox<Heap, Alive>) {
-    let shape = RingShape::new(4, 64).unwrap();
-    let last = memories.len() - 1;
-    let (mut producers, mut consumers) = (Vec::new(), Vec::new());
-    for host in 0..last {
-        let lines = LINES + host as u64 * 8192;
-        let place = RingPlace { lines, credits: CREDITS.lines(8 + host as u64), generation: 1 };
-        let out = link(&memories[host], host as u16, last as u16);
-        let mut producer = Producer::new(memories[host].clone(), shape, place, out);
-        let intake = link(&memories[last], last as u16, host as u16);
-        let mut consumer = Consumer::new(memories[last].clone(), shape, place, intake);
-        if summaries {
-            let byte = SUMMARY.lines(host as u64) + host as u64;
-            (producer, consumer) = (producer.with_summary(byte, 0), consumer.with_summary(byte));
-        }
-        producers.push(producer);
-        consumers.push(consumer);
-    }
-    (producers, Inbox::new(memories[last].clone(), consumers, Bell(last as u32), QUICK))
-}
-
-#[test]
-fn an_inbox_gives_every_ring_its_turn() {
-    for summaries in [false, true] {
-        let memories = hosts(4);
-        let (mut producers, mut inbox) = star(&memories, summaries);
-        for round in 0..4 {
-            for producer in &mut producers {
-                assert!(producer.try_push(1, round, b"x").unwrap());
-            }
-        }
-        let mut order = Vec::new();
-        while let Some((ring, envelope)) = inbox.try_next(&mut Vec::new()).unwrap() {
-            order.push((envelope.tag, ring));
-        }
-        let fair: Vec<_> = (0..4).flat_map(|round| (0..3).map(move |ring| (round, ring))).collect();
-        assert_eq!(order, fair);
-    }
-}
-
-#[test]
-fn an_inbox_names_a_dead_sender_once_and_goes_on_with_the_others() {
-    for summaries in [false, true] {
-        let mut memories = hosts(3);
-        let (mut producers, mut inbox) = star(&memories, summaries);
-        let receiver = memories.pop().unwrap();
-        assert!(producers[0].try_push(1, 5, b"last words").unwrap());
-        // As if it had died between the header and the byte that counts it.
-        memories[0].store_byte(SUMMARY, 0);
-        drop((producers.remove(0), memories.remove(0)));
-        let mut into = Vec::new();
-        assert_eq!(inbox.next(&mut into, soon(&receiver)).unwrap().0, 0);
-        assert_eq!(into, b"last words");
-        let dead = inbox.next(&mut into, soon(&receiver)).unwrap_err();
-        assert!(
-            matches!(dead, PoolError::PeerDead { peer: Peer { host: 0, .. }, sequence: 2, .. }),
-            "{dead}"
-        );
-        let late = inbox.next(&mut into, at_once(&receiver)).unwrap_err();
-        assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
-        assert!(producers[0].try_push(1, 6, b"on").unwrap());
-        assert_eq!(inbox.next(&mut into, soon(&receiver)).unwrap().0, 1);
-        drop((producers, memories));
-        assert!(matches!(inbox.next(&mut into, soon(&receiver)), Err(PoolError::PeerDead { .. })));
-        assert!(matches!(inbox.next(&mut into, soon(&receiver)), Err(PoolError::Broken { .. })));
-    }
-}
-
-#[test]
-fn an_inbox_serves_many_threads() {
-    let memories = hosts(5);
-    let (producers, mut inbox) = star(&memories, true);
-    let deadline = soon(&memories[0]);
-    std::thread::scope(|scope| {
-        for mut producer in producers {
-            scope.spawn(move || {
-                for number in 0..1000 {
-                    producer.push(1, number, &message(number, (number % 150) as usize), deadline).unwrap();
-                }
-            });
-        }
-        let (mut next, mut into) = ([0; 4], Vec::new());
-        for _ in 0..4000 {
-            let (ring, envelope) = inbox.next(&mut into, deadline).unwrap();
-            assert_eq!(
-                (envelope.tag, &into),
-                (next[ring], &message(next[ring], (next[ring] % 150) as usize))
-            );
-            next[ring] += 1;
-        }
-    });
 }
 
 #[test]

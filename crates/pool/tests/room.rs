@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::Scratch;
-use polder_mem::{Coherent, Heap, HeapShape, HostPlan, ProcessSlot, Region, Wrapped};
+use polder_mem::{HostPlan, Mapped, ProcessSlot, Region, Wrapped};
 use polder_pool::group::{Group, GroupOptions};
 use polder_pool::local::LocalLayout;
+use polder_pool::testing::formatted;
 use polder_pool::{Geometry, InitialContents, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
 
 const BYTES: u64 = 1 << 30;
@@ -15,7 +16,7 @@ const OBJECT: u64 = 1 << 20;
 /// The only process of a pool, which counts its operations on memory.
 fn pool(scratch: &Scratch) -> Pool<Wrapped> {
     let path = scratch.path().join("pool");
-    let region = Coherent::new(Region::create(&path, BYTES).unwrap());
+    let region = Mapped::coherent(Region::create(&path, BYTES).unwrap());
     let geometry = Geometry::for_region(BYTES);
     format(&region, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
     let layout = Layout::new(&geometry, BYTES).unwrap();
@@ -60,12 +61,7 @@ fn two_hundred_groups_of_eight_ranks_are_alive_at_once_in_a_pool_of_two_gibibyte
     const RANKS: u16 = 8;
     const BYTES: u64 = 2 << 30;
     let geometry = Geometry { processes: 16, ..Geometry::for_region(BYTES) };
-    let layout = Layout::new(&geometry, BYTES).unwrap();
-    let Geometry { hosts, processes, .. } = geometry;
-    let bells = u32::from(hosts) * u32::from(processes);
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts, processes, local_words, bells });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let heap = formatted(&geometry, BYTES);
     let memories: Vec<_> = (0..RANKS)
         .map(|slot| if slot == 0 { heap.clone() } else { heap.process(0, ProcessSlot(slot)) })
         .collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{Coherent, HostPlan, Memory, Offset, Region, Software};
+use polder_mem::{HostPlan, Mapped, Memory, Offset, Region};
 use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label};
 use polder_pool::keeper::{Keeper, KeeperTask};
 use polder_pool::local::LocalLayout;
@@ -26,7 +26,7 @@ const TALK: u64 = 1;
 const LAST: u64 = 2;
 const AFTER: u64 = 3;
 
-type End = Endpoint<Software, Vec<u8>, usize>;
+type End = Endpoint<Mapped, Vec<u8>, usize>;
 
 /// How endpoints are dealt out, and what becomes of one of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,13 +54,13 @@ impl Fate {
 }
 
 /// Where the processes tell each other how far they are: a line each, and then a line for each address.
-struct Track(Coherent);
+struct Track(Mapped);
 
 impl Track {
     const BYTES: u64 = ((PROCESSES + ENDS) * 64) as u64;
 
     fn at(scratch: &Path) -> Self {
-        Self(Coherent::new(Region::open(scratch.join("track")).unwrap()))
+        Self(Mapped::coherent(Region::open(scratch.join("track")).unwrap()))
     }
 
     fn reach(&self, process: usize, stage: u64) {
@@ -100,11 +100,11 @@ impl Track {
     }
 }
 
-fn software(scratch: &Path) -> Software {
-    Software::new(Region::open(scratch.join("pool")).unwrap())
+fn software(scratch: &Path) -> Mapped {
+    Mapped::new(Region::open(scratch.join("pool")).unwrap())
 }
 
-fn attach(scratch: &Path, fate: Fate, host: u16) -> Pool<Software> {
+fn attach(scratch: &Path, fate: Fate, host: u16) -> Pool<Mapped> {
     let geometry = fate.geometry();
     let layout = Layout::new(&geometry, BYTES).unwrap();
     let Geometry { hosts, processes, .. } = geometry;

@@ -4,7 +4,7 @@
 use polder_mem::lines::{
     Sampling, Timing, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth, memset_sizes,
 };
-use polder_mem::{Region, Software};
+use polder_mem::{Mapped, Region};
 
 use crate::Failure;
 use polder_measure::Row;
@@ -17,7 +17,7 @@ const MEMORY: usize = 256 << 20;
 /// Measures on a file in /dev/shm.
 pub(super) fn run() -> Result<Vec<Row>, Failure> {
     let scratch = Scratch::new()?;
-    let memory = Software::new(Region::create(scratch.path().join("region"), 256 << 20)?);
+    let memory = Mapped::new(Region::create(scratch.path().join("region"), 256 << 20)?);
     let effort = Sampling::default();
     let mut rows = Vec::new();
     for bytes in memset_sizes() {
@@ -32,7 +32,7 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-fn table_1(memory: &Software, effort: Sampling, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn table_1(memory: &Mapped, effort: Sampling, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     rows.push(row("main memory 8 B".into(), "latency", memory_latency(MEMORY, effort), "ns"));
     let few = Sampling { samples: 15, ..effort };

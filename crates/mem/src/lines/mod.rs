@@ -10,7 +10,7 @@ mod timing;
 use std::sync::Barrier;
 
 use crate::affinity::{allowed_cpus, pin_to_cpu};
-use crate::{Cpu, Fault, Flush, LINE, Memory, Offset, Software};
+use crate::{Cpu, Fault, Flush, LINE, Mapped, Memory, Offset};
 
 pub use dram::{memory_bandwidth, memory_latency, range_bandwidth, range_latency};
 pub use loaded::{Mix, UnderLoad, hot_latency, latencies, loaded_latency, mixed_bandwidth};
@@ -34,7 +34,6 @@ impl WriteMethod {
     }
 
     /// As a row calls it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",
@@ -44,7 +43,7 @@ impl WriteMethod {
     }
 
     /// A handle that flushes in this way; `None` when the CPU cannot.
-    fn on(self, memory: &Software) -> Option<Software> {
+    fn on(self, memory: &Mapped) -> Option<Mapped> {
         let cpu = Cpu::detect();
         let kept = match self {
             Self::Flushed(flush) => cpu.with(flush)?,
@@ -68,7 +67,7 @@ pub fn memset_sizes() -> impl Iterator<Item = u64> {
 /// # Panics
 /// When the region is smaller than `bytes`.
 pub fn memset(
-    memory: &Software,
+    memory: &Mapped,
     way: WriteMethod,
     bytes: u64,
     effort: Sampling,
@@ -88,7 +87,7 @@ pub fn memset(
 /// # Panics
 /// When the region is smaller than a page a thread.
 pub fn memset_bandwidth(
-    memory: &Software,
+    memory: &Mapped,
     way: WriteMethod,
     threads: usize,
     effort: Sampling,
@@ -115,7 +114,7 @@ static SOURCE: [u8; 4096] = [0x5a; 4096];
 
 /// A memset, as copies of one small source, and the fence that the paper ends it with.
 #[inline]
-fn set(memory: &Software, way: WriteMethod, at: Offset, bytes: u64) -> Result<(), Fault> {
+fn set(memory: &Mapped, way: WriteMethod, at: Offset, bytes: u64) -> Result<(), Fault> {
     for done in (0..bytes).step_by(SOURCE.len()) {
         let piece = &SOURCE[..(bytes - done).min(SOURCE.len() as u64) as usize];
         match way {
@@ -166,7 +165,7 @@ mod tests {
     #[test]
     fn every_case_of_figure_11_gives_a_time_and_leaves_its_bytes_in_memory() {
         let scratch = Scratch::new();
-        let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
+        let memory = Mapped::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
         for way in WriteMethod::all() {
             for bytes in [8].into_iter().chain(memset_sizes()) {
                 if let Some(timing) = memset(&memory, way, bytes, quick()).expect("good memory") {
@@ -184,7 +183,7 @@ mod tests {
     #[cfg_attr(target_arch = "aarch64", ignore = "flushes of qemu-user do nothing")]
     fn flushing_a_range_costs_more_than_leaving_it_cached() {
         let scratch = Scratch::new();
-        let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
+        let memory = Mapped::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
         let time =
             |way| memset(&memory, way, 1 << 14, quick()).expect("good memory").expect("on every CPU").low;
         assert!(time(WriteMethod::Flushed(Flush::ALL[0])) > 2.0 * time(WriteMethod::Cached));

@@ -31,7 +31,6 @@ impl ModelMemory {
     }
 
     /// The host of this process.
-    #[must_use]
     pub fn host(&self) -> u16 {
         self.host
     }

@@ -13,11 +13,8 @@ use std::sync::Arc;
 
 use crate::host::{HostError, HostPlan};
 use crate::mapped::Mapped;
-use crate::variants::AnyLines;
-use crate::{
-    Bell, Coherence, Coherent, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
-    Software,
-};
+use crate::memory::forward;
+use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region};
 
 pub use cost::Cost;
 pub use shadow::{FlushSite, FlushSiteError};
@@ -36,9 +33,7 @@ pub struct Wrapped {
 
 #[derive(Clone)]
 enum Inner {
-    Coherent(Coherent),
-    Software(Software),
-    HdmDb(Mapped<AnyLines>),
+    Mapped(Mapped),
     Shadow(Shadow),
 }
 
@@ -46,36 +41,19 @@ enum Inner {
 macro_rules! inner {
     ($self:expr, $memory:ident => $body:expr) => {
         match &$self.inner {
-            Inner::Coherent($memory) => $body,
-            Inner::Software($memory) => $body,
-            Inner::HdmDb($memory) => $body,
+            Inner::Mapped($memory) => $body,
             Inner::Shadow($memory) => $body,
         }
     };
 }
 
-impl From<Coherent> for Wrapped {
-    fn from(memory: Coherent) -> Self {
-        Self::around(Inner::Coherent(memory))
-    }
-}
-
-impl From<Software> for Wrapped {
-    fn from(memory: Software) -> Self {
-        Self::around(Inner::Software(memory))
+impl From<Mapped> for Wrapped {
+    fn from(memory: Mapped) -> Self {
+        Self::around(Inner::Mapped(memory))
     }
 }
 
 impl Wrapped {
-    /// Memory that is told at run time what keeps it coherent.
-    pub(crate) fn any(memory: Mapped<AnyLines>) -> Self {
-        match memory.coherence() {
-            Coherence::Coherent => Self::from(memory.kept_by() as Coherent),
-            Coherence::Software => Self::from(memory.kept_by() as Software),
-            Coherence::HdmDb => Self::around(Inner::HdmDb(memory)),
-        }
-    }
-
     fn around(inner: Inner) -> Self {
         Self { inner, cost: None, operations: Arc::new(Operations::default()) }
     }
@@ -86,8 +64,7 @@ impl Wrapped {
     ///
     /// Its lines are never evicted, so a missing flush shows every time. When the last process of a host is killed,
     /// the copy is lost as if the host had died.
-    #[must_use]
-    pub fn shadow(region: Coherent) -> Self {
+    pub fn shadow(region: Mapped) -> Self {
         Self::around(Inner::Shadow(Shadow::new(region)))
     }
 
@@ -129,27 +106,18 @@ impl Wrapped {
     /// [`HostError`], when no slot is free or the files cannot be had.
     pub fn attach(mut self, plan: &HostPlan) -> Result<Self, HostError> {
         self.inner = match self.inner {
-            Inner::Coherent(memory) => Inner::Coherent(memory.attach(plan)?),
-            Inner::Software(memory) => Inner::Software(memory.attach(plan)?),
-            Inner::HdmDb(memory) => Inner::HdmDb(memory.attach(plan)?),
+            Inner::Mapped(memory) => Inner::Mapped(memory.attach(plan)?),
             Inner::Shadow(memory) => Inner::Shadow(memory.attach(plan)?),
         };
         Ok(self)
     }
 
     /// The region.
-    #[must_use]
     pub fn region(&self) -> &Region {
-        match &self.inner {
-            Inner::Coherent(memory) => memory.region(),
-            Inner::Software(memory) => memory.region(),
-            Inner::HdmDb(memory) => memory.region(),
-            Inner::Shadow(memory) => memory.region(),
-        }
+        inner!(self, memory => memory.region())
     }
 
     /// Operations of this handle and its clones so far, in the count that a [`Trigger`] goes by.
-    #[must_use]
     pub fn operations(&self) -> u64 {
         self.operations.count()
     }
@@ -181,42 +149,35 @@ impl Wrapped {
 }
 
 impl Memory for Wrapped {
-    fn bytes(&self) -> u64 {
-        inner!(self, memory => memory.bytes())
+    forward! { inner {}
+        fn bytes(&self) -> u64;
+        fn coherence(&self) -> Coherence;
+        fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8>;
+        fn populate(&self, at: Offset, bytes: u64);
+        fn now(&self) -> Nanos;
+        fn slot(&self) -> ProcessSlot;
+        fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness;
+        fn host_is_held(&self, host: u16) -> Option<bool>;
     }
 
-    fn coherence(&self) -> Coherence {
-        inner!(self, memory => memory.coherence())
+    forward! { inner { self.operations.next(); }
+        fn load(&self, at: Offset) -> Result<u64, Fault>;
+        fn store(&self, at: Offset, value: u64);
+        fn store_byte(&self, at: Offset, value: u8);
+        fn sfence(&self);
+        fn mfence(&self);
+        fn fence_invalidations(&self);
+        fn local_load(&self, word: LocalWord) -> u64;
+        fn local_store(&self, word: LocalWord, value: u64);
+        fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64>;
+        fn announce_sleep(&self, bell: Bell) -> u32;
+        fn sleep(&self, bell: Bell, seen: u32, until: Nanos);
+        fn cancel_sleep(&self, bell: Bell);
+        fn wake(&self, bell: Bell);
     }
 
     fn emulated(&self) -> bool {
         self.cost.is_some() || matches!(self.inner, Inner::Shadow(_))
-    }
-
-    fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
-        inner!(self, memory => memory.address(at, bytes))
-    }
-
-    fn populate(&self, at: Offset, bytes: u64) {
-        inner!(self, memory => memory.populate(at, bytes));
-    }
-
-    #[track_caller]
-    fn load(&self, at: Offset) -> Result<u64, Fault> {
-        self.operations.next();
-        inner!(self, memory => memory.load(at))
-    }
-
-    #[track_caller]
-    fn store(&self, at: Offset, value: u64) {
-        self.operations.next();
-        inner!(self, memory => memory.store(at, value));
-    }
-
-    #[track_caller]
-    fn store_byte(&self, at: Offset, value: u8) {
-        self.operations.next();
-        inner!(self, memory => memory.store_byte(at, value));
     }
 
     #[track_caller]
@@ -258,94 +219,12 @@ impl Memory for Wrapped {
         self.charge_flush(at, bytes, self.coherence().needs_invalidation());
         inner!(self, memory => memory.invalidate(at, bytes));
     }
-
-    #[track_caller]
-    fn sfence(&self) {
-        self.operations.next();
-        inner!(self, memory => memory.sfence());
-    }
-
-    #[track_caller]
-    fn mfence(&self) {
-        self.operations.next();
-        inner!(self, memory => memory.mfence());
-    }
-
-    #[track_caller]
-    fn fence_invalidations(&self) {
-        self.operations.next();
-        inner!(self, memory => memory.fence_invalidations());
-    }
-
-    fn pause(&self) {
-        std::hint::spin_loop();
-    }
-
-    fn yield_now(&self) {
-        std::thread::yield_now();
-    }
-
-    fn now(&self) -> Nanos {
-        inner!(self, memory => memory.now())
-    }
-
-    #[track_caller]
-    fn local_load(&self, word: LocalWord) -> u64 {
-        self.operations.next();
-        inner!(self, memory => memory.local_load(word))
-    }
-
-    #[track_caller]
-    fn local_store(&self, word: LocalWord, value: u64) {
-        self.operations.next();
-        inner!(self, memory => memory.local_store(word, value));
-    }
-
-    #[track_caller]
-    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
-        self.operations.next();
-        inner!(self, memory => memory.local_cas(word, old, new))
-    }
-
-    fn slot(&self) -> ProcessSlot {
-        inner!(self, memory => memory.slot())
-    }
-
-    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
-        inner!(self, memory => memory.liveness(host, slot))
-    }
-
-    fn host_is_held(&self, host: u16) -> Option<bool> {
-        inner!(self, memory => memory.host_is_held(host))
-    }
-
-    fn announce_sleep(&self, bell: Bell) -> u32 {
-        self.operations.next();
-        inner!(self, memory => memory.announce_sleep(bell))
-    }
-
-    fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
-        self.operations.next();
-        inner!(self, memory => memory.sleep(bell, seen, until));
-    }
-
-    fn cancel_sleep(&self, bell: Bell) {
-        self.operations.next();
-        inner!(self, memory => memory.cancel_sleep(bell));
-    }
-
-    fn wake(&self, bell: Bell) {
-        self.operations.next();
-        inner!(self, memory => memory.wake(bell));
-    }
 }
 
 impl fmt::Debug for Wrapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, inner): (_, &dyn fmt::Debug) = match &self.inner {
-            Inner::Coherent(memory) => ("Wrapped", memory),
-            Inner::Software(memory) => ("Wrapped", memory),
-            Inner::HdmDb(memory) => ("Wrapped", memory),
+            Inner::Mapped(memory) => ("Wrapped", memory),
             Inner::Shadow(memory) => ("Shadow", memory),
         };
         write!(f, "{name}({inner:?}, {:?}, {:?})", self.cost, self.operations)

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::host::{Host, HostError, HostPlan};
+use crate::mapped::Mapped;
+use crate::memory::forward;
 use crate::shm::Shm;
 use crate::{
-    Bell, Coherence, Coherent, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
-    bounds,
+    Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
 };
 
 /// Where in the source write-backs and invalidations are called.
@@ -43,10 +44,18 @@ impl FlushSite {
     }
 }
 
+/// Evaluates an expression with the region.
+macro_rules! region {
+    ($self:expr, $memory:ident => $body:expr) => {{
+        let $memory = &$self.region;
+        $body
+    }};
+}
+
 /// A coherent region, and once attached, this host's cache before it.
 #[derive(Clone)]
 pub(super) struct Shadow {
-    region: Coherent,
+    region: Mapped,
     left_out: Option<Arc<FlushSite>>,
 }
 
@@ -63,7 +72,7 @@ const WORDS: usize = 8;
 /// The cache: a copy of the words of the region, then a word of state for each line.
 struct Cache<'a> {
     shm: &'a Shm,
-    region: &'a Coherent,
+    region: &'a Mapped,
 }
 
 /// A line of the cache that no other process of this host touches meanwhile.
@@ -177,7 +186,7 @@ fn is_gone(pid: u64) -> bool {
 }
 
 impl Shadow {
-    pub(super) fn new(region: Coherent) -> Self {
+    pub(super) fn new(region: Mapped) -> Self {
         Self { region, left_out: None }
     }
 
@@ -334,71 +343,23 @@ impl Memory for Shadow {
         self.flush(at, bytes, |held| held.drop_line());
     }
 
-    fn sfence(&self) {
-        self.region.sfence();
-    }
-
-    fn mfence(&self) {
-        self.region.mfence();
-    }
-
     fn fence_invalidations(&self) {
         self.region.mfence();
     }
 
-    fn pause(&self) {
-        self.region.pause();
-    }
-
-    fn yield_now(&self) {
-        self.region.yield_now();
-    }
-
-    fn now(&self) -> Nanos {
-        self.region.now()
-    }
-
-    #[track_caller]
-    fn local_load(&self, word: LocalWord) -> u64 {
-        self.region.local_load(word)
-    }
-
-    #[track_caller]
-    fn local_store(&self, word: LocalWord, value: u64) {
-        self.region.local_store(word, value);
-    }
-
-    #[track_caller]
-    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
-        self.region.local_cas(word, old, new)
-    }
-
-    fn slot(&self) -> ProcessSlot {
-        self.region.slot()
-    }
-
-    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
-        self.region.liveness(host, slot)
-    }
-
-    fn host_is_held(&self, host: u16) -> Option<bool> {
-        self.region.host_is_held(host)
-    }
-
-    fn announce_sleep(&self, bell: Bell) -> u32 {
-        self.region.announce_sleep(bell)
-    }
-
-    fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
-        self.region.sleep(bell, seen, until);
-    }
-
-    fn cancel_sleep(&self, bell: Bell) {
-        self.region.cancel_sleep(bell);
-    }
-
-    fn wake(&self, bell: Bell) {
-        self.region.wake(bell);
+    forward! { region {}
+        fn sfence(&self);
+        fn mfence(&self);
+        fn local_load(&self, word: LocalWord) -> u64;
+        fn local_store(&self, word: LocalWord, value: u64);
+        fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64>;
+        fn slot(&self) -> ProcessSlot;
+        fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness;
+        fn host_is_held(&self, host: u16) -> Option<bool>;
+        fn announce_sleep(&self, bell: Bell) -> u32;
+        fn sleep(&self, bell: Bell, seen: u32, until: Nanos);
+        fn cancel_sleep(&self, bell: Bell);
+        fn wake(&self, bell: Bell);
     }
 }
 

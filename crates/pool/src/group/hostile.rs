@@ -15,10 +15,10 @@ use polder_schedule::Collective;
 use super::join::{Identity, acknowledgement, mark_of, number_of};
 use super::staging::first_bytes;
 use super::{Group, GroupOptions, MAX_BYTES, RankPlace, Signature, extent_bytes, progress};
-use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+use crate::format::Geometry;
 use crate::line::{self, WORDS, Words};
-use crate::local::LocalLayout;
 use crate::object::Object;
+use crate::testing::formatted;
 use crate::wait::Patience;
 use crate::{Buffers, Operation, Pool, PoolError, script};
 
@@ -328,9 +328,7 @@ fn pools() -> (Arc<Pool<Heap>>, Pool<Heap>) {
     const BYTES: u64 = 64 << 10;
     let geometry =
         Geometry { hosts: 2, processes: 1, names: 13, levels: 2, chunk_bytes: 4096, opens: 5, keepers: 1 };
-    let local_words = LocalLayout::new(&Layout::new(&geometry, BYTES).expect("it fits")).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).expect("it fits");
+    let heap = formatted(&geometry, BYTES);
     let member = |host| crate::Member {
         timeout: Duration::ZERO,
         silence: Duration::ZERO,

@@ -504,15 +504,15 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use polder_kernels::{Dtype, Op};
-    use polder_mem::{Heap, HeapShape, ProcessSlot};
+    use polder_mem::{Heap, ProcessSlot};
     use polder_schedule::Collective;
 
     use super::super::Signature;
     use super::*;
     use crate::Peer;
-    use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-    use crate::local::LocalLayout;
+    use crate::format::Geometry;
     use crate::object::InitialContents;
+    use crate::testing::formatted;
 
     const BYTES: u64 = 8 << 20;
 
@@ -523,15 +523,7 @@ mod tests {
     /// One process on each of `hosts` hosts.
     fn pools(hosts: u16) -> Vec<Arc<Pool<Heap>>> {
         let geometry = Geometry { hosts, processes: 2, ..Geometry::for_region(BYTES) };
-        let layout = Layout::new(&geometry, BYTES).unwrap();
-        let heap = Heap::new(HeapShape {
-            bytes: BYTES,
-            hosts,
-            processes: 2,
-            local_words: LocalLayout::new(&layout).words(),
-            bells: u32::from(hosts) * 2,
-        });
-        format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+        let heap = formatted(&geometry, BYTES);
         let attach = |host| {
             let memory = if host == 0 { heap.clone() } else { heap.process(host, ProcessSlot(0)) };
             Arc::new(Pool::attach(memory, crate::Member::new(host, 7)).unwrap())

@@ -39,7 +39,6 @@ pub struct PairStat {
 
 impl PairStat {
     /// All of it.
-    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.small_ring_bytes + self.ring_bytes
     }

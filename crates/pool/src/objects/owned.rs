@@ -209,12 +209,12 @@ fn owner_is_dead<M: Memory>(pool: &Pool<M>, object: &Object, kind: Kind) -> Resu
 pub(crate) mod tests {
     use std::time::Duration;
 
-    use polder_mem::{Heap, HeapShape};
+    use polder_mem::Heap;
 
     use super::*;
     use crate::Member;
-    use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-    use crate::local::LocalLayout;
+    use crate::format::Geometry;
+    use crate::testing::formatted;
 
     fn pool() -> Pool<Heap> {
         pool_within(Duration::from_secs(5))
@@ -235,10 +235,7 @@ pub(crate) mod tests {
             opens: 40,
             keepers: 1,
         };
-        let layout = Layout::new(&geometry, bytes).unwrap();
-        let local_words = LocalLayout::new(&layout).words();
-        let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
-        format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+        let heap = formatted(&geometry, bytes);
         Pool::attach(heap, Member { timeout, ..Member::new(0, 7) }).unwrap()
     }
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
+use polder_mem::{Bell, LINE, Memory, Nanos};
 
 use super::header::{Form, Header, Sight, unpack};
 use super::link::{self, LinkState, RingFailure, Wait};
@@ -10,9 +10,9 @@ use super::{Envelope, INLINE, RingLink, RingPlace, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
 /// What this end waits for, as errors name it.
-pub(crate) const WAITS_FOR: &str = "message slot";
+const WAITS_FOR: &str = "message slot";
 /// What it waits for when the producer was stopped in the middle of a header, or the header is damaged.
-pub(crate) const HALF_WRITTEN: &str = "the rest of a half-written or damaged header of message slot";
+const HALF_WRITTEN: &str = "the rest of a half-written or damaged header of message slot";
 /// The longest message that a consumer takes unless it is told otherwise: 1 GiB.
 const LONGEST: u64 = 1 << 30;
 /// What is reserved for a message because its first part says that it is long; beyond, memory follows its bytes.
@@ -38,7 +38,6 @@ pub struct Consumer<M, A> {
     fate: LinkState,
     /// The parts of a streamed message that have come.
     partial: Vec<u8>,
-    summary: Option<Offset>,
 }
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
@@ -60,7 +59,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             keeps_credits: false,
         };
         intake.show_credits(&memory, link.wakes);
-        Self { memory, intake, link, fate: LinkState::default(), partial: Vec::new(), summary: None }
+        Self { memory, intake, link, fate: LinkState::default(), partial: Vec::new() }
     }
 
     /// Takes messages of up to `bytes` bytes, and no less than [`INLINE`]; a longer one is an error of the producer.
@@ -70,25 +69,9 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self
     }
 
-    /// Says in which byte of its host's summary line the producer counts what it publishes, for an
-    /// [`Inbox`](crate::summary::Inbox).
-    #[must_use]
-    pub fn with_summary(mut self, byte: Offset) -> Self {
-        self.summary = Some(byte);
-        self
-    }
-
     /// The sequence number of the next slot to come.
     pub fn sequence(&self) -> u64 {
         self.intake.turn.sequence()
-    }
-
-    /// Fails when the producer is dead. [`Consumer::try_pop_into`] does not ask.
-    ///
-    /// # Errors
-    /// Those of the link.
-    pub fn check_peer(&self) -> Result<(), PoolError> {
-        self.link.check(WAITS_FOR, self.sequence())
     }
 
     /// What the next message says of itself, as soon as its first part is there.
@@ -113,7 +96,10 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Those of [`Consumer::peek`].
     #[inline(always)]
     pub(crate) fn is_idle(&mut self) -> Result<bool, PoolError> {
-        if self.memory.coherence().needs_invalidation() || self.intake.ahead.is_some() || self.is_broken() {
+        if self.memory.coherence().needs_invalidation()
+            || self.intake.ahead.is_some()
+            || self.fate.is_broken()
+        {
             return Ok(false);
         }
         // What a load says of an earlier store it says once.
@@ -164,20 +150,6 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         Ok((envelope, bytes))
     }
 
-    /// Copies the next message to the start of `into`, if all of it has come. A streamed message comes in parts:
-    /// after `None`, call again with the same `into`.
-    ///
-    /// # Errors
-    /// Those of [`Consumer::try_pop_into`]; [`PoolError::Argument`] when `into` is too short, and the message stays.
-    #[inline]
-    pub fn try_pop_slice(&mut self, into: &mut [u8]) -> Result<Option<Envelope>, PoolError> {
-        self.fate.check()?;
-        match self.intake.pop_slice(&self.memory, &self.link, into) {
-            Ok(popped) => Ok(popped),
-            Err(flaw) => Err(self.end(flaw)),
-        }
-    }
-
     /// Copies the next message to the start of what `room` gives for it, which is no shorter, if it has come; how long it is. `room` may
     /// also say what of it is wrong. For rings whose messages all come whole.
     ///
@@ -225,33 +197,6 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     #[cfg(feature = "hostile")]
     pub(super) fn come(&self) -> Option<u64> {
         self.intake.streaming.map(|streaming| streaming.come)
-    }
-
-    pub(crate) fn summary(&self) -> Option<Offset> {
-        self.summary
-    }
-
-    pub(crate) fn link(&self) -> &RingLink<A> {
-        &self.link
-    }
-
-    pub(crate) fn is_broken(&self) -> bool {
-        self.fate.is_broken()
-    }
-
-    /// Fails when an earlier failure has ended this ring.
-    pub(crate) fn check(&self) -> Result<(), PoolError> {
-        self.fate.check()
-    }
-
-    /// Ends this ring, and passes `cause` on.
-    pub(crate) fn end_with(&mut self, cause: PoolError) -> PoolError {
-        self.fate.end(cause, true)
-    }
-
-    /// Whether the last look met a half-written header: its producer is at it, or stopped, or the line is damaged.
-    pub(crate) fn is_torn(&self) -> bool {
-        self.intake.torn && !self.is_broken()
     }
 
     /// Waits for the next part. A timeout ends the ring when parts have come to where nobody keeps them.
@@ -621,7 +566,7 @@ impl ConsumerState {
 
 #[cfg(test)]
 mod tests {
-    use polder_mem::{Coherent, Region};
+    use polder_mem::{Mapped, Offset, Region};
 
     use super::*;
     use crate::Peer;
@@ -632,7 +577,7 @@ mod tests {
     fn a_look_that_finds_nothing_tells_of_a_store_that_was_lost_before_it() {
         let path = std::env::temp_dir().join(format!("polder-test-{}-still", std::process::id()));
         std::fs::write(&path, [0; 4 * 4096]).unwrap();
-        let memory = Coherent::new(Region::open(&path).unwrap());
+        let memory = Mapped::coherent(Region::open(&path).unwrap());
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096).unwrap();
         std::fs::remove_file(&path).unwrap();
         let place = RingPlace { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };

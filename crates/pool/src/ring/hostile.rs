@@ -1,6 +1,6 @@
 //! A hostile peer at each end of a ring, driven by bytes: whatever it writes, the victim gets messages or errors.
 //!
-//! Of two rings the peer owns the producer's extent and summary line of the one and the consumer's line of the other. A
+//! Of two rings the peer owns the producer's extent of the one and the consumer's line of the other. A
 //! script of bytes says what it stores there, down to single words, and what the victims do between.
 
 use std::time::Duration;
@@ -10,7 +10,6 @@ use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 use super::header::{Form, Header, WORDS};
 use super::{Consumer, INLINE, PAIR, Producer, RingLink, RingPlace, RingShape};
 use crate::script::Script;
-use crate::summary::Inbox;
 use crate::wait::Patience;
 use crate::{Peer, PoolError, line};
 
@@ -19,9 +18,6 @@ const LONGEST: u64 = 700;
 const CREDITS: [Offset; 2] = [Offset(0), Offset(64)];
 /// The victim's producer extent; then the hostile one.
 const LINES: [Offset; 2] = [Offset(1024), Offset(2560)];
-
-/// The hostile producer's byte of its host's summary line.
-const SUMMARY: Offset = Offset(128 + 11);
 
 const PATIENCE: Patience = Patience { spins: 1, yields: 0, nap: Duration::ZERO };
 
@@ -41,11 +37,10 @@ pub fn drive(bytes: &[u8]) {
     let peer = heap.process(1, ProcessSlot(0));
     let mut victim = Victim::new(&heap, shape, 1);
     while !script.0.is_empty() {
-        match script.byte() % 12 {
+        match script.byte() % 9 {
             0 => store_word(&peer, shape, &mut script),
             1 | 2 => store_header(&peer, shape, &mut victim, &mut script),
             3 => store_credit(&peer, &victim, &mut script),
-            4 => store_summary(&peer, &mut victim, &mut script),
             op => {
                 let before = theirs(&peer, shape);
                 if victim.act(op, &mut script) {
@@ -57,14 +52,12 @@ pub fn drive(bytes: &[u8]) {
     }
 }
 
-const ONE: &str = "the inbox has one ring";
-
 /// The ends that must bear it.
 struct Victim {
     generation: u32,
     memory: Heap,
     producer: Producer<Heap, Alive>,
-    inbox: Inbox<Heap, Alive>,
+    consumer: Consumer<Heap, Alive>,
     into: Vec<u8>,
 }
 
@@ -76,44 +69,30 @@ impl Victim {
         };
         let place = |ring: usize| RingPlace { lines: LINES[ring], credits: CREDITS[ring], generation };
         let consumer = Consumer::new(memory.clone(), shape, place(1), link());
-        let consumer = consumer.with_longest(LONGEST).with_summary(SUMMARY);
+        let consumer = consumer.with_longest(LONGEST);
         Self {
             generation,
             memory: memory.clone(),
             producer: Producer::new(memory.clone(), shape, place(0), link()),
-            inbox: Inbox::new(memory.clone(), vec![consumer], Bell(0), PATIENCE),
+            consumer,
             into: Vec::new(),
         }
-    }
-
-    fn consumer(&mut self) -> &mut Consumer<Heap, Alive> {
-        self.inbox.ring(0).expect(ONE)
     }
 
     /// Does one thing; whether a ring has ended.
     fn act(&mut self, op: u8, script: &mut Script<'_>) -> bool {
         let now = self.memory.now();
         let outcome = match op {
-            5 => {
-                let popped = self.inbox.ring(0).expect(ONE).try_pop_into(&mut self.into);
+            4 => {
+                let popped = self.consumer.try_pop_into(&mut self.into);
                 popped.map(|popped| popped.map(|envelope| envelope.bytes))
             }
-            6 => self
-                .inbox
-                .ring(0)
-                .expect(ONE)
-                .pop_into(&mut self.into, now)
-                .map(|envelope| Some(envelope.bytes)),
+            5 => self.consumer.pop_into(&mut self.into, now).map(|envelope| Some(envelope.bytes)),
+            6 => self.consumer.peek().map(|_| None),
             7 => {
-                let next = self.inbox.try_next(&mut self.into);
-                next.map(|next| next.map(|(_, envelope)| envelope.bytes))
-            }
-            8 => self.inbox.next(&mut self.into, now).map(|(_, envelope)| Some(envelope.bytes)),
-            9 => self.consumer().peek().map(|_| None),
-            10 => {
                 self.into.resize(script.byte().into(), 0);
-                let popped = self.inbox.ring(0).expect(ONE).try_pop_slice(&mut self.into);
-                popped.map(|popped| popped.map(|envelope| envelope.bytes.max(self.into.len() as u64)))
+                let popped = self.consumer.pop_slice(&mut self.into, now);
+                popped.map(|envelope| Some(envelope.bytes.max(self.into.len() as u64)))
             }
             _ => {
                 let message = vec![7; usize::from(script.byte()) * 4];
@@ -127,7 +106,7 @@ impl Victim {
                 false
             }
             Err(PoolError::Argument { .. }) => false,
-            Err(PoolError::Timeout { .. }) => op == 11,
+            Err(PoolError::Timeout { .. }) => op == 8,
             Err(PoolError::Corrupt { .. } | PoolError::PeerDead { .. } | PoolError::Broken { .. }) => true,
             Err(error) => panic!("not an error of a hostile peer: {error}"),
         }
@@ -144,8 +123,8 @@ fn store_word(peer: &Heap, shape: RingShape, script: &mut Script<'_>) {
 
 /// A header whose checksum is right and whose fields are almost so.
 fn store_header(peer: &Heap, shape: RingShape, victim: &mut Victim, script: &mut Script<'_>) {
-    let expected = victim.consumer().sequence();
-    let about = match victim.consumer().come() {
+    let expected = victim.consumer.sequence();
+    let about = match victim.consumer.come() {
         Some(come) => come,
         None => script.byte().into(),
     };
@@ -168,12 +147,6 @@ fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
     let some = u64::from(script.byte());
     let cells = script.near(slots.min(some));
     line::publish(peer, CREDITS[0], &[slots, script.near(victim.generation.into()), cells, 0, 0, 0, 0]);
-}
-
-/// How much the producer says that it has published.
-fn store_summary(peer: &Heap, victim: &mut Victim, script: &mut Script<'_>) {
-    let expected = victim.consumer().sequence();
-    peer.store_byte(SUMMARY, script.near(expected) as u8);
 }
 
 /// Everything in the lines that only the peer may write.

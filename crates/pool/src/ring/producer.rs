@@ -119,14 +119,6 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         self.out.turn.sequence()
     }
 
-    /// Fails when the consumer is dead. [`Producer::try_push`] does not ask.
-    ///
-    /// # Errors
-    /// Those of the link.
-    pub fn check_peer(&self) -> Result<(), PoolError> {
-        self.link.check(WAITS_FOR, self.sequence())
-    }
-
     /// Pushes a message if there is room. The consumer can see it soon after this returns `true`, whatever becomes of this
     /// process. A message that no cell holds goes out in parts: after `false`, call again with the same message until it
     /// is `true`.

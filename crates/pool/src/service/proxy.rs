@@ -394,7 +394,7 @@ impl<B: BlockMean> Fold for Mean<B> {
 mod tests {
     use polder_kernels::Dtype;
     use polder_mem::testing::Scratch as Folder;
-    use polder_mem::{Coherent, Cpu, Lines, Mapped, Region, Software};
+    use polder_mem::{Cpu, Mapped, Region};
 
     use super::*;
 
@@ -412,7 +412,7 @@ mod tests {
         (0..BYTES / 16).flat_map(|_| word().to_le_bytes()).collect()
     }
 
-    fn sums_of_any_place_and_length_have_the_bits_of_the_kernels<L: Lines>(memory: &Mapped<L>) {
+    fn sums_of_any_place_and_length_have_the_bits_of_the_kernels(memory: &Mapped) {
         let arrays = [3, 5, 7].map(gradients);
         let starts = [16 << 10, (32 << 10) + 2, (48 << 10) - 6].map(Offset);
         for (at, array) in starts.into_iter().zip(&arrays) {
@@ -446,8 +446,8 @@ mod tests {
     fn a_sum_in_the_pool_has_the_bits_of_the_kernels() {
         let folder = Folder::new();
         let region = |name| Region::create(folder.path().join(name), BYTES).unwrap();
-        sums_of_any_place_and_length_have_the_bits_of_the_kernels(&Coherent::new(region("coherent")));
-        let software = Software::new(region("software"));
+        sums_of_any_place_and_length_have_the_bits_of_the_kernels(&Mapped::coherent(region("coherent")));
+        let software = Mapped::new(region("software"));
         sums_of_any_place_and_length_have_the_bits_of_the_kernels(&software);
         sums_of_any_place_and_length_have_the_bits_of_the_kernels(&software.using(Cpu::baseline()));
     }

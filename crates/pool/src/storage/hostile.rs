@@ -8,17 +8,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Heap, LINE, Memory, Offset, ProcessSlot};
 use twox_hash::XxHash3_128;
 
 use super::manifest::{HEAD_LINE, Head, MANIFEST_LINE, Manifest, Other, Tensor, stamp, start};
 use super::{Store, Version};
 use crate::entry::halves;
-use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::local::LocalLayout;
+use crate::format::Geometry;
 use crate::object::{InitialContents, Object};
 use crate::owned::{Identity, Kind};
 use crate::script::Script;
+use crate::testing::formatted;
 use crate::{Member, Pool, PoolError, line, word};
 
 const GEOMETRY: Geometry =
@@ -57,10 +57,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let layout = Layout::new(&GEOMETRY, BYTES).expect("a geometry that fits");
-        let local_words = LocalLayout::new(&layout).words();
-        let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
-        format(&heap, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it fits");
+        let heap = formatted(&GEOMETRY, BYTES);
         let store = |host: u16, memory| {
             // Nobody is waited for: every wait ends at its first look.
             let (timeout, silence) = (Duration::ZERO, Duration::ZERO);

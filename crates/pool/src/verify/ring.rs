@@ -1,6 +1,6 @@
 //! Rings in the incoherent model: each form of message through one, two and three slots, crashes of either end at any
-//! operation, a producer that starts again, and an inbox over two hosts with two senders each. Then the same on memory that its device
-//! keeps coherent, between two kernels: no bell rings at the other host, and what outlives a process there makes its death known.
+//! operation, and a producer that starts again. Then the same on memory that its device keeps coherent, between two kernels: no bell
+//! rings at the other host, and what outlives a process there makes its death known.
 //!
 //! The oracle is a queue: a message enters it when its push begins, and must leave it, whole and in order, when a
 //! message is popped. Whatever a finished push has published is popped before its producer is called dead.
@@ -16,7 +16,6 @@ use polder_mem::{Bell, Coherence, Liveness, Memory, Nanos, Offset, ProcessSlot};
 use super::group::harmless;
 use super::publish::bystander;
 use crate::ring::{Consumer, INLINE, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead};
-use crate::summary::Inbox;
 use crate::wait::Patience;
 use crate::{Peer, PoolError};
 
@@ -31,7 +30,6 @@ pub(super) fn suites() -> Vec<Suite> {
         case("ring-streamed", "messages larger than a cell, and than the ring", STREAM_RING),
         case("ring-forms", "messages of every form in turn, with more slots than cells", EVERY_FORM),
         Suite::new("ring-crashes", "either end dies, stops or starts again at any operation", crashes),
-        Suite::new("inbox", "two hosts with two senders each, of which one may die", inboxes),
     ];
     let mut suites: Vec<Suite> = suites.into_iter().map(|suite| suite.harmless(HARMLESS)).collect();
     let about = "on hdm-db, either end or its host dies, or the end stops or starts again, at any operation";
@@ -80,10 +78,6 @@ fn hdm_db(seed: u64) -> Outcome {
         8 => ring.crash(End::Producer, paused).run(seed),
         _ => ring.crash(End::Consumer, paused).run(seed),
     }
-}
-
-fn inboxes(seed: u64) -> Outcome {
-    inbox(seed, [None, None, Some(Crash::Process), Some(Crash::Host)][seed as usize % 4])
 }
 
 /// One end of a ring.
@@ -431,77 +425,6 @@ fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -
         _ => Ok(()),
     };
     RingLink { peer, epoch: 1, bell, wakes: Some(wakes), patience: draw.patience(), alive: Box::new(alive) }
-}
-
-const SENDERS: u64 = 4;
-const INBOX_MESSAGES: u64 = 3;
-
-/// Where the ring of sender `sender`, its credits and its byte of its host's summary line are.
-fn inbox_place(sender: u64, ring: RingShape) -> (RingPlace, Offset) {
-    let summary = CREDITS.lines(sender / 2) + 3 + sender % 2;
-    let credits = CREDITS.lines(2 + sender);
-    let lines = CREDITS.lines(2 + SENDERS) + sender * ring.producer_bytes();
-    (RingPlace { lines, credits, generation: 1 }, summary)
-}
-
-/// Two hosts with two senders each, and a receiver on a third. With a crash, a sender dies, or its whole host.
-fn inbox(seed: u64, crash: Option<Crash>) -> Outcome {
-    let draw = Case { crash: crash.map(|crash| (End::Producer, crash)), ..EVERY_FORM }.draw(seed);
-    let bytes = CREDITS.lines(2 + SENDERS).0 + SENDERS * draw.ring.producer_bytes();
-    let shape =
-        Shape { hosts: 3, bytes, local_words: 1, bells: 5, kernels: Kernels::Shared, ..Shape::default() };
-    let mut world = World::new(seed, shape);
-    let logs: Vec<Shared> = (0..SENDERS).map(|_| Shared::default()).collect();
-    for sender in 0..SENDERS {
-        let log = logs[sender as usize].clone();
-        let thread = world.spawn((sender / 2) as u16, (sender % 2) as u16, move |memory| {
-            send(&memory, draw, sender, &log);
-        });
-        if let (0, Some(crash)) = (sender, crash) {
-            world.crash(thread, crash);
-        }
-    }
-    world.spawn(2, 0, move |memory| receive_all(&memory, draw, &logs, crash.is_some()));
-    world.run()
-}
-
-fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
-    let (place, byte) = inbox_place(sender, draw.ring);
-    let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer::new(2, 0));
-    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(byte, 0);
-    let mut producer = producer.with_streaming_from(draw.stream_from);
-    for number in 0..INBOX_MESSAGES {
-        let (tag, bytes) = EVERY_FORM.message(draw, sender as u32, number);
-        log.borrow_mut().begun.push_back((tag, bytes.clone()));
-        producer.push(1, tag, &bytes, memory.now() + HOUR).expect("the receiver lives");
-        log.borrow_mut().pushed += 1;
-    }
-}
-
-fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool) {
-    let consumer = |sender: u64| {
-        let (place, byte) = inbox_place(sender, draw.ring);
-        let peer = Peer::new((sender / 2) as u16, (sender % 2) as u32);
-        let link = link(memory, draw, Bell(4), Bell(sender as u32), peer);
-        Consumer::new(memory.clone(), draw.ring, place, link).with_summary(byte)
-    };
-    let mut inbox =
-        Inbox::new(memory.clone(), (0..SENDERS).map(consumer).collect(), Bell(4), draw.patience());
-    let (mut left, mut into) = (vec![INBOX_MESSAGES; SENDERS as usize], Vec::new());
-    while left.iter().sum::<u64>() > 0 {
-        match inbox.next(&mut into, memory.now() + HOUR) {
-            Ok((ring, envelope)) => {
-                logs[ring].borrow_mut().pop(envelope.tag, &into);
-                left[ring] -= 1;
-            }
-            Err(PoolError::PeerDead { peer: Peer { host: 0, pid, .. }, .. }) if may_die => {
-                let log = logs[pid as usize].borrow();
-                assert!(log.popped >= log.pushed, "{} pushed, {} popped", log.pushed, log.popped);
-                left[pid as usize] = 0;
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 /// Splitmix64 of two words.

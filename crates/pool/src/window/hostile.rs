@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Heap, LINE, Memory, Offset, ProcessSlot};
 
 use super::place::{Segment, Word, object_bytes, own_words, segment_name};
 use super::{Access, Window};
-use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::local::LocalLayout;
+use crate::format::Geometry;
 use crate::membership::Process;
 use crate::object::InitialContents;
 use crate::owned::{Identity, Kind};
 use crate::script::Script;
+use crate::testing::formatted;
 use crate::{Member, Pool, word};
 
 const GEOMETRY: Geometry =
@@ -28,10 +28,7 @@ const ROOM: u64 = 200;
 /// # Panics
 /// When the victim does, or writes what belongs to the other rank alone.
 pub fn drive(bytes: &[u8]) {
-    let layout = Layout::new(&GEOMETRY, BYTES).expect("a geometry that fits");
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
-    format(&heap, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it fits");
+    let heap = formatted(&GEOMETRY, BYTES);
     let attach = |host: u16, memory| {
         let member = Member { timeout: Duration::ZERO, ..Member::new(host, 1) };
         Arc::new(Pool::attach(memory, member).expect("nobody is there yet"))

@@ -55,7 +55,6 @@ impl PlacingPolicy {
     }
 
     /// What tables call it.
-    #[must_use]
     pub fn name(&self) -> String {
         match self {
             Self::Rule(rule) => rule.name().into(),

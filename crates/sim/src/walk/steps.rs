@@ -28,7 +28,6 @@ pub enum MessagePlace {
 ///
 /// # Panics
 /// When there is no rank.
-#[must_use]
 pub fn collective(
     sharing: &Sharing,
     exchange: &Exchange,

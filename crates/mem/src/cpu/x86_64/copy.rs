@@ -19,7 +19,7 @@ const BULK: usize = 256;
 
 /// The copy routines for one CPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Copier {
+pub(crate) struct Copier {
     bulk: Routine,
     streams: Routine,
     avx2: bool,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use polder_mem::model::{Crash, ModelMemory, Outcome};
+use polder_mem::model::{Crash, ModelMemory, Outcome, ThreadId};
 use polder_mem::{Memory, Offset, ProcessSlot};
 
 use super::super::group::Dice;
@@ -114,10 +114,7 @@ fn is_final_after(at: u64, is_own: bool, destroys: bool) -> bool {
     let mut stage = Stage::new(0, 2, 2);
     stage.world.calm();
     if destroys {
-        stage.setup(if is_own { 0 } else { 1 }, SPARE, |process| {
-            let object = create(process).expect("room");
-            process.directory().close(&object);
-        });
+        stage.setup(if is_own { 0 } else { 1 }, SPARE, create_and_close);
     }
     let caller = play(&mut stage, 0, 0, move |process| match destroys {
         true => process.directory().destroy(&name()).expect("nobody else destroys it"),
@@ -158,22 +155,38 @@ fn settle(process: &Process) {
 }
 
 /// A player on a host, in a thread of its own.
-fn play(
-    stage: &mut Stage,
-    host: u16,
-    slot: u16,
-    part: impl FnOnce(Process) + 'static,
-) -> polder_mem::model::ThreadId {
+fn play(stage: &mut Stage, host: u16, slot: u16, part: impl FnOnce(Process) + 'static) -> ThreadId {
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn(host, slot, move |memory| part(Process::enter(memory, &layout, host)))
 }
 
-/// A player in one of the threads of a process.
-fn play_in(
+/// A player on a host, who comes when the victim has died.
+fn play_after_crash(
     stage: &mut Stage,
-    process: &Rc<Process>,
-    part: impl FnOnce(&Process) + 'static,
-) -> polder_mem::model::ThreadId {
+    victim: ThreadId,
+    host: u16,
+    slot: u16,
+    part: impl FnOnce(Process) + 'static,
+) -> ThreadId {
+    let layout = Rc::clone(&stage.layout);
+    let enter = move |memory| part(Process::enter(memory, &layout, host));
+    stage.world.spawn_after_crash(victim, host, slot, enter)
+}
+
+/// Does nothing any more.
+fn stand_still(process: &Process) -> ! {
+    loop {
+        process.memory.pause();
+    }
+}
+
+fn create_and_close(process: &Process) {
+    let object = create(process).expect("room");
+    process.directory().close(&object);
+}
+
+/// A player in one of the threads of a process.
+fn play_in(stage: &mut Stage, process: &Rc<Process>, part: impl FnOnce(&Process) + 'static) -> ThreadId {
     let (process, slot) = (Rc::clone(process), process.directory().site.me.slot);
     stage.world.spawn(process.host(), slot.0, move |_| part(&process))
 }
@@ -252,8 +265,7 @@ fn bury(seed: u64, mut dice: Dice) -> Outcome {
     let (owner, destroyer) = pick_two_hosts(&mut dice);
     let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
     play(&mut stage, owner, 0, move |process| {
-        let object = create(&process).expect("room");
-        process.directory().close(&object);
+        create_and_close(&process);
         // What it has seen of the others' burials is old from here on.
         process.directory().maintain().expect("nobody keeps a lock");
         given.give(1);
@@ -425,9 +437,7 @@ fn join(seed: u64, _: Dice) -> Outcome {
         given.give(2);
         process.directory().close(&object);
     });
-    let layout = Rc::clone(&stage.layout);
-    stage.world.spawn(0, 0, move |memory| {
-        let process = Process::enter(memory, &layout, 0);
+    play(&mut stage, 0, 0, move |process| {
         process.join();
         let missing = process.directory().open(&name()).expect_err("nobody is there");
         assert!(matches!(missing, PoolError::NotFound { .. }), "{missing}");
@@ -450,17 +460,14 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
     let victim = play(&mut stage, 0, 0, move |process| {
         let _ =
             process.directory().create(&Name::parse(&long).expect("a good name"), 8, InitialContents::Zeros);
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     // Most often while it writes the header and zeros.
     let at = if dice.roll(4) == 0 { dice.roll(200) } else { 95 + dice.roll(50) };
     stage.world.crash_at(victim, Crash::Process, at);
-    let (layout, given) = (Rc::clone(&stage.layout), cue.clone());
+    let given = cue.clone();
     let is_lost = dice.roll(2) == 0;
-    let repairer = stage.world.spawn_after_crash(victim, 0, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, 0);
+    let repairer = play_after_crash(&mut stage, victim, 0, SPARE, move |process| {
         if is_lost {
             process.directory().forget();
             process.directory().prepare().expect("nobody else is there");
@@ -548,16 +555,13 @@ fn repair(seed: u64, mut dice: Dice) -> Outcome {
     let (host, other) = pick_two_hosts(&mut dice);
     let victim = play(&mut stage, host, 0, |process| {
         drop(create(&process));
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     let at = if dice.roll(2) == 0 { dice.roll(180) } else { announces_at(true, false, &mut dice) };
     stage.world.crash_at(victim, Crash::Process, at);
-    let (cue, waits, layout) = (Cue::default(), dice.roll(2) == 0, Rc::clone(&stage.layout));
+    let (cue, waits) = (Cue::default(), dice.roll(2) == 0);
     let given = cue.clone();
-    stage.world.spawn_after_crash(victim, host, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, host);
+    play_after_crash(&mut stage, victim, host, SPARE, move |process| {
         process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
         given.give(1);
     });
@@ -583,10 +587,7 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     let (host, other) = pick_two_hosts(&mut dice);
     let (owner, destroys) = (pick_two_hosts(&mut dice).0, dice.roll(3) > 0);
     if destroys {
-        stage.setup(owner, SPARE, |process| {
-            let object = create(process).expect("room");
-            process.directory().close(&object);
-        });
+        stage.setup(owner, SPARE, create_and_close);
     }
     let victim = play(&mut stage, host, 0, move |process| {
         if destroys {
@@ -594,9 +595,7 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
         } else {
             drop(create(&process).map(|object| process.directory().close(&object)));
         }
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     stage.world.crash_at(victim, Crash::Process, announces_at(host == owner, destroys, &mut dice));
     let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
@@ -604,8 +603,7 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     let creates = !destroys && dice.roll(3) > 0;
     // Nobody gives signs of life here.
     let told = layout.heartbeat_line(host, ProcessSlot(1));
-    stage.world.spawn_after_crash(victim, host, 1, move |memory| {
-        let process = Process::enter(memory, &layout, host);
+    play_after_crash(&mut stage, victim, host, 1, move |process| {
         let is_there = if creates { is_in_the_way(&process) } else { is_there(&process) };
         let seen = if is_there == Some(!destroys) { 2 } else { 1 };
         match creates {
@@ -656,14 +654,11 @@ pub(super) fn outlive(seed: u64) -> Outcome {
         let object = process.directory().create(&name, 8, InitialContents::Zeros).expect("room");
         process.directory().close(&object);
         given.give(1);
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     stage.world.crash_at(victim, Crash::Host, announces_at(true, false, &mut dice) + dice.roll(64));
-    let (layout, told) = (Rc::clone(&stage.layout), cue.clone());
-    stage.world.spawn_after_crash(victim, other, 0, move |memory| {
-        let process = Process::enter(memory, &layout, other);
+    let told = cue.clone();
+    play_after_crash(&mut stage, victim, other, 0, move |process| {
         let is_due = told.0.get() == 1;
         match process.directory().open(&name) {
             Ok(object) => process.directory().close(&object),
@@ -723,8 +718,7 @@ fn orphan(seed: u64, mut dice: Dice) -> Outcome {
     let cue = Cue::default();
     let given = cue.clone();
     play(&mut stage, 0, 0, move |process| {
-        let object = create(&process).expect("room");
-        process.directory().close(&object);
+        create_and_close(&process);
         given.give(1);
         given.await_(&process.memory, 3);
         if settles {
@@ -741,15 +735,11 @@ fn orphan(seed: u64, mut dice: Dice) -> Outcome {
         process.memory.store(object.at(), 7);
         process.memory.store(object.at().lines(2), 7);
         given.give(2);
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     // Long after it has opened the object.
     stage.world.crash_at(victim, Crash::Process, 2000);
-    let layout = Rc::clone(&stage.layout);
-    stage.world.spawn_after_crash(victim, 1, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, 1);
+    play_after_crash(&mut stage, victim, 1, SPARE, move |process| {
         process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
         cue.give(3);
     });
@@ -804,10 +794,7 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 4);
     let ((dead, other), destroys) = (pick_two_hosts(&mut dice), dice.roll(2) == 0);
     if destroys {
-        stage.setup(dead, SPARE, |process| {
-            let object = create(process).expect("room");
-            process.directory().close(&object);
-        });
+        stage.setup(dead, SPARE, create_and_close);
     }
     let victim = play(&mut stage, dead, 0, move |process| {
         if destroys {
@@ -851,10 +838,7 @@ pub(super) fn unattended(seed: u64) -> Outcome {
     let (dead, other) = pick_two_hosts(&mut dice);
     let (destroys, frees) = (dice.roll(4) > 0, dice.roll(2) == 0);
     if destroys {
-        stage.setup(dead, SPARE, |process| {
-            let object = create(process).expect("room");
-            process.directory().close(&object);
-        });
+        stage.setup(dead, SPARE, create_and_close);
     }
     let victim = play(&mut stage, dead, 0, move |process| {
         if destroys {
@@ -865,18 +849,15 @@ pub(super) fn unattended(seed: u64) -> Outcome {
         if frees {
             maintain(&process);
         }
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     let more = if frees { dice.roll(120) } else { 0 };
     let crash = if dice.roll(3) == 0 { Crash::Host } else { Crash::Process };
     stage.world.crash_at(victim, crash, announces_at(true, destroys, &mut dice) + more);
-    let (layout, act) = (Rc::clone(&stage.layout), dice.roll(3));
+    let act = dice.roll(3);
     let left = Rc::new(Cell::new(None));
     let reported = Rc::clone(&left);
-    stage.world.spawn_after_crash(victim, other, 0, move |memory| {
-        let process = Process::enter(memory, &layout, other);
+    play_after_crash(&mut stage, victim, other, 0, move |process| {
         let is_left = usize::from(is_there(&process).expect("nobody has to be waited for"));
         // What has begun may still be on its way to memory.
         let (mut least, mut most) = if destroys { (0, is_left) } else { (is_left, 1) };
@@ -1073,8 +1054,7 @@ fn open_late(seed: u64, mut dice: Dice) -> Outcome {
     let cue = Cue::default();
     let given = cue.clone();
     play(&mut stage, owner, 0, move |process| {
-        let object = create(&process).expect("room");
-        process.directory().close(&object);
+        create_and_close(&process);
         given.give(1);
         given.await_(&process.memory, 2);
         if settles {
@@ -1114,10 +1094,7 @@ fn open_late(seed: u64, mut dice: Dice) -> Outcome {
 fn open_in_threads(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 1);
     let (owner, reader) = pick_two_hosts(&mut dice);
-    stage.setup(owner, SPARE, |process| {
-        let object = create(process).expect("room");
-        process.directory().close(&object);
-    });
+    stage.setup(owner, SPARE, create_and_close);
     let process = stage.enter(reader, 0);
     let other = play_in(&mut stage, &process, |process| {
         let missing = process.directory().open(&Name::parse("/other").expect("a good name"));
@@ -1198,9 +1175,7 @@ fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
     play(&mut stage, owner, 0, move |process| {
         process.directory().destroy(&name()).expect("it is there");
         given.give(1);
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     let (given, second) = (cue.clone(), text.clone());
     let victim = play(&mut stage, owner, 1, move |process| {
@@ -1216,9 +1191,7 @@ fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
             process.directory().destroy(&name).expect("it is there");
             given.give(4);
         }
-        loop {
-            process.memory.pause();
-        }
+        stand_still(&process)
     });
     // Most often when it has just created, or destroyed, the second.
     stage.world.crash_at(victim, Crash::Host, 150 + dice.roll(200));
@@ -1238,9 +1211,7 @@ fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
         given.await_(&process.memory, 5);
         process.directory().close(&object);
     });
-    let layout = Rc::clone(&stage.layout);
-    stage.world.spawn_after_crash(victim, owner, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, owner);
+    play_after_crash(&mut stage, victim, owner, SPARE, move |process| {
         process.directory().prepare().expect("nobody else is there");
         process.directory().maintain().expect("nobody keeps a lock");
         let name = Name::parse(&text).expect("a good name");
