@@ -721,14 +721,14 @@ def inference(
     against: str | None = None,
     *,
     sequences: ArrayLike,
-    context: ArrayLike = 131_072,
+    context: ArrayLike | None = None,
     load: str = "kv",
-    model: str = "llama3-70b",
+    model: str | None = None,
     serving: int | None = None,
     accelerators: int | None = None,
     rack: str | None = None,
     access: ArrayLike | None = None,
-    working_set: ArrayLike = 40e12,
+    working_set: ArrayLike | None = None,
     outstanding: ArrayLike | None = None,
     visits: ArrayLike | None = None,
     nodes: str = "far",
@@ -748,21 +748,24 @@ def inference(
     ----------
     platform, against, accelerators, rack, nodes, inside, node_latency, bulk, host
         As for `memory`.
-    sequences, context
-        Sequences that are served at once and tokens of each, whole numbers or arrays above 0.
+    sequences
+        Sequences that are served at once, whole numbers or arrays above 0.
+    context
+        Tokens of each sequence whose keys and values are read; 131,072 by default. Of ``"kv"`` alone.
     load
         What is read in a step: ``"kv"``, all keys and values; ``"embedding"``, rows of tables; ``"retrieval"``, vectors
         of an index, one after another.
     model
-        As for `train`.
+        The model whose keys and values are read, as for `train`; llama3-70b by default. Of ``"kv"`` alone.
     serving
         Accelerators of a rack that serve together; the whole rack by default.
     access
         Bytes of a page, a row or a vector, a number or an array; by default 64 KiB, 512 and 4 KiB.
     working_set
-        Bytes of the tables or of the index, a number or an array; of a KV cache they follow from the sequences.
+        Bytes of the tables or of the index, a number or an array; 40e12 by default. Not of ``"kv"``.
     outstanding, visits
         Accesses that are under way at once, and rows or vectors of a sequence in a step, whole numbers or arrays.
+        Visits are not of ``"kv"``.
     fidelity
         ``"L0"``, each accelerator reads at its share of links and memories; ``"L1"``, all that serve read at once, as
         flows; ``"L2"``, by flits.
@@ -779,8 +782,8 @@ def inference(
     Raises
     ------
     polder.ArgumentError
-        When a file is damaged, a platform has no accelerators, more serve than a rack has, a number makes no sense, or
-        reads take too long to be followed.
+        When a file is damaged, a platform has no accelerators, more serve than a rack has, a number makes no sense or
+        is of another load, or reads take too long to be followed.
 
     Examples
     --------
@@ -788,6 +791,8 @@ def inference(
     >>> table["tiered_s"].shape, bool((table["tiered_s"] <= table["baseline_s"]).all())
     ((2, 2), True)
     """
+    if context is None and load == "kv":
+        context = 131_072
     given = {
         "sequences": ("sequences", sequences),
         "context": ("context", context),

@@ -3,8 +3,8 @@
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::memory::{
-    Configuration, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep,
-    kv_bytes,
+    CONTEXT, Configuration, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow,
+    InferenceStep, MODEL, kv_bytes,
 };
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::fidelity::{Closeness, followed};
 use super::memory::{MachineArguments, WayArguments, ways_line};
 use super::option::of_memory;
-use super::table::{self, digits, size, time};
+use super::table::{self, digits, size, three, time};
 use super::written::Json;
 use crate::Failure;
 
@@ -28,12 +28,12 @@ pub(crate) struct Arguments {
     /// another.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kv")]
     load: LoadKind,
-    /// The model that is served.
-    #[arg(long, value_name = "MODEL", default_value = "llama3-70b")]
-    model: String,
-    /// Tokens of each sequence.
-    #[arg(long, value_name = "TOKENS", default_value_t = 131_072, value_parser = clap::value_parser!(u32).range(1..))]
-    context: u32,
+    /// The model whose keys and values are read [default: llama3-70b].
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Tokens of each sequence whose keys and values are read [default: 131072].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
     /// Sequences that are served at once, such as "64,256,1024".
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "64,256,512,1024,4096",
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -41,9 +41,9 @@ pub(crate) struct Arguments {
     /// Bytes of a page of keys and values, of a row, or of a vector with its neighbours [default: 64 KiB, 512 B, 4 KiB].
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     access: Option<Bytes>,
-    /// Size of the tables or of the index, of all accelerators that serve.
-    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse, default_value = "40 TB")]
-    set: Bytes,
+    /// Size of the tables or of the index, of all accelerators that serve [default: 40 TB].
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
+    set: Option<Bytes>,
     /// Accesses that are under way at once [default: 64; in an index 1 of each sequence, where each depends on the one before].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     outstanding: Option<u32>,
@@ -90,7 +90,7 @@ impl Arguments {
         InferenceRow {
             sequences,
             context: self.context,
-            set_bytes: self.set.value(),
+            set_bytes: self.set.map(Bytes::value),
             access_bytes: self.access.map(Bytes::value),
             outstanding: self.outstanding,
             visits: self.visits,
@@ -141,7 +141,7 @@ fn report(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
         })
         .collect();
     json!({
-        "platform": arguments.machines.machine.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
+        "platform": arguments.machines.machine.platform, "against": arguments.machines.against, "model": model_of(arguments), "serving": serving,
         "fidelity": arguments.closeness.level(), "configurations": configurations, "rows": rows,
     })
 }
@@ -154,13 +154,12 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
         let memories: Vec<_> = on.tiers.iter().map(|it| it.name).collect();
         println!("  {}: {}, in {}", on.name, on.platform, memories.join(", "));
     }
-    if arguments.load == LoadKind::Kv {
-        println!(
-            "{}: {} tokens of {} each in each sequence",
-            arguments.model,
-            polder_sim::grouped(arguments.context.into()),
-            size(kv_bytes(model, arguments.context.into()) / f64::from(arguments.context))
-        );
+    if let Some(name) = model_of(arguments) {
+        let context = arguments.context.unwrap_or(CONTEXT);
+        let token = size(kv_bytes(model, context.into()) / f64::from(context));
+        println!("{name}: {} tokens of {token} each in each sequence", polder_sim::grouped(context.into()));
+        let weights = rows.first().map_or(0.0, |row| row.load.resident_bytes * f64::from(*serving));
+        println!("weights of {}, keys and values in 16 bits, whatever its file says", size(weights));
     }
     println!();
     let mut head = vec!["sequences".to_owned(), "the set".into()];
@@ -177,10 +176,9 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
             vec![polder_sim::grouped(row.sequences.into()), size(row.load.set_bytes * f64::from(*serving))];
         for step in &row.steps {
             match step {
-                Some(step) => cells.extend([
-                    time(step.seconds),
-                    polder_sim::grouped((f64::from(row.sequences) / step.seconds) as u64),
-                ]),
+                Some(step) => {
+                    cells.extend([time(step.seconds), rate(f64::from(row.sequences) / step.seconds)])
+                }
                 None => cells.extend(["does not fit".into(), String::new()]),
             }
         }
@@ -199,6 +197,16 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
         "software-managed: what is copied costs the software of a message for each page or row; loads cost none (--access, --outstanding)"
     );
     println!("no run over CXL validates this");
+}
+
+/// The model whose keys and values are read, if any are.
+fn model_of(arguments: &Arguments) -> Option<&str> {
+    (arguments.load == LoadKind::Kv).then(|| arguments.model.as_deref().unwrap_or(MODEL))
+}
+
+/// A number a second.
+fn rate(each_s: f64) -> String {
+    if each_s < 100.0 { three(each_s) } else { polder_sim::grouped(each_s as u64) }
 }
 
 /// How closely reads were looked at; and of each memory over a fabric the rates at which accelerators read it, in the last row that does.

@@ -26,24 +26,30 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     fidelity: ClosedForm,
     /// The machine, with a server of two tiers: a name (`polder plan show`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM", default_value = "memserver")]
+    #[arg(long, value_name = "PLATFORM", default_value = "memserver", conflicts_with = "trace")]
     platform: String,
     /// The server's own memory, by the name of its tier.
-    #[arg(long, value_name = "TIER", default_value = "local")]
+    #[arg(long, value_name = "TIER", default_value = "local", conflicts_with = "trace")]
     fast: String,
     /// Its slow memory, by the name of its tier.
-    #[arg(long, value_name = "TIER", default_value = "cxl")]
+    #[arg(long, value_name = "TIER", default_value = "cxl", conflicts_with = "trace")]
     slow: String,
     #[command(flatten)]
     service: ServiceArguments,
     /// Ratios of fast to slow memory, such as 3:1; the fast memory stays as it is.
-    #[arg(long, value_name = "FAST:SLOW", value_delimiter = ',', default_value = "8:1,4:1,3:1,2:1,1:1")]
+    #[arg(
+        long,
+        value_name = "FAST:SLOW",
+        value_delimiter = ',',
+        default_value = "8:1,4:1,3:1,2:1,1:1",
+        conflicts_with = "record"
+    )]
     ratio: Vec<String>,
     /// Cost of a GB of slow memory, as a part of that of fast memory [default: 0.13, Vistara's reused DIMMs].
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", conflicts_with_all = ["record", "trace"])]
     slow_cost: Option<f64>,
     /// Watts of a server without slow memory [default: 455, Vistara's].
-    #[arg(long, value_name = "WATTS")]
+    #[arg(long, value_name = "WATTS", conflicts_with_all = ["record", "trace"])]
     server_watts: Option<f64>,
     #[command(flatten)]
     outputs: Outputs,
@@ -57,13 +63,13 @@ struct ServiceArguments {
     #[arg(long, value_name = "IDLE", required_unless_present_any = ["record", "trace"], conflicts_with_all = ["record", "trace"])]
     idle: Option<String>,
     /// Memory of one container or VM.
-    #[arg(long, value_name = "SIZE", default_value = "64 GB")]
+    #[arg(long, value_name = "SIZE", default_value = "64 GB", conflicts_with_all = ["record", "trace"])]
     unit: String,
     /// What one draws of memory; the default is as much for each GB as CacheA's (Vistara, Table VIII).
-    #[arg(long, value_name = "RATE", default_value = "15 GB/s")]
+    #[arg(long, value_name = "RATE", default_value = "15 GB/s", conflicts_with_all = ["record", "trace"])]
     draws: String,
     /// The part of its time that one waits for memory, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 50.0)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 50.0, conflicts_with_all = ["record", "trace"])]
     waits: f64,
     /// Take the services from what `polder agent run --record` wrote.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]

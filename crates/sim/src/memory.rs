@@ -14,8 +14,8 @@ pub use answer::{Curves, Pays, Point, curves, landmarks};
 pub use coherence::{CoherentRack, RegionQuestion, RegionTimes};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 pub use inference::{
-    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, InferenceTier,
-    kv_bytes,
+    CONTEXT, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep,
+    InferenceTier, MODEL, SET_BYTES, kv_bytes,
 };
 pub use region::{RegionLoad, RegionRates};
 

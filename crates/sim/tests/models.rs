@@ -133,3 +133,59 @@ fn latents_windows_and_states_keep_what_they_keep() {
     let mamba = of(r#"{"model_type": "mamba2"}"#);
     assert_eq!([1.0, 4096.0].map(|tokens| kv_bytes(&mamba, tokens)), [f64::from(4 * 64 * 8192 * 128); 2]);
 }
+
+/// A file may say of a list what the class would never take: such a file is refused by the key.
+#[test]
+fn lists_and_classes_that_no_model_has_are_refused_by_their_key() {
+    let plain = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256,
+    });
+    let mixture = serde_json::json!({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
+    });
+    let with = |changes: &[(&str, Value)]| {
+        let mut config = plain.clone();
+        for (key, value) in changes {
+            config[*key] = value.clone();
+        }
+        read(&config.to_string(), "changed")
+    };
+    let eight = |count: usize| Value::from(vec![8; count]);
+    assert_eq!(with(&[("num_key_value_heads", eight(32))]).unwrap(), with(&[]).unwrap());
+    let mixed = |key: &str, value: Value| {
+        let own: Vec<_> =
+            mixture.as_object().unwrap().iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        with(&[&own[..], &[(key, value)]].concat())
+    };
+    assert!(mixed("num_local_experts", 8.into()).unwrap().parameters() > 40e9);
+    for (found, expected) in [
+        (
+            with(&[("num_key_value_heads", eight(3))]),
+            "num_key_value_heads: expected a whole number, or one of each of 32 blocks, found 3 of them",
+        ),
+        (
+            with(&[("num_hidden_layers", serde_json::json!([32]))]),
+            "num_hidden_layers: expected a whole number, found [32]",
+        ),
+        (
+            with(&[("architectures", "MixtralForCausalLM".into())]),
+            "architectures: expected a list of classes, found ",
+        ),
+        (
+            with(&[("layer_types", vec!["linear_attention"; 32].into())]),
+            "layer_types: expected \"full_attention\" of every block of a llama, found \"linear_attention\"",
+        ),
+        (
+            mixed("num_local_experts", 0.into()),
+            "num_local_experts: expected experts, to which num_experts_per_tok sends tokens",
+        ),
+        (
+            mixed("num_local_experts", Value::Null),
+            "num_local_experts: expected experts, to which num_experts_per_tok",
+        ),
+    ] {
+        let refusal = found.unwrap_err();
+        assert!(refusal.contains(expected), "{refusal}");
+    }
+}

@@ -256,6 +256,13 @@ fn a_program_that_took_no_time_has_no_error_in_percent() {
     let line =
         refused(&format!("chakra {folder} --compute 1TFLOP/s --memory 1GB/s --launch 1us --measured 0s"));
     assert!(line.ends_with("--measured: expected a time above 0"), "{line}");
+    let trace = r#"{"schema": "1.1.1-chakra.0.0.4", "nodes": []}"#;
+    std::fs::write(scratch.path().join("step.json"), trace).unwrap();
+    let line = refused(&format!("chakra {folder} --compute 1TFLOP/s --memory 1GB/s --launch 1us"));
+    assert!(
+        line.contains("step.json: nodes: expected operators, each with an op_schema, found none"),
+        "{line}"
+    );
     // What is always refused is no option that a user should find.
     let help = stdout_of("mpi --help");
     assert!(help.contains("--buffer") && !help.contains("--window"), "{help}");

@@ -166,7 +166,9 @@ fn slow_memory_beside_a_servers_own_is_planned() {
     let own = json("tier --idle 25%=4.3min,50%=19.4min,75%=43.8min,99%=1.4h --ratio 4:1,3:1,1:1 --json");
     assert_eq!(own["rows"], report["rows"]);
     // Hotter pages draw more of slow memory.
-    let hot = json("tier --idle 25%=100ms,50%=200ms,75%=300ms,99%=400ms --ratio 4:1,3:1,1:1 --json");
+    let hot = json(
+        "tier --idle 25%=100ms,50%=200ms,75%=300ms,99%=400ms --ratio 4:1,3:1,1:1 --draws 150GB/s --json",
+    );
     assert!(hot["rows"][0]["slow_bytes_per_s"].as_f64().unwrap() > 1000.0 * of(0, "slow_bytes_per_s"));
     let scratch = scratch();
     let [csv, html] = ["csv", "html"].map(|name| scratch.path().join(name).display().to_string());
@@ -187,6 +189,11 @@ fn slow_memory_beside_a_servers_own_is_planned() {
         (refused("tier --idle ads --slow hbm"), "--slow: memserver has no server with a tier \"hbm\""),
         (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
         (refused("tier --record /nowhere"), "/nowhere: "),
+        (
+            refused("tier --idle ads --slow local"),
+            "--slow: expected another tier than --fast, found \"local\" of both",
+        ),
+        (refused("tier --idle cache --draws 1B/s"), "--draws: 13 containers draw 13 B/s of all memory"),
     ] {
         assert!(message.starts_with(&format!("polder: {expected}")), "{message}\n{expected}");
     }
@@ -239,6 +246,17 @@ fn a_record_of_the_agent_shows_the_ratio_that_services_lived_with() {
     for line in ["2 services in 10 recorded rounds", "opted out", "together they lived with "] {
         assert!(text.contains(line), "{line:?}: {text}");
     }
+    // What only containers have, or only simulated pages, is not passed over.
+    for more in
+        ["--unit 5GB", "--draws 3GB/s", "--waits 3", "--ratio 9:1", "--slow-cost 0.4", "--server-watts 3"]
+    {
+        let args = format!("tier --record {record} {more}");
+        let Output { status, stderr, .. } = front().args(args.split(' ')).output().unwrap();
+        assert!(
+            !status.success() && String::from_utf8(stderr).unwrap().contains("cannot be used with"),
+            "{args}"
+        );
+    }
     let report = json(&format!("tier --record {record} --json"));
     let cache = &report["services"][0];
     assert_eq!((&cache["name"], &cache["is_opted_out"]), (&"cache".into(), &false.into()));
@@ -258,6 +276,24 @@ fn a_kv_cache_that_a_rack_does_not_hold_is_read_faster_from_nodes_than_by_copies
     assert_eq!(step(2, "tiered"), None, "it fits nowhere");
     let text = stdout_of("inference --platform nvl72-cxl --load retrieval --serving 8");
     assert!(text.contains("vectors of an index, 8 of 1,152"), "{text}");
+    for (more, expected) in [
+        ("--set 1TB", "--set: a step of load kv does not read it; leave it out"),
+        (
+            "--load embedding --context 8",
+            "--context: a step of load embedding does not read it; leave it out",
+        ),
+        (
+            "--load embedding --set 1kB --access 1MB",
+            "--access: expected 1 kB at most, the size of the set, found 1 MB",
+        ),
+    ] {
+        let why = refused(&format!("inference --platform nvl72-cxl {more}"));
+        assert_eq!(why, format!("polder: {expected}"));
+    }
+    // A step of minutes gives less than one a second.
+    let slow =
+        stdout_of("inference --platform nvl72-cxl --load embedding --sequences 64 --visits 4000000000");
+    assert!(!slow.contains("  0  "), "{slow}");
     let why = refused("inference --platform nvl72-cxl --serving 73");
     assert!(why.contains("--serving: expected 1 to 72"), "{why}");
 }
@@ -291,6 +327,12 @@ fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
     assert!(rates(&found)["back_invalidations"].as_f64().unwrap() > 0.1, "{found:#}");
     let large = json("coherence --platform nvl72-cxl --region 4GB --writes 0 --snoop-filter 4GB --json");
     assert_eq!(rates(&large)["back_invalidations"], 0.0);
+    for (more, expected) in [
+        ("--region 1PB", "--region: expected 13.392 TB at most, the memory of a rack, found 1 PB"),
+        ("--cache 1TB", "--cache: expected 186 GB at most, an accelerator's own memory, found 1 TB"),
+    ] {
+        assert_eq!(refused(&format!("coherence --platform nvl72-cxl {more}")), format!("polder: {expected}"));
+    }
     let why = refused("coherence --platform nvl72-ndr");
     assert!(why.contains("rack.nvl72.coherent: expected CXL inside the rack"), "{why}");
 }

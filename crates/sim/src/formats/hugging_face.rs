@@ -236,7 +236,13 @@ fn family(file: &str, keys: &Map<String, Value>) -> Result<(String, Family), Dat
     let wrong = |key: &str, problem: String| Err(DataError::new(file, key, problem));
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let kind = keys.get("model_type").filter(|it| !it.is_null());
-    let class = keys.get("architectures").and_then(|it| it.get(0)).and_then(text);
+    let classes = keys.get("architectures").filter(|it| !it.is_null());
+    if let Some(other) =
+        classes.filter(|it| !it.as_array().is_some_and(|all| all.iter().all(Value::is_string)))
+    {
+        return wrong("architectures", format!("expected a list of classes, found {}", shown(other)));
+    }
+    let class = classes.and_then(|it| it.get(0)).and_then(text);
     let plain = |name: &str| name.replace('_', "").to_lowercase();
     let has = |family: &Family, class: &str| family.class.iter().any(|own| plain(own) == plain(class));
     let mut families = families();
@@ -320,6 +326,7 @@ impl Config<'_> {
 
     /// What a value says at a key.
     fn whole(&self, name: &str, value: &Value) -> Result<u32, DataError> {
+        self.expect_each(name, value)?;
         match each(value)
             .as_u64()
             .and_then(|number| u32::try_from(number).ok())
@@ -332,6 +339,26 @@ impl Config<'_> {
             None => {
                 self.wrong(name, format!("expected a whole number, {MOST} at most, found {}", shown(value)))
             }
+        }
+    }
+
+    /// That a list of a size has one of each block.
+    fn expect_each(&self, name: &str, value: &Value) -> Result<(), DataError> {
+        // Of a list of unlike sizes none is the size.
+        let Some(all) = value.as_array().filter(|_| !each(value).is_array()) else { return Ok(()) };
+        let is_count = LAYERS.contains(&name);
+        let count = if is_count { None } else { self.maybe(LAYERS)? };
+        match count {
+            Some(count) if all.len() == count as usize => Ok(()),
+            Some(count) => self.wrong(
+                name,
+                format!(
+                    "expected a whole number, or one of each of {count} blocks, found {} of them",
+                    all.len()
+                ),
+            ),
+            None if is_count => self.wrong(name, format!("expected a whole number, found {}", shown(value))),
+            None => Ok(()),
         }
     }
 
@@ -374,6 +401,23 @@ impl Config<'_> {
             {
                 return self
                     .wrong(key, format!("expected {expected} of every block, found {}", shown(other)));
+            }
+        }
+        // A class that reads no list of blocks makes all of them alike.
+        let blocks = BLOCKS.iter().filter(|key| !reads(key));
+        for (key, value) in blocks.filter_map(|key| Some((*key, self.keys.get(*key)?))) {
+            let is_alike = |it: &&Value| {
+                let words = ["full_attention", "sliding_attention", "attention"];
+                words.iter().any(|word| **it == **word)
+                    || reads("attention_chunk_size") && **it == "chunked_attention"
+            };
+            if let Some(other) = leaves(value).find(|it| !it.is_null() && !is_alike(it)) {
+                let problem = format!(
+                    "expected \"full_attention\" of every block of a {}, found {}",
+                    self.kind,
+                    shown(other)
+                );
+                return self.wrong(key, problem);
             }
         }
         let is_object = |it: &Value| it.as_object().is_some_and(|keys| !keys.is_empty());
@@ -849,7 +893,18 @@ impl Config<'_> {
 
     /// A mixture, when there is one, with the width of an expert.
     fn experts(&self) -> Result<Option<(Experts, Option<u32>)>, DataError> {
-        let Some(count) = self.maybe(EXPERTS)?.filter(|count| *count > 1) else { return Ok(None) };
+        let Some(count) = self.maybe(EXPERTS)?.filter(|count| *count > 1) else {
+            // What the file itself sends tokens to has to be there.
+            let own = ACTIVE.iter().find_map(|key| Some((*key, said(&self.keys, key)?)));
+            let (key, count) = (self.read(EXPERTS)?.0, self.maybe(EXPERTS)?.unwrap_or(0));
+            return match own {
+                Some((active, _)) if count == 0 && self.keys.contains_key(key) => {
+                    let problem = format!("expected experts, to which {active} sends tokens, found none");
+                    self.wrong(key, problem)
+                }
+                _ => Ok(None),
+            };
+        };
         let active = self.must(ACTIVE)?;
         // Gemma 4 has its dense part beside the experts.
         let shared_feed_forward = match self.flag(&["enable_moe_block"])? {
@@ -1396,6 +1451,7 @@ mod tests {
     /// Published sizes of models whose classes are no part of transformers, or whose files differ from what their classes write.
     #[test]
     fn files_as_they_are_published_give_the_published_sizes() {
+        let [widths, eights, ones] = [3072, 8, 1].map(|size| format!("{:?}", [size; 32]));
         let llama = r#""hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32"#;
         for (config, expected) in [
             // Heads of keys and values under another name: huggingface/transformers#24523.
@@ -1420,8 +1476,8 @@ mod tests {
                 "moe_top_k": 6, "num_shared_experts": 2, "num_attention_heads": 32, "vocab_size": 100278"#.into(), 25.777),
             // Lists of equal numbers, one for each block.
             (format!(r#""model_type": "hunyuan_v1_moe", {llama}, "num_key_value_heads": 8, "head_dim": 128, "attention_head_dim": 128,
-                "intermediate_size": 3072, "moe_intermediate_size": [3072, 3072], "num_experts": 64, "moe_topk": [8, 8],
-                "num_shared_expert": [1, 1], "tie_word_embeddings": true, "vocab_size": 128167"#), 80.393),
+                "intermediate_size": 3072, "moe_intermediate_size": {widths}, "num_experts": 64, "moe_topk": {eights},
+                "num_shared_expert": {ones}, "tie_word_embeddings": true, "vocab_size": 128167"#), 80.393),
             // Experts that are off, and a window as long as a sequence.
             (r#""model_type": "doge", "num_key_value_heads": 4, "is_moe": false, "num_experts": 16384, "num_experts_per_tok": 64,
                 "tie_word_embeddings": true"#.into(), 0.3358),

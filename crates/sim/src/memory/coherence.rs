@@ -1,9 +1,11 @@
 //! A region of a rack's memory that hardware keeps coherent: what accesses to it take.
 
-use polder_platform::{DataError, Platform};
+use polder_platform::{Bytes, DataError, Platform};
 use serde::{Deserialize, Serialize};
 
 use super::region::{RegionLoad, RegionRates};
+use crate::given::GivenError;
+
 use super::{Configuration, Inside, LINE, MemoryError, Question, Tier, Ways, configurations, job};
 
 /// A region as it is asked for.
@@ -29,6 +31,8 @@ pub struct CoherentRack {
     pub rack: String,
     /// Accelerators of it.
     pub accelerators: u32,
+    /// Bytes of an accelerator's own memory.
+    pub own_bytes: f64,
     /// A line in an accelerator's own memory.
     pub own_s: f64,
     /// A load of a line of another's memory.
@@ -81,6 +85,7 @@ impl CoherentRack {
         Ok(Self {
             rack: rack.into(),
             accelerators,
+            own_bytes: machines[0].tiers[0].capacity_bytes,
             own_s: machines[0].tiers[0].access.seconds(LINE),
             load_s: load.access.seconds(LINE),
             copy_s: copy.access.seconds(LINE),
@@ -94,6 +99,17 @@ impl CoherentRack {
     /// # Errors
     /// When a number cannot be.
     pub fn region(&self, asked: &RegionQuestion) -> Result<RegionTimes, MemoryError> {
+        let rack_bytes = self.own_bytes * f64::from(self.accelerators);
+        for (key, bytes, most, whose) in [
+            ("region", asked.region_bytes, rack_bytes, "the memory of a rack"),
+            ("cache", asked.cache_bytes, self.own_bytes, "an accelerator's own memory"),
+        ] {
+            if bytes > most {
+                let [bytes, most] = [bytes, most].map(Bytes::new);
+                let problem = format!("expected {most} at most, {whose}, found {bytes}");
+                return Err(GivenError::new(key, problem).into());
+            }
+        }
         let load = RegionLoad {
             accelerators: self.accelerators,
             lines: asked.region_bytes / LINE,

@@ -1,6 +1,6 @@
 //! Inference that outgrows an accelerator: KV caches, embedding tables and retrieval, by the memories that they take.
 
-use polder_platform::Platform;
+use polder_platform::{Bytes, Platform};
 use serde::{Deserialize, Serialize};
 
 use super::holders::{Holders, ReadRequest, Readers};
@@ -12,6 +12,13 @@ use crate::step::model::Model;
 
 /// Bytes of a key, a value or a weight.
 const HALF: f64 = 2.0;
+
+/// The model whose keys and values are read where none is given.
+pub const MODEL: &str = "llama3-70b";
+/// Tokens of a sequence where none are given.
+pub const CONTEXT: u32 = 131_072;
+/// Bytes of tables or of an index where none are given.
+pub const SET_BYTES: f64 = 40e12;
 
 /// What is read in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +34,29 @@ pub enum InferenceKind {
 }
 
 impl InferenceKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kv => "kv",
+            Self::Embedding => "embedding",
+            Self::Retrieval => "retrieval",
+        }
+    }
+
+    /// Refuses what such a load does not read.
+    fn expect_read(self, key: &'static str, is_given: bool) -> Result<(), GivenError> {
+        let is_read = match key {
+            "model" | "context" => self == Self::Kv,
+            _ => self != Self::Kv,
+        };
+        match is_given && !is_read {
+            true => {
+                let problem = format!("a step of load {} does not read it; leave it out", self.name());
+                Err(GivenError::new(key, problem))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Bytes of an access, accesses at once, and visits of a sequence.
     const fn defaults(self) -> (f64, u32, u32) {
         match self {
@@ -48,8 +78,8 @@ pub struct InferenceQuestion {
     /// What is read.
     #[serde(default)]
     pub load: InferenceKind,
-    /// The model, by its name or the path of its file.
-    pub model: String,
+    /// The model whose keys and values are read, by its name or the path of its file; [`MODEL`] when left out.
+    pub model: Option<String>,
     /// How closely reads over fabrics are looked at: each accelerator with its share, as flows, or flit by flit.
     #[serde(default)]
     pub fidelity: Fidelity,
@@ -64,10 +94,10 @@ pub struct InferenceQuestion {
 pub struct InferenceRow {
     /// Sequences that are served at once.
     pub sequences: u32,
-    /// Tokens of each.
-    pub context: u32,
-    /// Bytes of the tables or of the index.
-    pub set_bytes: f64,
+    /// Tokens of each whose keys and values are read; [`CONTEXT`] when left out.
+    pub context: Option<u32>,
+    /// Bytes of the tables or of the index; [`SET_BYTES`] when left out.
+    pub set_bytes: Option<f64>,
     /// Bytes of an access; those of the kind of load when left out.
     pub access_bytes: Option<f64>,
     /// Accesses under way at once; those of the kind of load when left out.
@@ -119,28 +149,41 @@ impl Inference {
             }
         }
         let readers = Readers { count: serving, fidelity, flits };
-        let model = Model::load(&question.model)?;
+        kind.expect_read("model", question.model.is_some())?;
+        let model = Model::load(question.model.as_deref().unwrap_or(MODEL))?;
         Ok(Self { accelerators, serving, configurations, model, kind, readers })
     }
 
     /// What each accelerator that serves reads in a step.
     ///
     /// # Errors
-    /// When a number is 0 or less.
+    /// When a number is 0 or less, or is given where nothing reads it; when a row is larger than the tables.
     pub fn load(&self, row: &InferenceRow) -> Result<InferenceLoad, MemoryError> {
         let (bytes, outstanding, visits) = self.kind.defaults();
         let bytes = row.access_bytes.unwrap_or(bytes);
         let outstanding = f64::from(row.outstanding.unwrap_or(outstanding));
-        let (context, sequences) = (f64::from(row.context), f64::from(row.sequences));
+        let given = [
+            ("context", row.context.is_some()),
+            ("set", row.set_bytes.is_some()),
+            ("visits", row.visits.is_some()),
+        ];
+        given.into_iter().try_for_each(|(key, is_given)| self.kind.expect_read(key, is_given))?;
+        let (context, sequences) = (f64::from(row.context.unwrap_or(CONTEXT)), f64::from(row.sequences));
+        let set_bytes = row.set_bytes.unwrap_or(SET_BYTES);
         for (key, value) in [
             ("sequences", sequences),
             ("context", context),
-            ("set", row.set_bytes),
+            ("set", set_bytes),
             ("access", bytes),
             ("outstanding", outstanding),
             ("visits", row.visits.map_or(1.0, f64::from)),
         ] {
             GivenError::expect_above_zero(key, value)?;
+        }
+        if self.kind != InferenceKind::Kv && bytes > set_bytes {
+            let [bytes, all] = [bytes, set_bytes].map(Bytes::new);
+            let problem = format!("expected {all} at most, the size of the set, found {bytes}");
+            return Err(GivenError::new("access", problem).into());
         }
         let serving = f64::from(self.serving);
         let kv = InferenceLoad::kv(&self.model, context, sequences, serving, bytes, outstanding);
@@ -154,7 +197,7 @@ impl Inference {
                     _ => outstanding,
                 },
                 resident_bytes: 0.0,
-                set_bytes: row.set_bytes / serving,
+                set_bytes: set_bytes / serving,
                 accesses: sequences / serving * f64::from(row.visits.unwrap_or(visits)),
                 ..kv
             },
@@ -366,6 +409,63 @@ mod tests {
     }
 
     #[test]
+    fn what_a_load_does_not_read_is_refused_and_so_is_a_row_larger_than_its_table() {
+        let machines = Question {
+            platform: "nvl72-cxl".into(),
+            against: None,
+            rack: None,
+            accelerators: None,
+            ways: Ways::default(),
+        };
+        let row = InferenceRow {
+            sequences: 64,
+            context: None,
+            set_bytes: None,
+            access_bytes: None,
+            outstanding: None,
+            visits: None,
+        };
+        for (load, model, row, expected) in [
+            (
+                InferenceKind::Kv,
+                None,
+                InferenceRow { set_bytes: Some(1e12), ..row },
+                "set: a step of load kv does not",
+            ),
+            (
+                InferenceKind::Kv,
+                None,
+                InferenceRow { visits: Some(5), ..row },
+                "visits: a step of load kv does not",
+            ),
+            (
+                InferenceKind::Embedding,
+                None,
+                InferenceRow { context: Some(8), ..row },
+                "context: a step of load embedding does not",
+            ),
+            (InferenceKind::Retrieval, Some("gpt3-175b"), row, "model: a step of load retrieval does not"),
+            (
+                InferenceKind::Embedding,
+                None,
+                InferenceRow { set_bytes: Some(1e3), access_bytes: Some(1e6), ..row },
+                "access: expected 1 kB at most, the size of the set, found 1 MB",
+            ),
+        ] {
+            let question = InferenceQuestion {
+                machines: machines.clone(),
+                serving: None,
+                load,
+                model: model.map(Into::into),
+                fidelity: Fidelity::L0,
+                flits: FlitOptions::default(),
+            };
+            let refusal = Inference::new(&question).and_then(|it| it.load(&row)).unwrap_err().to_string();
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
+    }
+
+    #[test]
     fn a_cache_in_own_memory_goes_at_its_bandwidth() {
         let model = Model::load("llama3-70b").unwrap();
         let load = InferenceLoad::kv(&model, 8192.0, 8.0, 8.0, 65536.0, 64.0);
@@ -404,15 +504,15 @@ mod tests {
                 },
                 serving: Some(serving),
                 load: InferenceKind::Retrieval,
-                model: "llama3-8b".into(),
+                model: None,
                 fidelity,
                 flits: FlitOptions::default(),
             };
             let inference = Inference::new(&question).unwrap();
             let row = InferenceRow {
                 sequences: 4096,
-                context: 1,
-                set_bytes: 12.5e12,
+                context: None,
+                set_bytes: Some(12.5e12),
                 access_bytes: Some(65536.0),
                 outstanding: Some(64),
                 visits: Some(8),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use polder_platform::{DataError, Platform, files_of, in_words, quoted, recorded_text_of};
+use polder_platform::{DataError, Platform, files_of, in_words, printable, quoted, recorded_text_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -273,6 +273,11 @@ impl StepTrace {
         let remedy = "no file .json: register a file of it with torch.profiler.ExecutionTraceObserver, see docs/plan-programs.md";
         let read = |name: String| {
             let trace = Self::read(&name, &recorded_text_of(&name)?)?;
+            if trace.operators.is_empty() && trace.collectives == 0 {
+                let problem =
+                    "expected operators, each with an op_schema, found none; observe a step that runs some";
+                return Err(DataError::new(&name, "nodes", problem));
+            }
             Ok((name, trace))
         };
         files_of(folder, |name| name.ends_with(".json"), remedy)?.into_iter().map(read).collect()
@@ -295,6 +300,11 @@ impl StepTrace {
             );
             return Err(DataError::new(name, "schema", problem));
         }
+        let mut ids = BTreeSet::new();
+        if let Some(twice) = file.nodes.iter().find(|node| !ids.insert(node.id)) {
+            let problem = "expected an id of its own, found that of another node";
+            return Err(DataError::new(name, &format!("node {}", twice.id), problem));
+        }
         let schemas = |node: &Node| {
             node.attrs.iter().any(|attribute| {
                 attribute.name == "op_schema" && attribute.value.as_str().is_some_and(|text| !text.is_empty())
@@ -303,6 +313,9 @@ impl StepTrace {
         // Only operators have a schema. One that calls others counts by them, unless they are its helpers alone.
         let operators: BTreeMap<u64, &Node> =
             file.nodes.iter().filter(|node| schemas(node)).map(|node| (node.id, node)).collect();
+        for node in operators.values() {
+            node.check().map_err(|problem| DataError::new(name, &format!("node {}", node.id), problem))?;
+        }
         let mut called: BTreeMap<u64, CalledTotals> = BTreeMap::new();
         // Callers have lower ids than what they call.
         for node in operators.values().rev() {
@@ -407,6 +420,12 @@ const ATTENTION: [&str; 4] = [
     "_scaled_dot_product_cudnn_attention",
 ];
 
+/// Products of matrices besides fused attention.
+const PRODUCTS: &str = "_addmm_activation _convolution _cudnn_rnn _cudnn_rnn_backward _efficient_attention_backward \
+    _efficient_attention_forward _flash_attention_backward _flash_attention_forward _grouped_mm _int_mm _scaled_grouped_mm _scaled_mm \
+    _slow_conv2d_forward addmm addmm_ baddbmm bmm convolution convolution_backward linear miopen_rnn miopen_rnn_backward \
+    mkldnn_convolution mkldnn_linear mkldnn_rnn_layer mkldnn_rnn_layer_backward mm thnn_conv2d";
+
 fn is_among(words: &str, name: &str) -> bool {
     words.split_ascii_whitespace().any(|word| word == name)
 }
@@ -433,6 +452,22 @@ impl Node {
     /// The name without its library's.
     fn plain(&self) -> &str {
         self.name.strip_prefix("aten::").unwrap_or(&self.name)
+    }
+
+    /// Whether its caller is known by then, its tensors are such, and a product has the sides that it takes.
+    fn check(&self) -> Result<(), String> {
+        if let Some(caller) = self.ctrl_deps.filter(|caller| *caller >= self.id) {
+            return Err(format!("expected a caller with a lower id, found {caller}"));
+        }
+        let of = |side: &str, tensors: &Tensors| {
+            tensors.check().map_err(|problem| format!("{}: {side}: {problem}", printable(&self.name)))
+        };
+        of("inputs", &self.inputs)?;
+        of("outputs", &self.outputs)?;
+        match self.flops(self.plain()).is_some_and(f64::is_nan) {
+            true => Err(format!("{}: inputs: expected the shapes of a product", printable(&self.name))),
+            false => Ok(()),
+        }
     }
 
     /// Whether it does its work itself, beside what it calls: a product, and an operator of whose largest side that moves less than half.
@@ -465,8 +500,12 @@ impl Node {
         Some(Call { name: of("collective_name")?.as_str()?.into(), bytes, ranks })
     }
 
-    /// Two operations for each product.
+    /// Two operations for each product; no number where the trace has not its sides.
     fn flops(&self, name: &str) -> Option<f64> {
+        is_product(name).then(|| self.products(name).unwrap_or(f64::NAN))
+    }
+
+    fn products(&self, name: &str) -> Option<f64> {
         let of = |index| self.inputs.shape(index);
         Some(match name {
             "mm" | "bmm" | "_scaled_mm" | "_grouped_mm" | "_scaled_grouped_mm" | "_int_mm" => {
@@ -517,6 +556,12 @@ impl Node {
     }
 }
 
+/// Whether an operator is a product of matrices.
+fn is_product(name: &str) -> bool {
+    let forward = name.strip_suffix("_backward").unwrap_or(name);
+    is_among(PRODUCTS, name) || ATTENTION.contains(&forward)
+}
+
 fn count(shape: &[f64]) -> f64 {
     shape.iter().product()
 }
@@ -538,6 +583,66 @@ impl Tensors {
     fn bytes(&self) -> f64 {
         self.types.iter().zip(&self.shapes).map(|(kind, shape)| bytes(kind, shape)).sum()
     }
+
+    /// Whether each tensor is of a known type, with sides that are whole numbers.
+    fn check(&self) -> Result<(), String> {
+        match self.types.len() == self.shapes.len() {
+            true => self.types.iter().zip(&self.shapes).try_for_each(|(kind, shape)| check(kind, shape)),
+            false => {
+                Err(format!("expected {} shapes, as types, found {}", self.types.len(), self.shapes.len()))
+            }
+        }
+    }
+}
+
+/// Elements of a tensor at most: so many are counted one by one in 64-bit floats.
+const MOST_ELEMENTS: f64 = 9_007_199_254_740_992.0;
+
+fn check(kind: &str, shape: &Value) -> Result<(), String> {
+    let wrong = |expected: &str| Err(format!("expected {expected}, found {}", quoted(&shape.to_string())));
+    if let Some(inside) = kind.strip_prefix("GenericList[").and_then(|it| it.strip_suffix(']')) {
+        let kinds = inside.split(',');
+        return match shape.as_array() {
+            Some(shapes) => kinds.zip(shapes).try_for_each(|(kind, shape)| check(kind, shape)),
+            None => wrong("a list of shapes"),
+        };
+    }
+    let Some(element) = kind.strip_prefix("Tensor(").and_then(|it| it.strip_suffix(')')) else {
+        return Ok(());
+    };
+    if element_bytes(element).is_none() {
+        return Err(format!("expected a tensor of a known type, found {}", quoted(element)));
+    }
+    let sides: Option<Vec<_>> = shape
+        .as_array()
+        .and_then(|sides| sides.iter().map(|side| side.as_u64().map(|it| it as f64)).collect());
+    match sides.is_some_and(|sides| count(&sides) <= MOST_ELEMENTS) {
+        true => Ok(()),
+        false => wrong("the sides of a tensor, whole numbers from 0 on"),
+    }
+}
+
+/// Bytes of an element, as PyTorch names its types; of a tensor without memory none.
+fn element_bytes(element: &str) -> Option<f64> {
+    Some(match element {
+        "c10::complex<double>" => 16.0,
+        "double"
+        | "long int"
+        | "long"
+        | "long long"
+        | "unsigned long"
+        | "long unsigned int"
+        | "c10::complex<float>" => 8.0,
+        "float" | "int" | "unsigned int" | "c10::qint32" | "c10::complex<c10::Half>" => 4.0,
+        "c10::Half" | "c10::BFloat16" | "short int" | "short" | "unsigned short" | "short unsigned int" => {
+            2.0
+        }
+        "bool" | "unsigned char" | "signed char" | "c10::qint8" | "c10::quint8" | "c10::quint4x2"
+        | "c10::quint2x4" => 1.0,
+        _ if element.starts_with("c10::Float8") || element.starts_with("c10::Float4") => 1.0,
+        _ if element.starts_with("c10::bits") || element.starts_with("nullptr") => 0.0,
+        _ => return None,
+    })
 }
 
 /// Bytes of a tensor, or of a list of tensors.
@@ -547,15 +652,7 @@ fn bytes(kind: &str, shape: &Value) -> f64 {
         return inside.split(',').zip(shapes).map(|(kind, shape)| bytes(kind, shape)).sum();
     }
     let Some(element) = kind.strip_prefix("Tensor(").and_then(|it| it.strip_suffix(')')) else { return 0.0 };
-    let each = match element {
-        "double" | "long int" | "long" | "c10::complex<float>" => 8.0,
-        "float" | "int" => 4.0,
-        "c10::Half" | "c10::BFloat16" | "short int" | "short" => 2.0,
-        "bool" | "unsigned char" | "signed char" => 1.0,
-        _ if element.starts_with("c10::Float8") => 1.0,
-        _ => 0.0,
-    };
-    each * shapes.iter().filter_map(Value::as_f64).product::<f64>()
+    element_bytes(element).unwrap_or(0.0) * shapes.iter().filter_map(Value::as_f64).product::<f64>()
 }
 
 #[cfg(test)]
@@ -577,6 +674,46 @@ mod tests {
          "inputs": {"values": [], "shapes": [[4], [2, 3], [3, 4], []], "types": ["Tensor(float)", "Tensor(float)", "Tensor(float)", "Int"]},
          "outputs": {"values": [], "shapes": [[2, 4]], "types": ["Tensor(float)"]},
          "attrs": [{"name": "op_schema", "type": "string", "value": "aten::addmm(...)"}]}]}"#;
+
+    #[test]
+    fn what_would_be_counted_as_nothing_or_less_is_refused_by_its_node() {
+        let read = |text: &str| StepTrace::read("step.json", text).unwrap_err().to_string();
+        for (from, to, expected) in [
+            ("\"id\": 6,", "\"id\": 5,", "step.json: node 5: expected an id of its own"),
+            (
+                "\"ctrl_deps\": 5",
+                "\"ctrl_deps\": 9",
+                "step.json: node 6: expected a caller with a lower id, found 9",
+            ),
+            ("[[4, 3]]", "[[-4, 3]]", "step.json: node 6: aten::t: inputs: expected the sides of a tensor"),
+            ("[[4, 3]]", "[[4.5, 3]]", "step.json: node 6: aten::t: inputs: expected the sides of a tensor"),
+            (
+                "[[4, 3]]",
+                "[[1125899906842624, 3000]]",
+                "step.json: node 6: aten::t: inputs: expected the sides of a tensor",
+            ),
+            (
+                "[[4, 3]], \"types\": [\"Tensor(float)\"]",
+                "[[4, 3]], \"types\": [\"Tensor(of dreams)\"]",
+                "step.json: node 6: aten::t: inputs: expected a tensor of a known type, found of dreams",
+            ),
+            (
+                "[[4, 3]], \"types\": [\"Tensor(float)\"]",
+                "[[4, 3]], \"types\": []",
+                "step.json: node 6: aten::t: inputs: expected 0 shapes, as types, found 1",
+            ),
+            (
+                "[[4], [2, 3], [3, 4], []], \"types\": [\"Tensor(float)\", \"Tensor(float)\", \"Tensor(float)\", \"Int\"]",
+                "[], \"types\": []",
+                "step.json: node 7: aten::addmm: inputs: expected the shapes of a product",
+            ),
+        ] {
+            let text = TRACE.replace(from, to);
+            assert_ne!(text, TRACE, "{from}");
+            let refusal = read(&text);
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
+    }
 
     #[test]
     fn an_operator_that_calls_others_counts_by_them() {

@@ -63,6 +63,9 @@ pub enum ProgramError {
     Replay(#[from] ReplayError),
 }
 
+/// How many times as long computing takes, at most.
+const MOST_COMPUTING: f64 = 1e6;
+
 impl ProgramTrace {
     /// Reads the files of all ranks of a folder.
     ///
@@ -92,9 +95,11 @@ impl ProgramTrace {
     pub fn predict(&self, question: &ProgramQuestion) -> Result<PredictedProgram, ProgramError> {
         let ProgramQuestion { latency_s, bytes_per_s, computing, .. } = *question;
         GivenError::expect_above_zero("bandwidth", bytes_per_s)?;
-        for (key, value) in [("latency", latency_s), ("computing", computing)] {
-            if !(value >= 0.0 && value.is_finite()) {
-                let problem = format!("expected a number from 0 on, found {value}");
+        for (key, value, most) in [("latency", latency_s, f64::MAX), ("computing", computing, MOST_COMPUTING)]
+        {
+            if !(0.0..=most).contains(&value) {
+                let up_to = if most < f64::MAX { format!("to {most}") } else { "on".into() };
+                let problem = format!("expected a number from 0 {up_to}, found {value}");
                 return Err(GivenError::new(key, problem).into());
             }
         }

@@ -3,7 +3,7 @@
 //! Each rank has a text of its own. Lines are: the version; `rank RANK OF HOST`; calls as `BEGIN END CALL NUMBERS`, in nanoseconds since all
 //! ranks had begun; `comm NUMBER RANKS`; and `end TIME`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use polder_platform::{DataError, quoted};
 use serde::Serialize;
@@ -80,6 +80,7 @@ pub fn read_trace(texts: &[(String, String)]) -> Result<ProgramTrace, DataError>
     hosts.dedup();
     let number =
         |trace: &RankTrace| hosts.iter().position(|host| *host == trace.host).map_or(0, |at| at as u32);
+    expect_same_collectives(texts, &ranks)?;
     let bytes = |operation: &Operation| {
         if let Operation::Send { bytes, .. } = operation { u128::from(*bytes) } else { 0 }
     };
@@ -96,6 +97,56 @@ pub fn read_trace(texts: &[(String, String)]) -> Result<ProgramTrace, DataError>
     })
 }
 
+/// Whether the ranks of a communicator make the same collective calls in the same order.
+fn expect_same_collectives(
+    texts: &[(String, String)],
+    ranks: &BTreeMap<u32, RankTrace>,
+) -> Result<(), DataError> {
+    let comms: BTreeSet<&Vec<u32>> = ranks.values().flat_map(|trace| trace.collectives.keys()).collect();
+    let of = |rank: u32, members: &Vec<u32>| ranks.get(&rank)?.collectives.get(members);
+    for members in comms {
+        let calls_of = |rank| of(rank, members).map_or(&[][..], Vec::as_slice);
+        let first = members[0];
+        let expected = calls_of(first);
+        for rank in &members[1..] {
+            let calls = calls_of(*rank);
+            let differs = (0..calls.len().max(expected.len())).find(|at| calls.get(*at) != expected.get(*at));
+            let Some(at) = differs else { continue };
+            let shown =
+                |call: Option<&CollectiveCall>| call.map_or_else(|| "none".to_owned(), CollectiveCall::shown);
+            let [expected, found] = [expected.get(at), calls.get(at)].map(shown);
+            let problem = format!(
+                "call {} of {} ranks: expected {expected}, as rank {first} has, found {found}",
+                at + 1,
+                members.len()
+            );
+            let head = format!("rank {rank} ");
+            let is_of =
+                |(_, text): &&(String, String)| text.lines().nth(1).is_some_and(|it| it.starts_with(&head));
+            let name = texts.iter().find(is_of).map_or("trace", |(name, _)| name);
+            return Err(DataError::new(name, "collective", problem));
+        }
+    }
+    Ok(())
+}
+
+/// A collective call, as far as all ranks of it must agree.
+#[derive(Clone, Debug, PartialEq)]
+struct CollectiveCall {
+    name: String,
+    root: usize,
+    /// Where each rank gives the same.
+    bytes: Option<u64>,
+}
+
+impl CollectiveCall {
+    fn shown(&self) -> String {
+        let Self { name, root, bytes } = self;
+        let bytes = bytes.map_or_else(String::new, |bytes| format!(" of {bytes} bytes"));
+        format!("{name}{bytes} with root {root}")
+    }
+}
+
 struct RankTrace {
     rank: u32,
     of: u32,
@@ -104,6 +155,8 @@ struct RankTrace {
     measured: MeasuredRank,
     /// The ranks of each communicator.
     comms: BTreeMap<i64, Vec<u32>>,
+    /// Collective calls by the ranks of their communicator, in their order.
+    collectives: BTreeMap<Vec<u32>, Vec<CollectiveCall>>,
     /// Where receives whose sender was not yet known stand among the operations.
     open: BTreeMap<u32, usize>,
     /// The end of the last call, in nanoseconds.
@@ -165,6 +218,7 @@ impl RankTrace {
             operations: vec![],
             measured: MeasuredRank::default(),
             comms: BTreeMap::new(),
+            collectives: BTreeMap::new(),
             open: BTreeMap::new(),
             until: 0,
         })
@@ -268,8 +322,15 @@ impl RankTrace {
                 let place = place.ok_or_else(|| format!("comm {comm} has not this rank, {}", self.rank))?;
                 let root = usize::try_from(*root).ok().filter(|root| *root < members.len());
                 let root = root.ok_or_else(|| format!("the root is none of the {} ranks", members.len()))?;
-                let messages = Group { members, place }.messages(kind, self.size(*bytes)?, root);
-                self.operations.extend(messages);
+                let bytes = self.size(*bytes)?;
+                let is_alike =
+                    matches!(kind, Collective::Broadcast | Collective::Reduce | Collective::AllReduce);
+                let called = CollectiveCall { name: call.into(), root, bytes: is_alike.then_some(bytes) };
+                self.operations.extend(Group { members, place }.messages(kind, bytes, root));
+                match self.collectives.get_mut(members) {
+                    Some(calls) => calls.push(called),
+                    None => drop(self.collectives.insert(members.clone(), vec![called])),
+                }
                 return Ok(());
             }
             _ => return Err(format!("{} is no call of this version, or has other numbers", quoted(call))),
@@ -356,6 +417,30 @@ mod tests {
         assert!(error.contains("expected messages of 9007199254740992 bytes in all or less"), "{error}");
         let error = read_trace(&[("a".into(), "elf".into())]).unwrap_err().to_string();
         assert!(error.starts_with("a: line 1: expected \"polder-mpi-trace 1\""), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_call_different_collectives_are_no_program() {
+        for (one, other, expected) in [
+            (
+                "5 9 broadcast 0 8 0\nend 9\n",
+                "5 9 reduce 0 8 0\nend 9\n",
+                "rank-1: collective: call 1 of 2 ranks: expected broadcast of 8 bytes with root 0, as rank 0 has, found reduce",
+            ),
+            ("5 9 broadcast 0 8 0\nend 9\n", "5 9 broadcast 0 16 0\nend 9\n", "rank-1: collective: call 1"),
+            ("5 9 gather 0 8 0\nend 9\n", "5 9 gather 0 8 1\nend 9\n", "rank-1: collective: call 1"),
+            (
+                "5 7 barrier 0 0 0\n7 9 broadcast 0 8 1\nend 9\n",
+                "5 7 barrier 0 0 0\nend 9\n",
+                "rank-1: collective: call 2 of 2 ranks: expected broadcast of 8 bytes with root 1, as rank 0 has, found none",
+            ),
+            ("end 9\n", "5 7 barrier 0 0 0\nend 9\n", "rank-1: collective: call 1 of 2 ranks: expected none"),
+        ] {
+            let refusal = read_trace(&texts(&[one, other])).unwrap_err().to_string();
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
+        // What each rank gives may differ where each has a piece of its own.
+        read_trace(&texts(&["5 9 gather 0 8 0\nend 9\n", "5 9 gather 0 16 0\nend 9\n"])).unwrap();
     }
 
     #[test]

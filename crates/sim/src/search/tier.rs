@@ -1,7 +1,7 @@
 //! What a server holds with slow memory beside its own, for a service that is described: the tiers of a platform, and costs of the Vistara
 //! paper where none are given.
 
-use polder_platform::{BuiltTier, Bytes, DataError, Platform, quoted};
+use polder_platform::{Bandwidth, BuiltTier, Bytes, DataError, Platform, quoted};
 use serde::Deserialize;
 
 use crate::given::GivenError;
@@ -94,6 +94,11 @@ impl TierServer {
             platform.tier(name).cloned().ok_or_else(|| GivenError::new(key, problem()))
         };
         let (fast, slow) = (tier("fast", &question.fast)?, tier("slow", &question.slow)?);
+        if question.fast == question.slow {
+            let problem =
+                format!("expected another tier than --fast, found \"{}\" of both", quoted(&question.slow));
+            return Err(GivenError::new("slow", problem).into());
+        }
         let paper = ServicesFigure::load()?;
         let mut costs = paper.costs();
         costs.slow_cost = question.slow_cost.unwrap_or(costs.slow_cost);
@@ -146,13 +151,27 @@ impl TierServer {
             let problem = format!("{} is too little: more than {most} would fit", Bytes::new(*unit_bytes));
             return Err(GivenError::new("unit", problem).into());
         }
+        if (fast + fast / ratio) / unit_bytes > most {
+            let problem = format!("{ratio} is too little: more than {most} containers would fit");
+            return Err(GivenError::new("ratio", problem).into());
+        }
         let service = Described {
             idle: self.idle(idle)?,
             unit_bytes: *unit_bytes,
             unit_bytes_per_s: *unit_bytes_per_s,
             waits: *waits,
         };
-        Ok(rows(self.pair(), &service, &self.costs, &[fast / ratio])[0])
+        let row = rows(self.pair(), &service, &self.costs, &[fast / ratio])[0];
+        let drawn = f64::from(row.units) * unit_bytes_per_s;
+        if row.slow_bytes_per_s > drawn {
+            let [slow, drawn] = [row.slow_bytes_per_s, drawn].map(Bandwidth::new);
+            let problem = format!(
+                "{} containers draw {drawn} of all memory, and by their idle times {slow} of slow memory alone; give more, or longer idle times",
+                row.units
+            );
+            return Err(GivenError::new("draws", problem).into());
+        }
+        Ok(row)
     }
 
     fn idle(&self, given: &GivenIdle) -> Result<Idle, GivenError> {
@@ -216,6 +235,14 @@ mod tests {
             ),
             (TierRow { unit_bytes_per_s: -1.0, ..ads() }, "draws: "),
             (TierRow { waits: 2.0, ..ads() }, "waits: expected a number from 0 to 1, found 2"),
+            (
+                TierRow { ratio: 1e-12, ..ads() },
+                "ratio: 0.000000000001 is too little: more than 4294967295 containers would fit",
+            ),
+            (
+                TierRow { unit_bytes_per_s: 1.0, ..ads() },
+                "draws: 16 containers draw 16 B/s of all memory, and by ",
+            ),
             (TierRow { ratio: 0.0, ..ads() }, "ratio: expected a number above 0, found 0"),
             (TierRow { idle: GivenIdle::Named("lunch".into()), ..ads() }, "idle: expected one of ads, "),
             (
@@ -226,6 +253,9 @@ mod tests {
             let refusal = server.row(&row).unwrap_err().to_string();
             assert!(refusal.starts_with(key), "{refusal}");
         }
+        let same = TierQuestion { slow: "local".into(), ..question() };
+        let refusal = TierServer::new(&same).err().unwrap().to_string();
+        assert_eq!(refusal, "slow: expected another tier than --fast, found \"local\" of both");
         for (slow_cost, server_watts, key) in [
             (Some(f64::NAN), None, "slow-cost: expected a number above 0, found NaN"),
             (Some(-1.0), None, "slow-cost: expected a number above 0, found -1"),
