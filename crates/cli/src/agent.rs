@@ -26,7 +26,7 @@ use polder_linux::{
 use polder_platform::recorded_text_of;
 use ratatui::crossterm::terminal;
 use ratatui::text::Span;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
@@ -456,8 +456,6 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     println!("{}: {} services", path.display(), policy.services.len());
     if policy.default.is_some() {
         println!("default: for every other unit of the system");
-    } else if policy.services.is_empty() {
-        println!("note: without a service no memory is moved; docs/agent.md has policies to begin with");
     }
     let host = host(&arguments.root);
     let tiers = Tiers::discover(&host).and_then(|tiers| tiers.check_demotion(&host).map(|()| tiers));
@@ -604,12 +602,13 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// A message for each signal that asks for something: SIGINT and SIGTERM to stop, SIGHUP to reload.
+/// A message for each signal that asks for something: SIGHUP to reload, and those that would end the process to stop.
 ///
 /// # Errors
 /// When signals cannot be caught.
 pub fn signals() -> Result<Receiver<Asked>, Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let stops = [SIGINT, SIGTERM, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
+    let mut signals = Signals::new(stops.into_iter().chain([SIGHUP]))?;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for signal in signals.forever() {

@@ -138,6 +138,25 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
 }
 
 #[test]
+fn each_signal_that_would_end_it_restores_its_settings() {
+    for signal in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGALRM, Signal::SIGUSR1, Signal::SIGUSR2] {
+        let folder = host(1);
+        let root = folder.path();
+        put(root, "policy.toml", &policy(1, "20ms"));
+        let mut running = RunningAgent::start(agent(root, &["--json"]));
+        running.round();
+        let setting = root.join("sys/kernel/mm/numa/demotion_enabled");
+        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "true", "the control");
+        running.signal(signal);
+        let mut rest = String::new();
+        running.out.read_to_string(&mut rest).unwrap();
+        assert!(running.program.0.wait().unwrap().success(), "{signal}");
+        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "false", "{signal}: {rest}");
+        assert!(!root.join("agent.journal").exists(), "{signal}");
+    }
+}
+
+#[test]
 fn an_agent_whose_reader_reads_nothing_goes_on_and_restores_its_settings() {
     let folder = host(40);
     let root = folder.path();

@@ -101,6 +101,11 @@ impl KernelShares {
         *self = Self::default();
     }
 
+    /// That nodes came or went: the next call sets it up anew.
+    pub fn renew(&mut self) {
+        self.held = None;
+    }
+
     /// The cgroups whose shares the kernel holds.
     #[must_use]
     pub fn held(&self) -> BTreeSet<&str> {

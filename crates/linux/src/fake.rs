@@ -107,10 +107,9 @@ impl Group {
         if moved < wanted { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
 
-    fn set_nodes(&mut self, line: &str) -> Result<(), Error> {
+    fn set_nodes(&mut self, line: &str, online: &BTreeSet<u32>) -> Result<(), Error> {
         let invalid = || Error::from_raw_os_error(EINVAL);
-        let nodes =
-            parse_nodes(line).filter(|nodes| nodes.iter().all(|node| *node < 2)).ok_or_else(invalid)?;
+        let nodes = parse_nodes(line).filter(|nodes| nodes.is_subset(online)).ok_or_else(invalid)?;
         if nodes.is_empty() && !self.mems.is_empty() {
             return Err(Error::from_raw_os_error(ENOSPC));
         }
@@ -530,6 +529,10 @@ impl Tree {
 
     fn write_group(&self, folder: &str, name: &str, line: &str) -> Result<(), Error> {
         let demotes = self.files.borrow().get(DEMOTION).is_some_and(|text| text.trim() == "true");
+        let online = self.files.borrow().get("/sys/devices/system/node/has_memory").cloned();
+        // A node that went away is possible still.
+        let mut online = online.and_then(|text| parse_nodes(&text)).unwrap_or_default();
+        online.extend([0, 1]);
         let mut groups = self.groups.borrow_mut();
         let group =
             groups.get_mut(folder).filter(|group| !group.lacks.contains(name)).ok_or(ErrorKind::NotFound)?;
@@ -543,7 +546,7 @@ impl Tree {
             }
             "cpuset.mems" => {
                 self.be_busy()?;
-                group.set_nodes(line)
+                group.set_nodes(line, &online)
             }
             _ => Err(ErrorKind::NotFound.into()),
         }

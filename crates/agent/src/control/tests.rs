@@ -1234,6 +1234,107 @@ fn a_service_with_another_inside_is_left_alone_and_the_other_is_not() {
     assert!(agent.causes()["parent"][0].what.starts_with("it is left alone: /db.slice: the service child"));
 }
 
+#[test]
+fn a_cgroup_that_two_services_name_is_left_alone_and_both_say_why() {
+    let tree = Tree::new(512 * MIB);
+    tree.add_group("/system.slice", [0, 0]);
+    tree.add_group("/system.slice/web.service", [80 * MIB, 20 * MIB]);
+    let text = "[service.path]\ncgroup = \"/system.slice/web.service\"\ntier = \"opt-out\"\n\
+        [service.unit]\nunit = \"web.service\"\ntier = \"opt-in\"\nlocal_high = 0.5\n";
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    let round = look(&mut agent);
+    let errors: Vec<String> = round.alarms.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "path: /system.slice/web.service is the cgroup of the service unit too; name it once",
+            "unit: /system.slice/web.service is the cgroup of the service path too; name it once",
+        ]
+    );
+    assert_eq!((round.services.len(), tree.bytes("/system.slice/web.service")), (0, [80 * MIB, 20 * MIB]));
+}
+
+/// The text with another number in the place of each.
+fn with_numbers(text: &str, number: &str) -> String {
+    let word = |(index, word): (usize, &str)| match word.rsplit_once('=') {
+        Some((name, _)) => format!("{name}={number}"),
+        None if index > 0 && word.parse::<f64>().is_ok() => number.to_owned(),
+        None => word.to_owned(),
+    };
+    let line = |line: &str| line.split(' ').enumerate().map(word).collect::<Vec<_>>().join(" ") + "\n";
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing() {
+    let seen = |damaged: Option<(&str, &str)>| {
+        let tree = machine();
+        if let Some((path, text)) = damaged {
+            tree.take(path);
+            tree.put(path, text);
+        }
+        let mut agent = start(&tree);
+        let round = look(&mut agent);
+        let row = round.services.into_iter().find(|row| row.service == "cache");
+        let row = row.map(|it| (it.fast, it.slow, it.pressure, it.refaults, it.demoted, it.oom_kills));
+        (row, round.alarms.iter().any(|alarm| alarm.service() == Some("cache")))
+    };
+    let (sound, mut alarms) = (seen(None), 0);
+    assert!(sound.0.is_some() && !sound.1, "the control");
+    for file in
+        ["memory.numa_stat", "memory.stat", "memory.events", "memory.pressure", "cpuset.mems.effective"]
+    {
+        let path = format!("/sys/fs/cgroup/cache/{file}");
+        let text = machine().read(&path).unwrap();
+        let numbers = ["max", "nan", "inf", "-1", "1e300", "18446744073709551615", "1152921504606846976"];
+        let whole = ["", "\n", "max\n", "nothing of it\n", "\u{fffd}\n"].map(str::to_owned);
+        for damaged in numbers.map(|number| with_numbers(&text, number)).into_iter().chain(whole) {
+            let now = seen(Some((&path, &damaged)));
+            assert!(now == sound || now.1, "{path}: {damaged:?} was taken for {:?}", now.0);
+            alarms += u32::from(now.1);
+        }
+    }
+    assert!(alarms >= 40, "{alarms} alarms");
+}
+
+#[test]
+fn memory_that_comes_on_line_or_goes_is_seen_in_the_next_round() {
+    const NODES: &str = "/sys/devices/system/node";
+    const WEB: &str = "/sys/fs/cgroup/web/memory.numa_stat";
+    let online = |tree: &Tree, nodes: &str, slow: &str| {
+        tree.put(&format!("{NODES}/has_memory"), nodes);
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", slow);
+    };
+    let tree = machine();
+    let before = tree.settings();
+    let mut agent = start(&tree);
+    let slow = look(&mut agent).slow.bytes;
+    assert!(look(&mut agent).alarms.is_empty());
+    // A second slow node, and pages of an opted-out service on it.
+    online(&tree, "0-2", "1-2");
+    let text = format!("Node 2 MemTotal: {} kB\nNode 2 MemFree: {} kB\n", 1 << 20, 1 << 19);
+    tree.put(&format!("{NODES}/node2/meminfo"), &text);
+    tree.take(WEB);
+    tree.put(WEB, &format!("anon N0={} N1=0 N2={}\nfile N0=0 N1=0 N2=0\n", 80 * MIB, 20 * MIB));
+    let round = look(&mut agent);
+    assert_eq!(round.slow.bytes, slow + 1024 * MIB);
+    let broken = |alarm: &Alarm| matches!(alarm, Alarm::OptOutBroken { service, found, .. } if service == "web" && *found == 20 * MIB);
+    assert!(round.alarms.iter().any(broken), "{:?}", round.alarms);
+    assert_eq!(polder_linux::show_nodes(&agent.tiers().slow), "1-2");
+    // It goes again, and then the other.
+    online(&tree, "0-1", "1");
+    assert_eq!(look(&mut agent).slow.bytes, slow);
+    tree.put(&format!("{NODES}/has_memory"), "0");
+    let error = agent.round(0).unwrap_err().to_string();
+    assert!(error.starts_with("this machine has one tier of memory (nodes 0)"), "{error}");
+    agent.stop().unwrap();
+    tree.put(&format!("{NODES}/has_memory"), "0-1\n");
+    let is_setting = |path: &&String| !path.starts_with(NODES) && !path.contains("nodelist") && *path != WEB;
+    for (path, value) in before.iter().filter(|(path, _)| is_setting(path)) {
+        assert_eq!(tree.settings().get(path), Some(value), "{path}");
+    }
+}
+
 /// One service of 200 MiB that is to give half, on a machine that `change` has changed: the first round, what it has then, and its causes
 /// after another if there was an alarm.
 fn gives(change: &dyn Fn(&Tree), dry_run: bool) -> (Round, [u64; 2], BTreeMap<String, Vec<Cause>>) {

@@ -94,6 +94,11 @@ impl TierServer {
             platform.tier(name).cloned().ok_or_else(|| GivenError::new(key, problem()))
         };
         let (fast, slow) = (tier("fast", &question.fast)?, tier("slow", &question.slow)?);
+        if slow.idle_latency() <= fast.idle_latency() {
+            let (slow, fast) = (quoted(&question.slow), quoted(&question.fast));
+            let problem = format!("\"{slow}\" is not slower than \"{fast}\", which is the fast tier");
+            return Err(GivenError::new("slow", problem).into());
+        }
         let paper = ServicesFigure::load()?;
         let mut costs = paper.costs();
         costs.slow_cost = question.slow_cost.unwrap_or(costs.slow_cost);
