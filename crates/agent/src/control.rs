@@ -174,6 +174,7 @@ impl<K: Kernel> Agent<K> {
         self.policy = policy;
         self.changes += 1;
         self.kept.clear();
+        self.shares.renew();
         // The next round tells the kernel anew.
         self.throttle = None;
         let Self { known, policy, .. } = self;
@@ -278,6 +279,7 @@ impl<K: Kernel> Agent<K> {
             fast: self.tiers.fast_memory(kernel)?,
             slow: self.tiers.slow_memory(kernel)?,
             host: self.counters.read(self.settings.kernel()),
+            page_bytes: self.page,
             kernel_promotes: None,
             services: Vec::new(),
             devices: Vec::new(),
@@ -751,6 +753,8 @@ impl<K: Kernel> Agent<K> {
     /// Asks the kernel for pages of a service. One that gives none is asked for a page in the next round, and leaves the step to others.
     fn demote(&mut self, present: &Present, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        // Of less than a page the kernel would take none, and say that it took all.
+        let bytes = bytes.max(self.page);
         let can = cgroup.check_demotion(kernel, &self.tiers.slow);
         if self.settings.is_dry() {
             let known = self.known.entry(present.service.name.clone()).or_default();
@@ -829,7 +833,7 @@ impl<K: Kernel> Agent<K> {
             _ => cgroup.threads_by_node(kernel, &allowed)?,
         };
         let Some((to, memory)) = self.tiers.nearest(kernel, &allowed, &threads)? else { return Ok(0) };
-        let bytes = bytes.min(memory.free.saturating_sub(memory.kept_by_kernel()));
+        let bytes = bytes.max(self.page).min(memory.free.saturating_sub(memory.kept_by_kernel()));
         let what = Promotion { from: &self.tiers.slow, to, bytes };
         let began = kernel.now();
         match kernel.promote(cgroup, what, &mut rise.resume) {

@@ -362,7 +362,7 @@ fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes
     let text = format!("fair_share = \"kernel\"\npromotion_limit = \"200MB/s\"\n{TEXT}");
     let written = |dry_run: bool, prepare: &dyn Fn(&Tree)| {
         let tree = machine();
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.add_cxl("mem0");
         prepare(&tree);
         let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, dry_run).unwrap();
@@ -435,7 +435,9 @@ fn a_policy_of_pods_costs_by_their_number_and_not_by_its_square() {
 fn an_agent_that_is_killed_at_any_of_its_writes_leaves_nothing_behind_after_the_next_start() {
     let kills = killed_at_each_write(TEXT, &|_| {});
     assert!(kills >= 12, "the agent wrote {kills} times only");
-    let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &Tree::has_goals);
+    let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &|tree| {
+        tree.has_goals("6.19.0-fake")
+    });
     assert!(kills >= 50, "the agent wrote {kills} times only");
     let kills = killed_at_each_write(&format!("health.bad_memory = \"drain\"\n{TEXT}"), &|tree| {
         tree.add_cxl("mem0");
@@ -476,7 +478,7 @@ fn killed_at_each_write(text: &str, prepare: &dyn Fn(&Tree)) -> u32 {
 #[test]
 fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
     let tree = machine();
-    tree.has_goals();
+    tree.has_goals("6.19.0-fake");
     let before = tree.settings();
     let policy = Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
     let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
@@ -520,7 +522,7 @@ fn cold_pages_go_to_several_slow_nodes_by_their_bandwidth_or_by_reclaim_where_th
     // What each target of the first scheme is, and the alarms.
     let run = |hmat: bool, prepare: &dyn Fn(&Tree)| {
         let tree = machine();
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.put(&format!("{NODES}/has_memory"), "0-2\n");
         tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1-2\n");
         tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 1024 kB\nNode 2 MemFree: 512 kB\n");
@@ -550,7 +552,7 @@ fn cold_pages_go_to_several_slow_nodes_by_their_bandwidth_or_by_reclaim_where_th
     let up = Some("0\n".to_owned());
     assert_eq!(run(true, &|_| {}), (vec![pair("1", "40000"), pair("2", "20000")], up.clone(), vec![]));
     assert_eq!(run(false, &|_| {}), (vec![pair("1", "1"), pair("2", "1")], up, vec![]));
-    let (targets, _, alarms) = run(true, &Tree::lacks_dests);
+    let (targets, _, alarms) = run(true, &|tree| tree.lacks_of_damon("dests"));
     assert_eq!(targets, []);
     let said: Vec<String> = alarms.iter().map(ToString::to_string).collect();
     assert!(said.len() == 1 && said[0].starts_with("fair_share: ") && said[0].contains("6.17"), "{said:?}");
@@ -573,10 +575,65 @@ fn a_kernel_without_goals_or_with_another_user_of_damon_leaves_shares_to_the_age
     let old = said(&|_| {});
     assert!(old.starts_with("fair_share: Linux 6.12.0-fake has no goals of DAMON by cgroup"), "{old}");
     let used = said(&|tree| {
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.write("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "1").unwrap();
     });
     assert!(used.contains("has 1 kdamonds of another program"), "{used}");
+}
+
+#[test]
+fn what_damon_lacks_is_tried_once_and_put_back_and_a_kernel_that_calls_itself_older_is_asked() {
+    const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+    let policy = || Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+    for lacks in [None, Some("path"), Some("nid"), Some("target_nid")] {
+        let tree = machine();
+        tree.has_goals("5.14.0-570.12.1.el9_6.x86_64");
+        lacks.into_iter().for_each(|name| tree.lacks_of_damon(name));
+        let before = tree.settings();
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, false).unwrap();
+        let mut rounds = || {
+            let calls = tree.calls();
+            let round = look(&mut agent);
+            (round, tree.calls() - calls)
+        };
+        let first = rounds();
+        let later: Vec<(Round, u64)> = (0..3).map(|_| rounds()).collect();
+        let said = |round: &Round| round.alarms.iter().map(ToString::to_string).collect::<String>();
+        if lacks.is_none() {
+            assert!(later.iter().all(|(round, _)| said(round).is_empty()), "{:?}", later[0].0);
+            assert_eq!(later[2].0.services[0].cause.what, "the kernel holds its share by goals of DAMON");
+            continue;
+        }
+        for (round, calls) in &later {
+            assert!(
+                said(round).contains("5.14.0-570.12.1.el9_6.x86_64 has no goals of DAMON"),
+                "{}",
+                said(round)
+            );
+            assert!(
+                round.settings.iter().all(|change| !change.path.starts_with(DAMON)),
+                "{:?}",
+                round.settings
+            );
+            assert!(calls + 10 < first.1, "{calls} calls after {}", first.1);
+        }
+        let settings = tree.settings();
+        assert_eq!(settings[&format!("{DAMON}/nr_kdamonds")], "0\n");
+        assert_eq!(settings["/sys/module/damon_stat/parameters/enabled"], "Y\n");
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+    }
+    // A dry run writes nothing that would show files, and believes those that are there.
+    let dry = |prepare: &dyn Fn(&Tree)| {
+        let tree = machine();
+        tree.has_goals("5.14.0-570.12.1.el9_6.x86_64");
+        prepare(&tree);
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, true).unwrap();
+        look(&mut agent).services[0].cause.what.clone()
+    };
+    assert!(dry(&|_| {}).starts_with("it is over local_high"));
+    let goal = format!("{DAMON}/0/contexts/0/schemes/0/quotas/goals/0/path");
+    assert_eq!(dry(&|tree| tree.put(&goal, "\n")), "the kernel would hold its share by goals of DAMON");
 }
 
 /// A host whose CXL device has a page of cache on a poisoned place.
@@ -1149,7 +1206,7 @@ fn ten_thousand_random_policy_changes_leave_every_setting_as_found() {
             tree.add_cxl("mem0");
         }
         if goals {
-            tree.has_goals();
+            tree.has_goals("6.19.0-fake");
         }
         if derives {
             tree.derives_weights();
