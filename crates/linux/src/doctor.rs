@@ -557,7 +557,7 @@ impl<K: Kernel> Machine<'_, K> {
                 KDAMONDS,
                 damon::OWN_INTERVALS.since,
                 damon::OWN_INTERVALS.look(self.kernel, version),
-                "the agent's intervals of 5 and 100 ms tell little of a TB",
+                "intervals that fit the machine: those of 5 and 100 ms tell little of a TB",
             ),
             (
                 "DAMON goals by node",
