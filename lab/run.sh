@@ -1,6 +1,6 @@
 #!/bin/sh
-# run.sh [PACKAGE|newest|sockets|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
-# runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
+# run.sh [PACKAGE|newest|sockets|large|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
+# runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `large`, it has 5 GB, and a service of 3 GB. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
 # CXL Type-3 device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on
 # one memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`,
 # two of that kernel. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
@@ -128,6 +128,21 @@ tiers() {
         -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check"
 }
 
+# A service of 3 GB, which the agent's default settings bring to its share. It has this machine fill 4 GB, so that it is run by name.
+large() {
+    kernel=.cache/lab/linux-image-6.12-amd64
+    say "a service of 3 GB, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
+    boot large 900 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 5120M \
+        -object memory-backend-ram,id=m0,size=3712M -object memory-backend-ram,id=m1,size=1408M \
+        -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,initiator=0 \
+        -numa dist,src=0,dst=1,val=20 -numa dist,src=1,dst=0,val=20 \
+        -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=10 \
+        -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G \
+        -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=50 \
+        -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=5G \
+        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check large=1"
+}
+
 # Two sockets, each with a fast and a slow node. The first has more memory.
 sockets() {
     kernel=.cache/lab/linux-image-6.12-amd64
@@ -195,7 +210,7 @@ for part in "$@"; do
     rm -rf "out/lab/$part.log" "out/lab/$part"
     begin=$(date +%s)
     case $part in
-        sockets | dax_kmem | cxl) run=$part ;;
+        sockets | large | dax_kmem | cxl) run=$part ;;
         rack) run="rack linux-image-6.12-amd64" ;;
         rack:*) run="rack ${part#rack:}" ;;
         *) run="tiers $part" ;;

@@ -8,6 +8,7 @@
 mod acts;
 mod health;
 mod host;
+mod large;
 mod machine;
 mod slow;
 mod sockets;
@@ -52,6 +53,9 @@ fn main() -> ExitCode {
 fn scenarios() -> Result<u32, polder_lab::check::Failed> {
     if std::env::var_os("sockets").is_some() {
         return sockets::run();
+    }
+    if std::env::var_os("large").is_some() {
+        return large::run();
     }
     let Ok(kind) = std::env::var("slow") else { return Ok(tiers::run(false)? + stripes::run()?) };
     slow::bring(&kind)?;

@@ -174,6 +174,7 @@ impl<K: Kernel> Agent<K> {
         self.policy = policy;
         self.changes += 1;
         self.kept.clear();
+        self.shares.renew();
         // The next round tells the kernel anew.
         self.throttle = None;
         let Self { known, policy, .. } = self;
@@ -269,6 +270,7 @@ impl<K: Kernel> Agent<K> {
     /// [`AgentError::Kernel`] where the machine's own files fail; a service's become an [`Alarm`].
     pub fn round(&mut self, now_ms: u64) -> Result<(Round, RecordedRound), AgentError> {
         self.rounds += 1;
+        self.look_at_nodes()?;
         let kernel = self.settings.kernel();
         let mut round = Round {
             round: self.rounds,
@@ -277,6 +279,7 @@ impl<K: Kernel> Agent<K> {
             fast: self.tiers.fast_memory(kernel)?,
             slow: self.tiers.slow_memory(kernel)?,
             host: self.counters.read(self.settings.kernel()),
+            page_bytes: self.page,
             kernel_promotes: None,
             services: Vec::new(),
             devices: Vec::new(),
@@ -295,7 +298,7 @@ impl<K: Kernel> Agent<K> {
                 (service, cgroup)
             })
             .collect();
-        let insides = services_inside(&resolved);
+        let insides = overlapping(&resolved);
         let mut kept = std::mem::take(&mut self.kept);
         let turns = turns(resolved.len());
         for (index, (service, cgroup)) in resolved.into_iter().enumerate() {
@@ -403,6 +406,23 @@ impl<K: Kernel> Agent<K> {
             (present.service.name.clone(), present)
         };
         self.kept = kept.map(wait).collect();
+    }
+
+    /// Takes over the tiers of a machine on which memory was brought on-line or taken away since the round before. Bytes on a node that is not
+    /// known would be seen nowhere.
+    fn look_at_nodes(&mut self) -> Result<(), KernelError> {
+        let tiers = Tiers::discover(self.settings.kernel())?;
+        if tiers == self.tiers {
+            return Ok(());
+        }
+        tiers.check_demotion(self.settings.kernel())?;
+        self.link = Link::new(tiers.slow_bandwidth(self.settings.kernel()));
+        self.tiers = tiers;
+        self.kept.clear();
+        self.shares.renew();
+        self.restore_unwanted()?;
+        self.host_alarms = host::set(&mut self.settings, &self.tiers, &self.policy)?;
+        Ok(())
     }
 
     /// What limits a round in which each service is looked at once in so many.
@@ -733,6 +753,8 @@ impl<K: Kernel> Agent<K> {
     /// Asks the kernel for pages of a service. One that gives none is asked for a page in the next round, and leaves the step to others.
     fn demote(&mut self, present: &Present, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        // Of less than a page the kernel would take none, and say that it took all.
+        let bytes = bytes.max(self.page);
         let can = cgroup.check_demotion(kernel, &self.tiers.slow);
         if self.settings.is_dry() {
             let known = self.known.entry(present.service.name.clone()).or_default();
@@ -811,7 +833,7 @@ impl<K: Kernel> Agent<K> {
             _ => cgroup.threads_by_node(kernel, &allowed)?,
         };
         let Some((to, memory)) = self.tiers.nearest(kernel, &allowed, &threads)? else { return Ok(0) };
-        let bytes = bytes.min(memory.free.saturating_sub(memory.kept_by_kernel()));
+        let bytes = bytes.max(self.page).min(memory.free.saturating_sub(memory.kept_by_kernel()));
         let what = Promotion { from: &self.tiers.slow, to, bytes };
         let began = kernel.now();
         match kernel.promote(cgroup, what, &mut rise.resume) {
@@ -913,13 +935,25 @@ impl<K: Kernel> Agent<K> {
     }
 }
 
-/// Why a service is left alone: the cgroup of another one is inside its own, and what is done to it would be done to both. By name.
-fn services_inside(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) -> BTreeMap<Name, String> {
+/// Why a service is left alone: the cgroup of another one is its own or inside its own, and what is done to it would be done to both. By name.
+fn overlapping(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) -> BTreeMap<Name, String> {
     let cgroups =
         resolved.iter().filter_map(|(service, cgroup)| Some((service, cgroup.as_ref().ok()?.as_ref()?)));
-    let by_path: BTreeMap<&str, &Service> =
-        cgroups.clone().map(|(service, cgroup)| (cgroup.path(), service)).collect();
+    let mut by_path: BTreeMap<&str, &Service> = BTreeMap::new();
+    let mut twice: BTreeMap<&str, [&Service; 2]> = BTreeMap::new();
+    for (service, cgroup) in cgroups.clone() {
+        // One may be named by its unit, by its path and by a label of its pod.
+        if let Some(other) = by_path.insert(cgroup.path(), service) {
+            twice.insert(cgroup.path(), [other, service]);
+        }
+    }
     let inside = |(service, cgroup): (&Service, &Cgroup)| {
+        if let Some(both) = twice.get(cgroup.path()) {
+            let other = both.iter().find(|other| other.name != service.name)?;
+            let error =
+                format!("{} is the cgroup of the service {} too; name it once", cgroup.path(), other.name);
+            return Some((service.name.clone(), error));
+        }
         let folder = format!("{}/", cgroup.path());
         let (path, other) = by_path.range(&*folder..).next().filter(|(path, _)| path.starts_with(&folder))?;
         let error = format!(

@@ -63,11 +63,24 @@ pub fn write_example(root: &Path) -> io::Result<()> {
     put(root, "policy.toml", POLICY)
 }
 
-/// Writes a host without HMAT, with a fast node 0 and a slow node 1 of so many bytes, and with these services.
+/// Writes a host without HMAT and with pages of 4 KiB, with a fast node 0 and a slow node 1 of so many bytes, and with these services.
 ///
 /// # Errors
 /// As writing fails.
 pub fn write_host(root: &Path, tiers: [u64; 2], services: &[ExampleService<'_>]) -> io::Result<()> {
+    write_host_with_pages(root, tiers, services, 4096)
+}
+
+/// The same with pages of so many bytes, such as the 64 KiB of some hosts with Arm's CPUs.
+///
+/// # Errors
+/// As writing fails.
+pub fn write_host_with_pages(
+    root: &Path,
+    tiers: [u64; 2],
+    services: &[ExampleService<'_>],
+    page: u64,
+) -> io::Result<()> {
     const TIERS: &str = "/sys/devices/virtual/memory_tiering";
     let controllers = "cpuset cpu io memory hugetlb pids\n";
     for (path, text) in [
@@ -109,11 +122,11 @@ pub fn write_host(root: &Path, tiers: [u64; 2], services: &[ExampleService<'_>])
             let _ = writeln!(text, "Node {node} {name} {} kB", bytes >> 10);
         }
         put(root, &format!("{NODES}/node{node}/meminfo"), &text)?;
-        let (zone, pages) = (["Normal", "Movable"][node], all / 4096);
+        let (zone, pages) = (["Normal", "Movable"][node], all / page);
         let _ = writeln!(
             zones,
             "Node {node}, zone {zone:>8}\n  pages free     {}\n        spanned  {pages}\n        present  {pages}\n        managed  {pages}",
-            free / 4096
+            free / page
         );
     }
     put(root, "/proc/zoneinfo", &zones)?;

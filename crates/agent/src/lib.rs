@@ -21,7 +21,7 @@ mod telemetry;
 
 pub use control::{Agent, AgentError};
 pub use endpoint::{Text, listen};
-pub use example::{ExampleService, keep_to_fast, write_example, write_host};
+pub use example::{ExampleService, keep_to_fast, write_example, write_host, write_host_with_pages};
 pub use forecast::{Forecast, forecast};
 pub use name::Name;
 pub use polder_place::pages::{Link, RecordedRound, TierRule, replay};

@@ -261,6 +261,8 @@ enum FileCache {
 
 /// A shorter one would leave no time to anything else.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
+/// In a longer one pages that break an opt-out would lie there, and nobody would see that the agent does nothing.
+const LONGEST_PERIOD: Duration = Duration::from_secs(3600);
 /// The kernel moves whole pages.
 const SMALLEST_STEP: u64 = 4 << 10;
 
@@ -313,7 +315,7 @@ impl Text<'_> {
 /// What the value of a key is.
 fn wanted(key: &str) -> &'static str {
     match key.rsplit('.').next().unwrap_or(key) {
-        "period" => "a time from 1ms on, such as \"2s\"",
+        "period" => "a time from 1ms to 1h, such as \"2s\"",
         "step" => "a size such as \"32MiB\", of a page (4KiB) at least",
         "pressure_limit" => "a percentage above 0, such as 10.0",
         "refault_limit" => "pages a second, such as 1000",
@@ -351,8 +353,10 @@ impl Policy {
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let at = Text(text);
         let file = parse_file(text)?;
-        let period =
-            |text: &String| humantime::parse_duration(text).ok().filter(|period| *period >= SHORTEST_PERIOD);
+        let period = |text: &String| {
+            let period = humantime::parse_duration(text).ok();
+            period.filter(|period| (SHORTEST_PERIOD..=LONGEST_PERIOD).contains(period))
+        };
         let bytes = |text: &String| text.parse::<ByteSize>().ok().map(|size| size.as_u64());
         let percent = |percent: &f64| Some(*percent).filter(|percent| *percent > 0.0 && *percent <= 100.0);
         let rate = |text: &String| {
@@ -365,13 +369,21 @@ impl Policy {
         if let Some(value) = file.free_high.as_ref().filter(|_| free_high < free_low) {
             return Err(at.wrong("free_high", value, &format!("at least free_low ({free_low})")));
         }
+        if let Some(value) = file.free_high.as_ref().filter(|_| file.free_low.is_none()) {
+            return Err(at.wrong("free_high", value, "of use without free_low, below which demotion begins"));
+        }
         let promotion_limit = file.promotion_limit.as_ref();
         let roots = file.kubernetes.iter().filter_map(|it| it.cgroup_root.as_ref());
         let roots = roots.map(|root| ("kubernetes.cgroup_root".to_owned(), root));
         let cgroups = file.service.iter().filter_map(|(name, service)| {
             Some((format!("service.{name}.cgroup"), service.get_ref().cgroup.as_ref()?))
         });
-        let warnings = roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
+        let mut warnings: Vec<String> =
+            roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
+        if file.service.is_empty() && file.default.is_none() {
+            let what = "without a service no memory is moved; docs/agent.md has policies to begin with";
+            warnings.push(what.to_owned());
+        }
         let profiles = file.profile;
         for (name, rules) in &profiles {
             rules_of(&at, &format!("profile.{name}"), None, rules)?;
@@ -486,7 +498,12 @@ fn weights(at: &Text<'_>, value: &Spanned<toml::Value>) -> Result<Weights, Polic
             weight.as_integer().and_then(|weight| u8::try_from(weight).ok()).filter(|weight| *weight > 0)?;
         Some((node.parse().ok()?, weight))
     };
-    given.iter().map(weight).collect::<Option<_>>().map(Weights::Given).ok_or_else(wrong)
+    let weights = given.iter().map(weight).collect::<Option<BTreeMap<_, _>>>().ok_or_else(wrong)?;
+    // A node may be written in two ways, such as 0 and 00.
+    if weights.len() < given.len() {
+        return Err(wrong());
+    }
+    Ok(Weights::Given(weights))
 }
 
 /// `[kubernetes]`: an address of this host, because what is read there says which cgroups are touched.
@@ -720,9 +737,9 @@ mod tests {
     fn each_mistake_is_one_line_with_its_key() {
         let service = |rest: &str| format!("[service.a]\ncgroup = \"/a\"\n{rest}");
         for (text, expected) in [
-            ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 1ms on, such as \"2s\""),
-            ("period = \"0s\"", "line 1: period = \"0s\" is not a time from 1ms on, such as \"2s\""),
-            ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 1ms on, such as \"2s\""),
+            ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 1ms to 1h, such as \"2s\""),
+            ("period = \"0s\"", "line 1: period = \"0s\" is not a time from 1ms to 1h, such as \"2s\""),
+            ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 1ms to 1h, such as \"2s\""),
             ("[service.\"\"]\ncgroup = \"/a\"\ntier = \"opt-in\"", "line 3: a service is named \"\""),
             (
                 "[service.\"a\\nb\"]\ncgroup = \"/a\"\ntier = \"opt-in\"",
@@ -745,6 +762,12 @@ mod tests {
                 "line 1: promotion_limit = \"fast\" is not a rate such as \"200MB/s\"",
             ),
             ("[interleave]\nweights = \"some\"", "interleave: expected weights = \"auto\", or a table"),
+            (
+                "[interleave]\nweights = { 0 = 3, \"00\" = 1 }",
+                "interleave: expected weights = \"auto\", or a table",
+            ),
+            ("free_high = 0.5", "line 1: free_high = 0.5 is not of use without free_low"),
+            ("period = \"500y\"", "line 1: period = \"500y\" is not a time from 1ms to 1h"),
             ("[interleave]\nweights = { 0 = 300 }", "interleave: expected weights = \"auto\", or a table"),
             (
                 "[health]\nbad_memory = \"replace\"",

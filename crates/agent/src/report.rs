@@ -150,6 +150,9 @@ pub struct Round {
     pub slow: TierMemory,
     /// What the host has counted.
     pub host: HostCounts,
+    /// Bytes of a page of the host, in which it counts.
+    #[serde(default = "page_bytes")]
+    pub page_bytes: u64,
     /// Bytes a second that the kernel may promote, while the agent holds it back because it brings services over their bounds.
     #[serde(default)]
     pub kernel_promotes: Option<u64>,
@@ -163,6 +166,11 @@ pub struct Round {
     /// Settings that were changed since the round before; in a dry run, those that would have been.
     #[serde(default)]
     pub settings: Vec<Change>,
+}
+
+/// Of a round that an earlier agent wrote: it took all pages for such.
+const fn page_bytes() -> u64 {
+    4096
 }
 
 impl Alarm {

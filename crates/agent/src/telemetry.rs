@@ -12,9 +12,6 @@ use prometheus_client::registry::Registry;
 
 use crate::{DeviceHealth, Round, ServiceRound};
 
-/// Bytes of a page, in which the kernel counts.
-const PAGE: u64 = 4096;
-
 /// What the endpoint serves: each round replaces what was there, so that a service that is gone has no series.
 #[derive(Debug, Default)]
 pub struct Metrics(Mutex<Shown>);
@@ -72,7 +69,7 @@ impl Collector for LastRound {
         let round = &self.0;
         let mut families = Families(encoder);
         families.host(round)?;
-        families.services(&round.services)?;
+        families.services(&round.services, round.page_bytes)?;
         families.devices(&round.devices)?;
         families.alarms(round)
     }
@@ -120,12 +117,12 @@ impl Families<'_> {
         self.one(
             "host_promoted_bytes",
             "Bytes promoted on the host",
-            ConstCounter::new(host.promoted_pages * PAGE),
+            ConstCounter::new(host.promoted_pages * round.page_bytes),
         )?;
         self.one(
             "host_demoted_bytes",
             "Bytes demoted on the host, but for DAMON's",
-            ConstCounter::new(host.demoted_pages * PAGE),
+            ConstCounter::new(host.demoted_pages * round.page_bytes),
         )?;
         self.family(
             "promotion_throttle_bytes_per_second",
@@ -145,7 +142,7 @@ impl Families<'_> {
         )
     }
 
-    fn services(&mut self, services: &[ServiceRound]) -> Result<(), std::fmt::Error> {
+    fn services(&mut self, services: &[ServiceRound], page: u64) -> Result<(), std::fmt::Error> {
         self.family(
             "service_bytes",
             "Bytes of a service on a tier",
@@ -174,10 +171,10 @@ impl Families<'_> {
             row.demoted as f64
         })?;
         self.counters(services, "service_promoted_bytes", "Bytes promoted of a service", |row| {
-            row.promoted_pages * PAGE
+            row.promoted_pages * page
         })?;
         self.counters(services, "service_demoted_bytes", "Bytes demoted of a service", |row| {
-            row.demoted_pages * PAGE
+            row.demoted_pages * page
         })?;
         self.counters(
             services,

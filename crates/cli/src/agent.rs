@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime};
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
-    Agent, Alarm, DeviceHealth, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State, Text,
-    forecast, listen, replay, write_example,
+    Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State,
+    Text, forecast, listen, replay, write_example,
 };
 use polder_front::Teller;
+use polder_linux::doctor::{Interface, examine};
 use polder_linux::{
     Host, Kernel, KernelError, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities,
     show_nodes,
@@ -26,7 +27,7 @@ use polder_linux::{
 use polder_platform::recorded_text_of;
 use ratatui::crossterm::terminal;
 use ratatui::text::Span;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
@@ -244,6 +245,9 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     };
     if arguments.dry_run && !arguments.json {
         out.unsaid += "dry run: no setting is written; this is what a first round would do\n";
+        for line in share_lines(running.agent.policy(), &arguments.root)? {
+            out.unsaid += &(line + "\n");
+        }
     }
     let outcome = rounds(&mut running.agent, &mut out, &asked, &mut watched);
     let restored = running.stop()?;
@@ -456,8 +460,6 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     println!("{}: {} services", path.display(), policy.services.len());
     if policy.default.is_some() {
         println!("default: for every other unit of the system");
-    } else if policy.services.is_empty() {
-        println!("note: without a service no memory is moved; docs/agent.md has policies to begin with");
     }
     let host = host(&arguments.root);
     let tiers = Tiers::discover(&host).and_then(|tiers| tiers.check_demotion(&host).map(|()| tiers));
@@ -474,8 +476,23 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let (round, recorded) = agent.round(now_ms())?;
     print_settings(&mut std::io::stdout().lock(), &round, true)?;
     print_table(&round, true)?;
+    share_lines(agent.policy(), &arguments.root)?.iter().for_each(|line| println!("{line}"));
     pace_lines(&agent, &recorded).iter().for_each(|line| println!("{line}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What this kernel has of what holds shares, if the policy asks the kernel to.
+fn share_lines(policy: &Policy, root: &Path) -> Result<Vec<String>, Failure> {
+    if policy.fair_share == FairShare::Agent {
+        return Ok(Vec::new());
+    }
+    let interfaces = examine(&Host::below(root), "")?.interfaces;
+    let line = |it: &Interface| {
+        let (has, by) =
+            (if it.present { "has" } else { "lacks" }, if it.by_version { "version" } else { "files" });
+        format!("  {has} {}, by its {by}", it.name)
+    };
+    Ok(interfaces.iter().filter(|it| it.name.starts_with("DAMON")).map(line).collect())
 }
 
 /// What rounds may move, and how long each service will take.
@@ -604,12 +621,13 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// A message for each signal that asks for something: SIGINT and SIGTERM to stop, SIGHUP to reload.
+/// A message for each signal that asks for something: SIGHUP to reload, and those that would end the process to stop.
 ///
 /// # Errors
 /// When signals cannot be caught.
 pub fn signals() -> Result<Receiver<Asked>, Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let stops = [SIGINT, SIGTERM, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
+    let mut signals = Signals::new(stops.into_iter().chain([SIGHUP]))?;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for signal in signals.forever() {

@@ -107,10 +107,11 @@ fn print_report(Answer { report, drift }: &Answer) {
         );
     }
     for interface in &report.interfaces {
+        let by = if interface.by_version { ", by the version" } else { "" };
         match interface.present {
-            true => println!("has    {} (Linux {})", interface.name, interface.since),
+            true => println!("has    {} (Linux {}{by})", interface.name, interface.since),
             false => println!(
-                "lacks  {} (Linux {}); lost: {}",
+                "lacks  {} (Linux {}{by}); lost: {}",
                 interface.name, interface.since, interface.lost_without
             ),
         }

@@ -252,7 +252,6 @@ fn head_lines(round: &Round, before: Option<&Round>) -> Vec<String> {
 }
 
 fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
-    const PAGE: u64 = 4096;
     let tiers = format!(
         "round {}   fast {} free of {}   slow {} free of {}",
         round.round,
@@ -266,7 +265,7 @@ fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
     };
     let seconds = (round.time_ms - before.time_ms) as f64 / 1e3;
     let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
-    let bytes = |now: u64, then: u64| size((rate(now, then) * PAGE as f64) as u64);
+    let bytes = |now: u64, then: u64| size((rate(now, then) * round.page_bytes as f64) as u64);
     let (now, then) = (&round.host, &before.host);
     let flows = format!(
         "promoted {}/s   demoted {}/s",
@@ -308,8 +307,16 @@ mod tests {
         };
         let devices = vec![device];
         let kernel_promotes = Some(64 << 20);
-        let round =
-            Round { round: 2, time_ms: 3000, fast, host, devices, kernel_promotes, ..Round::default() };
+        let round = Round {
+            round: 2,
+            time_ms: 3000,
+            fast,
+            host,
+            devices,
+            kernel_promotes,
+            page_bytes: 4096,
+            ..Round::default()
+        };
         let mut terminal = Terminal::new(TestBackend::new(100, 20)).unwrap();
         terminal.draw(|frame| draw(frame, &round, Some(&before), false)).unwrap();
         let screen = terminal.backend().to_string();

@@ -12,6 +12,7 @@ use std::process::{ChildStderr, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use polder_agent::write_host_with_pages;
 use polder_mem::testing::Running;
 use recorded::{agent, host, policy, put, text};
 use rustix::process::{Resource, Rlimit, prlimit};
@@ -135,6 +136,72 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
     assert!(!ended.status.success() && output.contains("Broken pipe"), "{}: {output}", ended.status);
     assert_eq!(demotion(), "false", "{output}");
     assert!(!root.join("agent.journal").exists());
+}
+
+#[test]
+fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
+    const GIB: u64 = 1 << 30;
+    const PAGE: u64 = 64 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let service = ("/system.slice/s0.service", [36 * GIB, 4 * GIB]);
+    write_host_with_pages(root, [64 * GIB, 128 * GIB], &[service], PAGE).unwrap();
+    put(root, "/proc/sys/kernel/osrelease", "6.12.0-arm64-64k\n");
+    put(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", &format!("{}\n", 512 << 20));
+    put(root, "/proc/vmstat", "pgpromote_success 3\npgdemote_kswapd 5\n");
+    let stat = root.join("sys/fs/cgroup/system.slice/s0.service/memory.stat");
+    let text_of_stat = fs::read_to_string(&stat).unwrap();
+    let stat_lines = text_of_stat.lines().filter(|line| !line.starts_with("pgdemote_"));
+    let lines: Vec<&str> = stat_lines.chain(["pgdemote_proactive 7"]).collect();
+    fs::write(&stat, lines.join("\n") + "\n").unwrap();
+    // A step below a page of this host.
+    let text_of_policy = "step = \"4KiB\"\nperiod = \"10ms\"\n[service.s0]\nunit = \"s0.service\"\ntier = \"opt-in\"\nlocal_high = 0.5\n";
+    put(root, "policy.toml", text_of_policy);
+    let report: serde_json::Value = {
+        let output = polder(&["doctor", "--json", "--root"], root);
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let nodes = report["nodes"].as_array().unwrap();
+    assert_eq!(nodes[0]["unmovable_bytes"].as_u64().unwrap(), 64 * GIB, "all pages of node 0");
+    let mut running = RunningAgent::start(agent(root, &["--json", "--listen", "127.0.0.1:0"]));
+    let (address, _errors) = running.endpoint();
+    assert_eq!(running.round()["page_bytes"], PAGE);
+    let reclaim =
+        fs::read_to_string(root.join("sys/fs/cgroup/system.slice/s0.service/memory.reclaim")).unwrap();
+    let asked: Vec<u64> =
+        reclaim.split_whitespace().filter_map(|word| word.parse().ok()).filter(|bytes| *bytes > 1).collect();
+    assert!(!asked.is_empty() && asked.iter().all(|bytes| bytes.is_multiple_of(PAGE)), "{reclaim:?}");
+    let mut stream = TcpStream::connect(&address).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    for (line, pages) in [
+        ("polder_host_promoted_bytes_total", 3),
+        ("polder_host_demoted_bytes_total", 5),
+        ("polder_service_demoted_bytes_total{service=\"s0\"}", 7),
+    ] {
+        assert!(metrics.contains(&format!("{line} {}\n", pages * PAGE)), "{line}: {metrics}");
+    }
+    running.signal(Signal::SIGTERM);
+}
+
+#[test]
+fn each_signal_that_would_end_it_restores_its_settings() {
+    for signal in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGALRM, Signal::SIGUSR1, Signal::SIGUSR2] {
+        let folder = host(1);
+        let root = folder.path();
+        put(root, "policy.toml", &policy(1, "20ms"));
+        let mut running = RunningAgent::start(agent(root, &["--json"]));
+        running.round();
+        let setting = root.join("sys/kernel/mm/numa/demotion_enabled");
+        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "true", "the control");
+        running.signal(signal);
+        let mut rest = String::new();
+        running.out.read_to_string(&mut rest).unwrap();
+        assert!(running.program.0.wait().unwrap().success(), "{signal}");
+        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "false", "{signal}: {rest}");
+        assert!(!root.join("agent.journal").exists(), "{signal}");
+    }
 }
 
 #[test]

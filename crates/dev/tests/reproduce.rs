@@ -220,6 +220,26 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
     // Without bounds A keeps more than B, as published; of the signs that of OOM is short, and so is all that requests wait.
     assert!(local("baseline")[0] > local("baseline")[1] + 0.1, "{report:#}");
     assert_eq!((text.matches("holds\n").count(), text.matches("short\n").count()), (4, 6), "{text}");
+    // With nothing of the table each figure is judged, and most are off: parts with Fair Share hold for A, and P99 is too short everywhere.
+    let judged = report["judged"].as_array().unwrap();
+    assert!(judged.len() == 20 && text.contains("of 20 rows "), "{text}");
+    let of = |what: &str| {
+        judged.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("{what}: {report:#}"))
+    };
+    let pair = |what: &str| ["published", "simulated"].map(|key| of(what)[key].as_f64().unwrap());
+    let [published, simulated] = pair("A, Fair Share: part that is local");
+    assert!((published - simulated).abs() <= 3.0, "{report:#}");
+    for (what, [published, simulated]) in ["A", "B"].map(|name| {
+        let what = format!("{name}, without bounds: P99");
+        let values = pair(&what);
+        (what, values)
+    }) {
+        assert!(
+            simulated < 0.75 * published && simulated > 0.25 * published,
+            "{what}: {simulated} of {published}"
+        );
+    }
+    assert_eq!(report["absolute"]["baseline"]["killed"], serde_json::json!([false, false]));
     // The faster the kernel, the sooner; beyond a tenth of the link it counts no more.
     let within: Vec<_> = report["by_default"]
         .as_array()

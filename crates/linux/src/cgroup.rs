@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 
 use crate::CGROUPS;
 use crate::error::KernelError;
-use crate::kernel::{Cgroup, Kernel};
+use crate::kernel::{Cgroup, Kernel, number};
 use crate::nodes::{parse_nodes, show_nodes};
 
 /// User memory of a cgroup on one node, in bytes.
@@ -125,7 +125,8 @@ impl Cgroup {
     /// User memory on each node. Huge pages of `huge` are counted where the cgroup has the hugetlb controller.
     ///
     /// # Errors
-    /// As reading `memory.numa_stat` fails; [`KernelError::Missing`] without the memory controller.
+    /// As reading `memory.numa_stat` fails; [`KernelError::Format`] where it does not tell both kinds of memory, which is not the same as none;
+    /// [`KernelError::Missing`] without the memory controller.
     pub fn memory(
         &self,
         kernel: &impl Kernel,
@@ -134,11 +135,13 @@ impl Cgroup {
         let path = self.file("memory.numa_stat");
         let text = kernel.read(&path).map_err(|error| self.without_controller(kernel, "memory", error))?;
         let mut memory: BTreeMap<u32, NodeMemory> = BTreeMap::new();
+        let mut told = BTreeSet::new();
         for line in text.lines() {
             let name = line.split_ascii_whitespace().next();
             if !matches!(name, Some("anon" | "file" | "shmem")) {
                 continue;
             }
+            told.extend(name);
             for (node, count) in by_node(line, &path)? {
                 let of_node = memory.entry(node).or_default();
                 match name {
@@ -147,6 +150,9 @@ impl Cgroup {
                     _ => of_node.shmem = count,
                 }
             }
+        }
+        if !["anon", "file"].iter().all(|name| told.contains(name)) {
+            return Err(cut_short(path, &text, "a line of anon and one of file"));
         }
         for size in &huge.sizes {
             let path = self.file(&format!("hugetlb.{size}.numa_stat"));
@@ -195,34 +201,42 @@ impl Cgroup {
     /// What the kernel has counted since the cgroup was made; what this kernel does not count is 0.
     ///
     /// # Errors
-    /// As reading `memory.stat` fails.
+    /// As reading `memory.stat` fails; [`KernelError::Format`] where it has no counts at all, or one is no number.
     pub fn counts(&self, kernel: &impl Kernel) -> Result<Counts, KernelError> {
-        let text = kernel.read(&self.file("memory.stat"))?;
-        let mut counts = Counts::default();
+        let path = self.file("memory.stat");
+        let text = kernel.read(&path)?;
+        let (mut counts, mut is_told) = (Counts::default(), false);
         for line in text.lines() {
             let Some((name, value)) = line.split_once(' ') else { continue };
-            let value = || value.trim().parse::<u64>().unwrap_or(0);
-            match name {
-                "workingset_refault_anon" | "workingset_refault_file" => counts.refaults += value(),
-                "pgpromote_success" => counts.promoted += value(),
-                _ if name.starts_with("pgdemote_") => counts.demoted += value(),
-                _ => {}
-            }
+            let count = match name {
+                "workingset_refault_anon" | "workingset_refault_file" => &mut counts.refaults,
+                "pgpromote_success" => &mut counts.promoted,
+                _ if name.starts_with("pgdemote_") => &mut counts.demoted,
+                _ => {
+                    is_told |= name == "anon";
+                    continue;
+                }
+            };
+            *count += number(value).ok_or_else(|| cut_short(path.clone(), line, "a count of pages"))?;
         }
-        Ok(counts)
+        match is_told {
+            true => Ok(counts),
+            false => Err(cut_short(path, &text, "a line of anon, and other counts")),
+        }
     }
 
     /// How many of its processes the kernel has killed because memory ran out; 0 where it does not count them.
     ///
     /// # Errors
-    /// As reading `memory.events` fails.
+    /// As reading `memory.events` fails; [`KernelError::Format`] where the count is no number.
     pub fn oom_kills(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
-        let text = match kernel.read(&self.file("memory.events")) {
+        let path = self.file("memory.events");
+        let text = match kernel.read(&path) {
             Err(error) if error.is_gone() => return Ok(0),
             other => other?,
         };
-        let value = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
-        Ok(value.unwrap_or(0))
+        let Some(value) = text.lines().find_map(|line| line.strip_prefix("oom_kill ")) else { return Ok(0) };
+        number(value).ok_or_else(|| cut_short(path, value, "a count of killed processes"))
     }
 
     /// Percent of the last ten seconds in which some task waited for memory; 0 where the kernel does not count it.
@@ -241,6 +255,8 @@ impl Cgroup {
             let fields = line.strip_prefix("some ")?;
             fields.split_ascii_whitespace().find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
         });
+        // One that is no percentage would pass every limit, or none.
+        let average = average.filter(|average| (0.0..=100.0).contains(average));
         average.ok_or(KernelError::Format { path, text, expected: "a line such as some avg10=0.00" })
     }
 
@@ -340,16 +356,19 @@ fn in_slices<T>(
     Ok(None)
 }
 
+/// That `path` does not say what it must: its first line is shown.
+fn cut_short(path: String, text: &str, expected: &'static str) -> KernelError {
+    KernelError::Format { path, text: text.lines().next().unwrap_or_default().to_owned(), expected }
+}
+
 /// Numbers of a line such as `anon N0=4096 N1=0`, by node.
 fn by_node(line: &str, path: &str) -> Result<Vec<(u32, u64)>, KernelError> {
     let of_node = |field: &str| {
         let pair = field.strip_prefix('N').and_then(|field| field.split_once('='));
-        pair.and_then(|(node, count)| Some((node.parse().ok()?, count.parse::<u64>().ok()?))).ok_or_else(
-            || {
-                let expected = "fields such as N0=4096";
-                KernelError::Format { path: path.to_owned(), text: field.to_owned(), expected }
-            },
-        )
+        pair.and_then(|(node, count)| Some((node.parse().ok()?, number(count)?))).ok_or_else(|| {
+            let expected = "fields such as N0=4096";
+            KernelError::Format { path: path.to_owned(), text: field.to_owned(), expected }
+        })
     };
     line.split_ascii_whitespace().skip(1).map(of_node).collect()
 }

@@ -270,7 +270,7 @@ mod tests {
         let more = check(&tree, &Cgroup::new("/b").unwrap()).unwrap();
         assert_eq!(more.len(), checked.len() + 2, "{more:?}");
         tree.add_group("/c", [64 * MIB, 0]);
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         let before = tree.settings();
         let damon = check(&tree, &Cgroup::new("/c").unwrap()).unwrap();
         assert_eq!(damon.len(), more.len() + 10, "{damon:?}");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Kernel;
+use crate::kernel::number;
 
 /// Counts since the machine started; what this kernel does not count is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +46,7 @@ impl HostCounters {
         let mut counts = HostCounts::default();
         for line in kernel.read("/proc/vmstat").unwrap_or_default().lines() {
             let Some((name, value)) = line.split_once(' ') else { continue };
-            let value = || value.trim().parse::<u64>().unwrap_or(0);
+            let value = || number(value).unwrap_or(0);
             match name {
                 "pgpromote_success" => counts.promoted_pages += value(),
                 "numa_hint_faults" => counts.hint_faults += value(),

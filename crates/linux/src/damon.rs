@@ -5,6 +5,7 @@
 //! moves in an interval is bounded. Goals are shares of the node in parts of 10,000, so they are written anew as a cgroup grows.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 
 use crate::{CGROUPS, Kernel, KernelError, Settings, Tiers, nodes};
 
@@ -17,6 +18,55 @@ const IOMEM: &str = "/proc/iomem";
 const WHOLE: u64 = 10_000;
 /// What DAMON takes as no limit.
 const ANY: u64 = u32::MAX as u64;
+
+/// What of DAMON came later than DAMON. The files of a scheme are there once one is set up.
+pub(crate) struct Part {
+    /// A folder of the first scheme, below [`KDAMONDS`], and the name in it by which the part is known.
+    folder: &'static str,
+    file: &'static str,
+    /// The first Linux that has it; kernels of distributions may have it before.
+    pub(crate) since: (u32, u32),
+}
+
+pub(crate) const MIGRATION: Part =
+    Part { folder: "0/contexts/0/schemes/0", file: "target_nid", since: (6, 11) };
+pub(crate) const OWN_INTERVALS: Part =
+    Part { folder: "0/contexts/0/monitoring_attrs/intervals", file: "intervals_goal", since: (6, 15) };
+pub(crate) const NODE_GOALS: Part =
+    Part { folder: "0/contexts/0/schemes/0/quotas/goals/0", file: "nid", since: (6, 16) };
+pub(crate) const TARGETS: Part = Part { folder: "0/contexts/0/schemes/0", file: "dests", since: (6, 17) };
+pub(crate) const CGROUP_GOALS: Part =
+    Part { folder: "0/contexts/0/schemes/0/quotas/goals/0", file: "path", since: (6, 19) };
+
+/// Whether a part is there, and how that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// By its file.
+    File(bool),
+    /// By the version, because no file tells.
+    Version(bool),
+}
+
+impl Told {
+    pub(crate) const fn is_there(self) -> bool {
+        match self {
+            Self::File(is_there) | Self::Version(is_there) => is_there,
+        }
+    }
+}
+
+impl Part {
+    /// Asks the files of the first scheme, and without one the version.
+    pub(crate) fn look(&self, kernel: &impl Kernel, version: (u32, u32)) -> Told {
+        match kernel.list(&format!("{KDAMONDS}/{}", self.folder)) {
+            Ok(names) => Told::File(names.iter().any(|name| name == self.file)),
+            Err(_) => {
+                let has_damon = kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_ok();
+                Told::Version(has_damon && version >= self.since)
+            }
+        }
+    }
+}
 
 /// A cgroup, and the bytes that it may have on the fast tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +92,8 @@ pub struct KernelShares {
     held: Option<Held>,
     /// Whether the kdamond is that of this agent.
     is_ours: bool,
+    /// What this kernel lacks, as a set-up found. It is not tried again.
+    lacks: Option<String>,
 }
 
 /// Schemes that are set up.
@@ -71,6 +123,9 @@ impl KernelShares {
         if !self.is_ours && shares.is_empty() {
             return Ok(());
         }
+        if let Some(lacks) = &self.lacks {
+            return Err(KernelError::Missing(lacks.clone()));
+        }
         // Where anything fails, nothing is held, and the next call sets it up anew.
         let held = self.held.take();
         let kernel = settings.kernel();
@@ -85,20 +140,44 @@ impl KernelShares {
             set_goals(kernel, shares, fast)?;
             kernel.write(&state(), "commit_schemes_quota_goals")?;
         } else {
-            let plan = Plan::new(kernel, tiers, step, interval_ms)?;
-            if !settings.is_dry() {
-                self.expect_ours(kernel)?;
+            let outcome = self.set_up(settings, tiers, shares, fast, (step, interval_ms));
+            if let (Err(KernelError::Missing(lacks)), true) = (&outcome, self.is_ours) {
+                // What is half set up would go on beside the agent.
+                let ours = share_settings();
+                settings.restore_all_but(|path| ours.iter().all(|it| it != path))?;
+                *self = Self { lacks: Some(lacks.clone()), ..Self::default() };
             }
-            self.is_ours = true;
-            plan.set_up(settings, shares, fast)?;
+            outcome?;
         }
         self.held = wanted;
         Ok(())
     }
 
+    fn set_up<K: Kernel>(
+        &mut self,
+        settings: &mut Settings<K>,
+        tiers: &Tiers,
+        shares: &[HeldShare],
+        fast: u64,
+        (step, interval_ms): (u64, u64),
+    ) -> Result<(), KernelError> {
+        let kernel = settings.kernel();
+        let plan = Plan::new(kernel, tiers, step, interval_ms, settings.is_dry())?;
+        if !settings.is_dry() {
+            self.expect_ours(kernel)?;
+        }
+        self.is_ours = true;
+        plan.set_up(settings, shares, fast)
+    }
+
     /// That the settings were restored: nothing is held any more.
     pub fn forget(&mut self) {
         *self = Self::default();
+    }
+
+    /// That the policy changed, or nodes came or went: the next call sets it up anew, also where the kernel lacked something.
+    pub fn renew(&mut self) {
+        (self.held, self.lacks) = (None, None);
     }
 
     /// The cgroups whose shares the kernel holds.
@@ -117,6 +196,12 @@ impl KernelShares {
             ))),
         }
     }
+}
+
+fn no_goals(release: &str) -> KernelError {
+    KernelError::Missing(format!(
+        "Linux {release} has no goals of DAMON by cgroup, which come with 6.19 and CONFIG_DAMON_SYSFS; the agent holds shares by reclaim"
+    ))
 }
 
 fn state() -> String {
@@ -146,6 +231,7 @@ fn set_goals(kernel: &impl Kernel, shares: &[HeldShare], fast: u64) -> Result<()
 
 /// How schemes are set up on this machine.
 struct Plan {
+    release: String,
     fast: u32,
     /// Slow nodes, with the weight that each has as a target of cold pages: MB/s where HMAT tells them.
     slow: Vec<(u32, u64)>,
@@ -156,12 +242,18 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(kernel: &impl Kernel, tiers: &Tiers, step: u64, interval_ms: u64) -> Result<Self, KernelError> {
+    /// A dry run believes the version where no file tells; else it is seen as schemes are set up.
+    fn new(
+        kernel: &impl Kernel,
+        tiers: &Tiers,
+        step: u64,
+        interval_ms: u64,
+        is_dry: bool,
+    ) -> Result<Self, KernelError> {
         let release = nodes::release(kernel)?;
-        if nodes::version(&release) < (6, 19) || kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_err() {
-            return Err(KernelError::Missing(format!(
-                "Linux {release} has no goals of DAMON by cgroup, which come with 6.19 and CONFIG_DAMON_SYSFS; the agent holds shares by reclaim"
-            )));
+        let lacks_goals = is_dry && !CGROUP_GOALS.look(kernel, nodes::version(&release)).is_there();
+        if lacks_goals || kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_err() {
+            return Err(no_goals(&release));
         }
         let (1, Some(&fast)) = (tiers.fast.len(), tiers.fast.first()) else {
             return Err(KernelError::Missing(
@@ -175,7 +267,7 @@ impl Plan {
         if ranges.is_empty() {
             return Err(KernelError::Missing(format!("{IOMEM} shows no memory; CAP_SYS_ADMIN is needed")));
         }
-        Ok(Self { fast, slow, ranges, step, interval_ms })
+        Ok(Self { release, fast, slow, ranges, step, interval_ms })
     }
 
     /// Sets up a kdamond that holds the shares, and turns it on.
@@ -188,15 +280,21 @@ impl Plan {
         if !settings.is_dry() && settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on") {
             settings.kernel().write(&state(), "off")?;
         }
+        settings.set(&format!("{KDAMONDS}/nr_kdamonds"), "1")?;
+        if !settings.is_dry() {
+            // The files of a kdamond are there once it is.
+            self.set_schemes(settings.kernel(), shares, fast)?;
+        }
         if settings.kernel().read(DAMON_STAT).is_ok_and(|text| text.trim() == "Y") {
             settings.set(DAMON_STAT, "N")?;
         }
-        settings.set(&format!("{KDAMONDS}/nr_kdamonds"), "1")?;
-        // The files of a kdamond are there once it is.
-        if settings.is_dry() {
-            return Ok(());
+        match settings.is_dry() {
+            true => Ok(()),
+            false => settings.set(&state(), "on").map(drop),
         }
-        let kernel = settings.kernel();
+    }
+
+    fn set_schemes(&self, kernel: &impl Kernel, shares: &[HeldShare], fast: u64) -> Result<(), KernelError> {
         let context = format!("{KDAMONDS}/0/contexts/0");
         let write = |path: &str, value: &str| kernel.write(&format!("{context}/{path}"), value);
         kernel.write(&format!("{KDAMONDS}/0/contexts/nr_contexts"), "1")?;
@@ -230,8 +328,7 @@ impl Plan {
                 self.set_scheme(kernel, scheme, &share.cgroup, action, targets, metric)?;
             }
         }
-        set_goals(kernel, shares, fast)?;
-        settings.set(&state(), "on").map(drop)
+        set_goals(kernel, shares, fast)
     }
 
     fn set_scheme(
@@ -245,9 +342,16 @@ impl Plan {
     ) -> Result<(), KernelError> {
         let scheme = scheme(index);
         let write = |path: &str, value: &str| kernel.write(&format!("{scheme}/{path}"), value);
-        write("action", action)?;
+        // A file or a word that came with later kernels.
+        let later = |path: &str, value: &str| {
+            write(path, value).map_err(|error| match error.kind() {
+                Some(ErrorKind::NotFound | ErrorKind::InvalidInput) => no_goals(&self.release),
+                _ => error,
+            })
+        };
+        later("action", action)?;
         match *targets {
-            [(target, _)] => write("target_nid", &target.to_string())?,
+            [(target, _)] => later("target_nid", &target.to_string())?,
             // Of several the kernel chooses by their weights, from 6.17 on.
             _ => {
                 write("dests/nr_dests", &targets.len().to_string()).map_err(|error| match error.is_gone() {
@@ -276,9 +380,9 @@ impl Plan {
             write(&format!("quotas/weights/{name}"), "500")?;
         }
         write("quotas/goals/nr_goals", "1")?;
-        write("quotas/goals/0/target_metric", metric)?;
-        write("quotas/goals/0/nid", &self.fast.to_string())?;
-        write("quotas/goals/0/path", cgroup)?;
+        later("quotas/goals/0/target_metric", metric)?;
+        later("quotas/goals/0/nid", &self.fast.to_string())?;
+        later("quotas/goals/0/path", cgroup)?;
         // From 7.1 on: all of the quota until the goal is reached, and none then. Before, the quota grows and shrinks by the distance.
         let tuner = write("quotas/goal_tuner", "temporal");
         // As late: pages of other cgroups are passed over at little cost of the quota.

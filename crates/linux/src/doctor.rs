@@ -7,13 +7,13 @@ use std::io::ErrorKind;
 
 use serde::{Deserialize, Serialize};
 
-use crate::damon::KDAMONDS;
+use crate::damon::{self, KDAMONDS, Told};
 use crate::nodes::{
     NODES, device_nodes, managed_pages, nodes_in, nodes_with_cpus, page_bytes, release, version,
 };
 use crate::{
-    BALANCING, CGROUPS, DEMOTION, HugePages, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, Tiers,
-    check_journal, parse_nodes, show_nodes,
+    BALANCING, CGROUPS, DEMOTION, HugePages, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
+    PROMOTION_LIMIT, Tiers, check_journal, parse_nodes, show_nodes,
 };
 
 const DAX: &str = "/sys/bus/dax/devices";
@@ -67,6 +67,9 @@ pub struct Interface {
     pub since: String,
     /// Whether this kernel has it.
     pub present: bool,
+    /// Whether its version alone says so: a kernel of a distribution may have it all the same.
+    #[serde(default)]
+    pub by_version: bool,
     /// What is lost without it.
     pub lost_without: String,
 }
@@ -181,7 +184,7 @@ fn facts(report: &Report) -> BTreeMap<String, String> {
 }
 
 /// Name, path, the first Linux that has it, presence, and what is lost without it.
-type InterfaceRow<'r> = (&'r str, &'r str, (u32, u32), bool, &'r str);
+type InterfaceRow<'r> = (&'r str, &'r str, (u32, u32), Told, &'r str);
 
 struct Machine<'k, K> {
     kernel: &'k K,
@@ -482,120 +485,155 @@ impl<K: Kernel> Machine<'_, K> {
             Some(names) => names.iter().any(|name| name == "memory.reclaim"),
             None => self.has_memory_controller() && version >= (5, 19),
         };
-        let rows: [InterfaceRow<'_>; 18] = [
+        let rows: [InterfaceRow<'_>; 22] = [
             (
                 "memory tiers",
                 crate::nodes::TIERS,
                 (6, 1),
-                is_there(crate::nodes::TIERS),
+                Told::File(is_there(crate::nodes::TIERS)),
                 "everything: nothing is demoted",
             ),
-            ("demotion", DEMOTION, (5, 15), is_there(DEMOTION), "everything: nothing is demoted"),
-            ("reclaim of a cgroup", &reclaim, (5, 19), reclaims, "fair share and background"),
+            ("demotion", DEMOTION, (5, 15), Told::File(is_there(DEMOTION)), "everything: nothing is demoted"),
+            ("reclaim of a cgroup", &reclaim, (5, 19), Told::File(reclaims), "fair share and background"),
             (
                 "reclaim with swappiness",
                 &reclaim,
                 (6, 9),
-                reclaims && version >= (6, 9),
+                Told::Version(reclaims && version >= (6, 9)),
                 "page cache to the slow tier",
             ),
             (
                 "promotion of hot pages",
                 BALANCING,
                 (5, 18),
-                is_there(BALANCING) && (version >= (5, 18) || is_there(PROMOTION_LIMIT)),
+                Told::File(is_there(BALANCING) && (version >= (5, 18) || is_there(PROMOTION_LIMIT))),
                 "pages stay where they were demoted to",
             ),
             (
                 "limit of promotion",
                 PROMOTION_LIMIT,
                 (6, 1),
-                is_there(PROMOTION_LIMIT),
+                Told::File(is_there(PROMOTION_LIMIT)),
                 "promotion takes what bandwidth it likes",
             ),
             (
                 "demotion within cpusets",
                 "",
                 (6, 16),
-                version >= (6, 16),
+                Told::Version(version >= (6, 16)),
                 "an opt-out is broken by demotion, and repaired by the agent",
             ),
-            ("weighted interleave", INTERLEAVE, (6, 9), is_there(INTERLEAVE), "interleave weights"),
+            (
+                "weighted interleave",
+                INTERLEAVE,
+                (6, 9),
+                Told::File(is_there(INTERLEAVE)),
+                "interleave weights",
+            ),
             (
                 "pressure (PSI)",
                 PRESSURE,
                 (4, 20),
-                is_there(PRESSURE),
+                Told::File(is_there(PRESSURE)),
                 "the agent does not see that a service waits; boot with psi=1",
             ),
             (
                 "HMAT",
                 &format!("{NODES}/node*/access0/initiators/read_bandwidth"),
                 (5, 2),
-                slow.is_some_and(|node| node.bandwidth_mbps.is_some()),
+                Told::File(slow.is_some_and(|node| node.bandwidth_mbps.is_some())),
                 "interleave weights by auto",
             ),
-            ("DAMON", KDAMONDS, (5, 18), has_damon, "access patterns"),
+            ("DAMON", KDAMONDS, (5, 18), Told::File(has_damon), "access patterns"),
             (
                 "DAMON migrates cold pages",
                 KDAMONDS,
-                (6, 11),
-                has_damon && version >= (6, 11),
+                damon::MIGRATION.since,
+                damon::MIGRATION.look(self.kernel, version),
                 "demotion by measured coldness",
+            ),
+            (
+                "DAMON sets its own intervals",
+                KDAMONDS,
+                damon::OWN_INTERVALS.since,
+                damon::OWN_INTERVALS.look(self.kernel, version),
+                "intervals that fit the machine: those of 5 and 100 ms tell little of a TB",
+            ),
+            (
+                "DAMON goals by node",
+                KDAMONDS,
+                damon::NODE_GOALS.since,
+                damon::NODE_GOALS.look(self.kernel, version),
+                "tiers of a whole host that tune themselves; the agent does not use them",
+            ),
+            (
+                "DAMON targets with weights",
+                KDAMONDS,
+                damon::TARGETS.since,
+                damon::TARGETS.look(self.kernel, version),
+                "fair share that the kernel holds on several slow nodes; the agent holds it by reclaim",
             ),
             (
                 "DAMON goals by cgroup",
                 KDAMONDS,
-                (6, 19),
-                has_damon && version >= (6, 19),
+                damon::CGROUP_GOALS.since,
+                damon::CGROUP_GOALS.look(self.kernel, version),
                 "fair share that the kernel holds; the agent holds it by reclaim",
+            ),
+            (
+                "interleave weights by the kernel",
+                INTERLEAVE_AUTO,
+                (6, 16),
+                Told::File(is_there(INTERLEAVE_AUTO)),
+                "weights follow the bandwidths only where the policy gives them",
             ),
             (
                 "DAMON_STAT",
                 "/sys/module/damon_stat",
                 (6, 17),
-                is_there("/sys/module/damon_stat/parameters"),
+                Told::File(is_there("/sys/module/damon_stat/parameters")),
                 "idle-time percentiles",
             ),
             (
                 "reclaim of a node",
                 &format!("{NODES}/node*/reclaim"),
                 (6, 17),
-                nodes.iter().any(|node| is_there_write_only(self.kernel, node.node)),
+                Told::File(nodes.iter().any(|node| is_there_write_only(self.kernel, node.node))),
                 "proactive reclaim of a node; the agent reclaims by cgroup",
             ),
             (
                 "poison lists of CXL devices",
                 &format!("{}/mem*/trigger_poison_list", crate::cxl::DEVICES),
                 (6, 4),
-                crate::cxl_devices(self.kernel).iter().any(|device| {
+                Told::File(crate::cxl_devices(self.kernel).iter().any(|device| {
                     let names = self.kernel.list(&format!("{}/{device}", crate::cxl::DEVICES));
                     // It can be written alone.
                     names.is_ok_and(|names| names.iter().any(|name| name == "trigger_poison_list"))
-                }),
+                })),
                 "poison is seen only once a device reports it; there may be no CXL device",
             ),
             (
                 "events of CXL devices",
                 crate::cxl::EVENTS,
                 (6, 3),
-                is_there(crate::cxl::EVENTS),
+                Told::File(is_there(crate::cxl::EVENTS)),
                 "the agent does not see poison; mount tracefs at /sys/kernel/tracing",
             ),
             (
                 "cgroups of pages",
                 crate::cxl::PAGE_CGROUPS,
                 (4, 3),
-                self.kernel.words(crate::cxl::PAGE_CGROUPS, 0, 1).is_ok(),
+                Told::File(self.kernel.words(crate::cxl::PAGE_CGROUPS, 0, 1).is_ok()),
                 "poison is reported without the services that it affects; finding them takes root",
             ),
         ];
         rows.into_iter()
-            .map(|(name, path, (major, minor), present, lost)| Interface {
+            .map(|(name, path, (major, minor), told, lost)| Interface {
                 name: name.to_owned(),
                 path: path.to_owned(),
                 since: format!("{major}.{minor}"),
-                present,
+                present: told.is_there(),
+                by_version: matches!(told, Told::Version(_)),
                 lost_without: lost.to_owned(),
             })
             .collect()
@@ -928,6 +966,37 @@ mod tests {
         tree.take(&format!("{CGROUPS}/cgroup.controllers"));
         tree.put(&format!("{CGROUPS}/unified/cgroup.controllers"), "\n");
         assert_eq!(has(&tree), [false, true, false], "hybrid cgroups");
+    }
+
+    #[test]
+    fn what_of_damon_a_kernel_has_is_read_from_the_files_of_a_scheme_if_there_is_one() {
+        let parts = ["DAMON migrates cold pages", "DAMON sets its own intervals", "DAMON goals by node"];
+        let later = ["DAMON targets with weights", "DAMON goals by cgroup"];
+        let has = |tree: &Tree| {
+            let interfaces = examine(tree, JOURNAL).unwrap().interfaces;
+            let of = |name: &&str| interfaces.iter().find(|it| it.name == **name).unwrap().clone();
+            parts.iter().chain(&later).map(of).map(|it| (it.present, it.by_version)).collect::<Vec<_>>()
+        };
+        let tree = sound();
+        tree.put("/proc/sys/kernel/osrelease", "5.14.0-570.12.1.el9_6.x86_64\n");
+        assert_eq!(has(&tree), [(false, true); 5], "without DAMON");
+        tree.put(&format!("{KDAMONDS}/nr_kdamonds"), "0\n");
+        assert_eq!(has(&tree), [(false, true); 5], "no scheme tells");
+        let context = format!("{KDAMONDS}/0/contexts/0");
+        for (file, text) in [
+            ("monitoring_attrs/intervals/intervals_goal/access_bp", "0\n"),
+            ("schemes/0/target_nid", "0\n"),
+            ("schemes/0/quotas/goals/0/nid", "0\n"),
+        ] {
+            tree.put(&format!("{context}/{file}"), text);
+        }
+        let backported = [(true, false), (true, false), (true, false), (false, false), (false, false)];
+        assert_eq!(has(&tree), backported, "a backport of 6.16");
+        tree.put("/proc/sys/kernel/osrelease", "7.3.4\n");
+        assert_eq!(has(&tree), backported, "files count before the version");
+        tree.put(&format!("{context}/schemes/0/dests/nr_dests"), "0\n");
+        tree.put(&format!("{context}/schemes/0/quotas/goals/0/path"), "\n");
+        assert_eq!(has(&tree), [(true, false); 5]);
     }
 
     #[test]

@@ -107,10 +107,9 @@ impl Group {
         if moved < wanted { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
 
-    fn set_nodes(&mut self, line: &str) -> Result<(), Error> {
+    fn set_nodes(&mut self, line: &str, online: &BTreeSet<u32>) -> Result<(), Error> {
         let invalid = || Error::from_raw_os_error(EINVAL);
-        let nodes =
-            parse_nodes(line).filter(|nodes| nodes.iter().all(|node| *node < 2)).ok_or_else(invalid)?;
+        let nodes = parse_nodes(line).filter(|nodes| nodes.is_subset(online)).ok_or_else(invalid)?;
         if nodes.is_empty() && !self.mems.is_empty() {
             return Err(Error::from_raw_os_error(ENOSPC));
         }
@@ -140,7 +139,8 @@ pub struct Tree {
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
     knows_demote: Cell<bool>,
-    knows_dests: Cell<bool>,
+    /// Names of files of DAMON that the kernel lacks.
+    damon_lacks: RefCell<BTreeSet<&'static str>>,
     promotes: Cell<bool>,
     calls: Cell<u64>,
     fast_bytes: u64,
@@ -189,7 +189,7 @@ impl Tree {
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
             knows_demote: Cell::new(false),
-            knows_dests: Cell::new(true),
+            damon_lacks: RefCell::new(BTreeSet::from(["goal_tuner", "fail_charge_num"])),
             promotes: Cell::new(true),
             calls: Cell::new(0),
             fast_bytes,
@@ -252,9 +252,9 @@ impl Tree {
         self.put(&format!("{INTERLEAVE}/node0"), "25\n");
     }
 
-    /// DAMON has goals by cgroup, as Linux 6.19 has, and DAMON_STAT runs.
-    pub fn has_goals(&self) {
-        self.put("/proc/sys/kernel/osrelease", "6.19.0-fake\n");
+    /// DAMON has goals by cgroup, as Linux 6.19 has and others may that call themselves older, and DAMON_STAT runs.
+    pub fn has_goals(&self, release: &str) {
+        self.put("/proc/sys/kernel/osrelease", &format!("{release}\n"));
         self.put(&format!("{KDAMONDS}/nr_kdamonds"), "0\n");
         self.put(DAMON_STAT, "Y\n");
         self.put("/proc/iomem", "00100000-1fffffff : System RAM\n");
@@ -312,9 +312,9 @@ impl Tree {
         self.knows_demote.set(true);
     }
 
-    /// DAMON has no targets with weights, as before Linux 6.17.
-    pub fn lacks_dests(&self) {
-        self.knows_dests.set(false);
+    /// DAMON has no file or folder of this name, such as `dests` before Linux 6.17.
+    pub fn lacks_of_damon(&self, name: &'static str) {
+        self.damon_lacks.borrow_mut().insert(name);
     }
 
     /// Pages of processes cannot be moved, as in a copy of a kernel's files.
@@ -530,6 +530,10 @@ impl Tree {
 
     fn write_group(&self, folder: &str, name: &str, line: &str) -> Result<(), Error> {
         let demotes = self.files.borrow().get(DEMOTION).is_some_and(|text| text.trim() == "true");
+        let online = self.files.borrow().get("/sys/devices/system/node/has_memory").cloned();
+        // A node that went away is possible still.
+        let mut online = online.and_then(|text| parse_nodes(&text)).unwrap_or_default();
+        online.extend([0, 1]);
         let mut groups = self.groups.borrow_mut();
         let group =
             groups.get_mut(folder).filter(|group| !group.lacks.contains(name)).ok_or(ErrorKind::NotFound)?;
@@ -543,7 +547,7 @@ impl Tree {
             }
             "cpuset.mems" => {
                 self.be_busy()?;
-                group.set_nodes(line)
+                group.set_nodes(line, &online)
             }
             _ => Err(ErrorKind::NotFound.into()),
         }
@@ -555,8 +559,7 @@ impl Tree {
         let mut files = self.files.borrow_mut();
         let (folder, name) = path.rsplit_once('/').ok_or(ErrorKind::NotFound)?;
         let (state, invalid) = (format!("{KDAMONDS}/0/state"), || Error::from_raw_os_error(EINVAL));
-        let is_lacked = ["goal_tuner", "fail_charge_num"].contains(&name)
-            || !self.knows_dests.get() && folder.ends_with("/dests");
+        let is_lacked = path.split('/').any(|part| self.damon_lacks.borrow().contains(part));
         let is_there = is_counted(&files, path) && !is_lacked;
         let is_on = files.get(&state).is_some_and(|text| text == "on\n");
         let is_busy = match (name, line) {

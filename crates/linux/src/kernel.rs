@@ -151,6 +151,12 @@ pub trait Kernel {
     fn remove(&self, path: &str) -> Result<(), KernelError>;
 }
 
+/// A number of a kernel's file: bytes, pages or a count. [`None`] for what no machine has, so that sums of a few hold.
+pub(crate) fn number(text: &str) -> Option<u64> {
+    const MOST: u64 = 1 << 60;
+    text.trim().parse().ok().filter(|number| *number < MOST)
+}
+
 impl<K: Kernel> Kernel for &K {
     fn now(&self) -> Duration {
         (**self).now()

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::error::KernelError;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, number};
 
 pub(crate) const NODES: &str = "/sys/devices/system/node";
 pub(crate) const TIERS: &str = "/sys/devices/virtual/memory_tiering";
@@ -182,7 +182,7 @@ fn memory_of(kernel: &impl Kernel, nodes: &BTreeSet<u32>) -> Result<TierMemory, 
         let text = kernel.read(&path)?;
         let field = |name: &str| {
             let value = text.lines().find_map(|line| Some(line.split_once(name)?.1))?;
-            Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+            number(value.trim().strip_suffix("kB")?)?.checked_mul(1 << 10)
         };
         let (Some(bytes), Some(free)) = (field("MemTotal:"), field("MemFree:")) else {
             let expected = "lines such as Node 0 MemFree: 123 kB";

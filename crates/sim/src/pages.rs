@@ -69,6 +69,8 @@ pub struct Kernel {
     pub hot_age: u8,
     /// Pages that are promoted in a generation at most, of all services together.
     pub promotions: u32,
+    /// Pages that reclaim demotes in a generation at most: one that is asked for more falls behind.
+    pub demotions: u32,
 }
 
 impl Default for Kernel {
@@ -83,6 +85,7 @@ impl Default for Kernel {
             scan: 0,
             hot_age: 0,
             promotions: u32::MAX,
+            demotions: u32::MAX,
         }
     }
 }
@@ -96,13 +99,15 @@ pub struct Service {
     pub pages: u32,
     /// Where it may keep them.
     pub policy: ServicePolicy,
+    /// Pages that it may have at most on both tiers, as `memory.max` says it. What is demoted stays charged.
+    pub limit: Option<u32>,
 }
 
 impl Service {
     /// A service that may use both tiers, without bounds.
     pub fn opt_in(name: &str, pages: u32) -> Self {
         let policy = ServicePolicy { rule: TierRule::OptIn, local: None, slow_cache: false };
-        Self { name: name.to_owned(), pages, policy }
+        Self { name: name.to_owned(), pages, policy, limit: None }
     }
 }
 
@@ -127,7 +132,7 @@ pub struct Seen {
     pub demotions: u64,
     /// First touches that went to the slow tier because the fast one had no room.
     pub spills: u64,
-    /// First touches that found no memory: a kernel would kill.
+    /// First touches that found no memory, or their service at its limit: a kernel would kill.
     pub failures: u64,
 }
 
@@ -373,7 +378,12 @@ impl Pages {
     fn first_touch(&mut self, page: usize, service: usize) {
         let range = self.groups[service].range();
         assert!(range.contains(&page), "page {page} is of no service; those before it end at {}", range.end);
-        let Group { service: Service { policy, .. }, seen, .. } = &mut self.groups[service];
+        let Group { service: Service { policy, limit, .. }, seen, .. } = &mut self.groups[service];
+        if limit.is_some_and(|limit| seen.fast + seen.slow >= limit) {
+            // To demote frees nothing of a limit (Linux 3f1509c57b1b), and nothing else can be taken of anonymous memory without swap.
+            seen.failures += 1;
+            return;
+        }
         let roomy = self.fast_free > self.kernel.min_free;
         let [fast, slow] = [self.fast_free > 0, self.slow_free > 0];
         let is_slow = match policy.rule {

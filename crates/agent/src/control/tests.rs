@@ -362,7 +362,7 @@ fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes
     let text = format!("fair_share = \"kernel\"\npromotion_limit = \"200MB/s\"\n{TEXT}");
     let written = |dry_run: bool, prepare: &dyn Fn(&Tree)| {
         let tree = machine();
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.add_cxl("mem0");
         prepare(&tree);
         let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, dry_run).unwrap();
@@ -435,7 +435,9 @@ fn a_policy_of_pods_costs_by_their_number_and_not_by_its_square() {
 fn an_agent_that_is_killed_at_any_of_its_writes_leaves_nothing_behind_after_the_next_start() {
     let kills = killed_at_each_write(TEXT, &|_| {});
     assert!(kills >= 12, "the agent wrote {kills} times only");
-    let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &Tree::has_goals);
+    let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &|tree| {
+        tree.has_goals("6.19.0-fake")
+    });
     assert!(kills >= 50, "the agent wrote {kills} times only");
     let kills = killed_at_each_write(&format!("health.bad_memory = \"drain\"\n{TEXT}"), &|tree| {
         tree.add_cxl("mem0");
@@ -476,7 +478,7 @@ fn killed_at_each_write(text: &str, prepare: &dyn Fn(&Tree)) -> u32 {
 #[test]
 fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
     let tree = machine();
-    tree.has_goals();
+    tree.has_goals("6.19.0-fake");
     let before = tree.settings();
     let policy = Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
     let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
@@ -520,7 +522,7 @@ fn cold_pages_go_to_several_slow_nodes_by_their_bandwidth_or_by_reclaim_where_th
     // What each target of the first scheme is, and the alarms.
     let run = |hmat: bool, prepare: &dyn Fn(&Tree)| {
         let tree = machine();
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.put(&format!("{NODES}/has_memory"), "0-2\n");
         tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1-2\n");
         tree.put(&format!("{NODES}/node2/meminfo"), "Node 2 MemTotal: 1024 kB\nNode 2 MemFree: 512 kB\n");
@@ -550,7 +552,7 @@ fn cold_pages_go_to_several_slow_nodes_by_their_bandwidth_or_by_reclaim_where_th
     let up = Some("0\n".to_owned());
     assert_eq!(run(true, &|_| {}), (vec![pair("1", "40000"), pair("2", "20000")], up.clone(), vec![]));
     assert_eq!(run(false, &|_| {}), (vec![pair("1", "1"), pair("2", "1")], up, vec![]));
-    let (targets, _, alarms) = run(true, &Tree::lacks_dests);
+    let (targets, _, alarms) = run(true, &|tree| tree.lacks_of_damon("dests"));
     assert_eq!(targets, []);
     let said: Vec<String> = alarms.iter().map(ToString::to_string).collect();
     assert!(said.len() == 1 && said[0].starts_with("fair_share: ") && said[0].contains("6.17"), "{said:?}");
@@ -573,10 +575,65 @@ fn a_kernel_without_goals_or_with_another_user_of_damon_leaves_shares_to_the_age
     let old = said(&|_| {});
     assert!(old.starts_with("fair_share: Linux 6.12.0-fake has no goals of DAMON by cgroup"), "{old}");
     let used = said(&|tree| {
-        tree.has_goals();
+        tree.has_goals("6.19.0-fake");
         tree.write("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "1").unwrap();
     });
     assert!(used.contains("has 1 kdamonds of another program"), "{used}");
+}
+
+#[test]
+fn what_damon_lacks_is_tried_once_and_put_back_and_a_kernel_that_calls_itself_older_is_asked() {
+    const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+    let policy = || Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+    for lacks in [None, Some("path"), Some("nid"), Some("target_nid")] {
+        let tree = machine();
+        tree.has_goals("5.14.0-570.12.1.el9_6.x86_64");
+        lacks.into_iter().for_each(|name| tree.lacks_of_damon(name));
+        let before = tree.settings();
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, false).unwrap();
+        let mut rounds = || {
+            let calls = tree.calls();
+            let round = look(&mut agent);
+            (round, tree.calls() - calls)
+        };
+        let first = rounds();
+        let later: Vec<(Round, u64)> = (0..3).map(|_| rounds()).collect();
+        let said = |round: &Round| round.alarms.iter().map(ToString::to_string).collect::<String>();
+        if lacks.is_none() {
+            assert!(later.iter().all(|(round, _)| said(round).is_empty()), "{:?}", later[0].0);
+            assert_eq!(later[2].0.services[0].cause.what, "the kernel holds its share by goals of DAMON");
+            continue;
+        }
+        for (round, calls) in &later {
+            assert!(
+                said(round).contains("5.14.0-570.12.1.el9_6.x86_64 has no goals of DAMON"),
+                "{}",
+                said(round)
+            );
+            assert!(
+                round.settings.iter().all(|change| !change.path.starts_with(DAMON)),
+                "{:?}",
+                round.settings
+            );
+            assert!(calls + 10 < first.1, "{calls} calls after {}", first.1);
+        }
+        let settings = tree.settings();
+        assert_eq!(settings[&format!("{DAMON}/nr_kdamonds")], "0\n");
+        assert_eq!(settings["/sys/module/damon_stat/parameters/enabled"], "Y\n");
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+    }
+    // A dry run writes nothing that would show files, and believes those that are there.
+    let dry = |prepare: &dyn Fn(&Tree)| {
+        let tree = machine();
+        tree.has_goals("5.14.0-570.12.1.el9_6.x86_64");
+        prepare(&tree);
+        let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, true).unwrap();
+        look(&mut agent).services[0].cause.what.clone()
+    };
+    assert!(dry(&|_| {}).starts_with("it is over local_high"));
+    let goal = format!("{DAMON}/0/contexts/0/schemes/0/quotas/goals/0/path");
+    assert_eq!(dry(&|tree| tree.put(&goal, "\n")), "the kernel would hold its share by goals of DAMON");
 }
 
 /// A host whose CXL device has a page of cache on a poisoned place.
@@ -1149,7 +1206,7 @@ fn ten_thousand_random_policy_changes_leave_every_setting_as_found() {
             tree.add_cxl("mem0");
         }
         if goals {
-            tree.has_goals();
+            tree.has_goals("6.19.0-fake");
         }
         if derives {
             tree.derives_weights();
@@ -1232,6 +1289,107 @@ fn a_service_with_another_inside_is_left_alone_and_the_other_is_not() {
     assert_eq!(names, ["child"]);
     assert_eq!(tree.bytes("/db.slice"), [200 * MIB, 0]);
     assert!(agent.causes()["parent"][0].what.starts_with("it is left alone: /db.slice: the service child"));
+}
+
+#[test]
+fn a_cgroup_that_two_services_name_is_left_alone_and_both_say_why() {
+    let tree = Tree::new(512 * MIB);
+    tree.add_group("/system.slice", [0, 0]);
+    tree.add_group("/system.slice/web.service", [80 * MIB, 20 * MIB]);
+    let text = "[service.path]\ncgroup = \"/system.slice/web.service\"\ntier = \"opt-out\"\n\
+        [service.unit]\nunit = \"web.service\"\ntier = \"opt-in\"\nlocal_high = 0.5\n";
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+    let round = look(&mut agent);
+    let errors: Vec<String> = round.alarms.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "path: /system.slice/web.service is the cgroup of the service unit too; name it once",
+            "unit: /system.slice/web.service is the cgroup of the service path too; name it once",
+        ]
+    );
+    assert_eq!((round.services.len(), tree.bytes("/system.slice/web.service")), (0, [80 * MIB, 20 * MIB]));
+}
+
+/// The text with another number in the place of each.
+fn with_numbers(text: &str, number: &str) -> String {
+    let word = |(index, word): (usize, &str)| match word.rsplit_once('=') {
+        Some((name, _)) => format!("{name}={number}"),
+        None if index > 0 && word.parse::<f64>().is_ok() => number.to_owned(),
+        None => word.to_owned(),
+    };
+    let line = |line: &str| line.split(' ').enumerate().map(word).collect::<Vec<_>>().join(" ") + "\n";
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing() {
+    let seen = |damaged: Option<(&str, &str)>| {
+        let tree = machine();
+        if let Some((path, text)) = damaged {
+            tree.take(path);
+            tree.put(path, text);
+        }
+        let mut agent = start(&tree);
+        let round = look(&mut agent);
+        let row = round.services.into_iter().find(|row| row.service == "cache");
+        let row = row.map(|it| (it.fast, it.slow, it.pressure, it.refaults, it.demoted, it.oom_kills));
+        (row, round.alarms.iter().any(|alarm| alarm.service() == Some("cache")))
+    };
+    let (sound, mut alarms) = (seen(None), 0);
+    assert!(sound.0.is_some() && !sound.1, "the control");
+    for file in
+        ["memory.numa_stat", "memory.stat", "memory.events", "memory.pressure", "cpuset.mems.effective"]
+    {
+        let path = format!("/sys/fs/cgroup/cache/{file}");
+        let text = machine().read(&path).unwrap();
+        let numbers = ["max", "nan", "inf", "-1", "1e300", "18446744073709551615", "1152921504606846976"];
+        let whole = ["", "\n", "max\n", "nothing of it\n", "\u{fffd}\n"].map(str::to_owned);
+        for damaged in numbers.map(|number| with_numbers(&text, number)).into_iter().chain(whole) {
+            let now = seen(Some((&path, &damaged)));
+            assert!(now == sound || now.1, "{path}: {damaged:?} was taken for {:?}", now.0);
+            alarms += u32::from(now.1);
+        }
+    }
+    assert!(alarms >= 40, "{alarms} alarms");
+}
+
+#[test]
+fn memory_that_comes_on_line_or_goes_is_seen_in_the_next_round() {
+    const NODES: &str = "/sys/devices/system/node";
+    const WEB: &str = "/sys/fs/cgroup/web/memory.numa_stat";
+    let online = |tree: &Tree, nodes: &str, slow: &str| {
+        tree.put(&format!("{NODES}/has_memory"), nodes);
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", slow);
+    };
+    let tree = machine();
+    let before = tree.settings();
+    let mut agent = start(&tree);
+    let slow = look(&mut agent).slow.bytes;
+    assert!(look(&mut agent).alarms.is_empty());
+    // A second slow node, and pages of an opted-out service on it.
+    online(&tree, "0-2", "1-2");
+    let text = format!("Node 2 MemTotal: {} kB\nNode 2 MemFree: {} kB\n", 1 << 20, 1 << 19);
+    tree.put(&format!("{NODES}/node2/meminfo"), &text);
+    tree.take(WEB);
+    tree.put(WEB, &format!("anon N0={} N1=0 N2={}\nfile N0=0 N1=0 N2=0\n", 80 * MIB, 20 * MIB));
+    let round = look(&mut agent);
+    assert_eq!(round.slow.bytes, slow + 1024 * MIB);
+    let broken = |alarm: &Alarm| matches!(alarm, Alarm::OptOutBroken { service, found, .. } if service == "web" && *found == 20 * MIB);
+    assert!(round.alarms.iter().any(broken), "{:?}", round.alarms);
+    assert_eq!(polder_linux::show_nodes(&agent.tiers().slow), "1-2");
+    // It goes again, and then the other.
+    online(&tree, "0-1", "1");
+    assert_eq!(look(&mut agent).slow.bytes, slow);
+    tree.put(&format!("{NODES}/has_memory"), "0");
+    let error = agent.round(0).unwrap_err().to_string();
+    assert!(error.starts_with("this machine has one tier of memory (nodes 0)"), "{error}");
+    agent.stop().unwrap();
+    tree.put(&format!("{NODES}/has_memory"), "0-1\n");
+    let is_setting = |path: &&String| !path.starts_with(NODES) && !path.contains("nodelist") && *path != WEB;
+    for (path, value) in before.iter().filter(|(path, _)| is_setting(path)) {
+        assert_eq!(tree.settings().get(path), Some(value), "{path}");
+    }
 }
 
 /// One service of 200 MiB that is to give half, on a machine that `change` has changed: the first round, what it has then, and its causes

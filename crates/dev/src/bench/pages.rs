@@ -95,7 +95,7 @@ impl Case {
         let each = pages / SERVICES;
         let local = LocalBounds { low: 0.0, high: f64::from(LOCAL_HIGH) / 1000.0 };
         let policy = ServicePolicy { rule: TierRule::OptIn, local: Some(local), slow_cache: false };
-        let service = |index| Service { name: format!("s{index}"), pages: each, policy };
+        let service = |index| Service { name: format!("s{index}"), pages: each, policy, limit: None };
         let services: Vec<_> = (0..SERVICES).map(service).collect();
         // 3:1, with an eighth of the slow tier to spare.
         let kernel = Kernel {
@@ -107,6 +107,7 @@ impl Case {
             scan: pages / 128,
             hot_age: 0,
             promotions: u32::MAX,
+            demotions: u32::MAX,
         };
         let control = Control { step: pages / 256, free_low: 0.0, free_high: 0.0 };
         let first = |service: u32| Pages::new(kernel, &services).map(|it| it.first_page(service as usize));
@@ -156,8 +157,9 @@ impl Case {
 
     /// What the C model reads.
     fn bytes(&self) -> Result<Vec<u8>, Failure> {
-        let Kernel { fast_pages, slow_pages, min_free, low_free, high_free, scan, hot_age, promotions } =
-            self.kernel;
+        let Kernel {
+            fast_pages, slow_pages, min_free, low_free, high_free, scan, hot_age, promotions, ..
+        } = self.kernel;
         let mut numbers = vec![fast_pages, slow_pages, min_free, low_free, high_free, scan, hot_age.into()];
         numbers.extend([promotions, LOCAL_HIGH, self.control.step, self.services.len() as u32]);
         let pages = Pages::new(self.kernel, &self.services)?;

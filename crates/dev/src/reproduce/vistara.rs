@@ -3,9 +3,11 @@
 use polder_platform::Platform;
 use polder_sim::grouped;
 use polder_sim::vistara::{
-    KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, KneeReport, errors,
+    KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, KneeReport, VistaraError, errors,
 };
-use polder_sim::vistara_fair::{DROP_POINTS, FAIR_POINTS, FairFigure, FairReport, P99_PART};
+use polder_sim::vistara_fair::{
+    DROP_POINTS, FAIR_POINTS, FairFigure, FairReport, JudgedRow, Keeper, P99_PART,
+};
 use polder_sim::vistara_ratio::{RatioBeside, RatioFigure};
 use polder_sim::vistara_services::{GainBeside, GainOf, RATIO, ServicesFigure, TelemetryBeside};
 use polder_sim::vistara_tier::{TRAFFIC_FACTOR, TrafficBeside, traffic};
@@ -217,13 +219,16 @@ fn telemetry_row(beside: &TelemetryBeside) -> Vec<String> {
 /// Table IX.
 pub(super) fn fair(json: bool) -> Result<(), Failure> {
     let figure = FairFigure::load()?;
-    let operated = FairRun::follow(&figure)?;
+    let operated = FairRun::follow(&figure, figure.tiers_gb(), FairFigure::beside)?;
+    let [fast, slow] = figure.absolute.tiers_gb;
+    let absolute = FairRun::follow(&figure, [fast + figure.free_gb, slow], FairFigure::absolute)?.report;
+    let judged = figure.judge(&absolute);
     let report = operated.report;
     let servers = MOVES_GB.map(server::by_default).into_iter().collect::<Result<Vec<_>, _>>()?;
     if json {
         println!(
             "{}",
-            json!({ "bound": report.bound, "baseline": report.baseline, "fair": report.fair, "seconds": operated.within_s, "by_default": servers })
+            json!({ "bound": report.bound, "baseline": report.baseline, "fair": report.fair, "seconds": operated.within_s, "by_default": servers, "absolute": absolute, "judged": judged })
         );
         return Ok(());
     }
@@ -255,6 +260,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     );
     print_signs(&report);
     print_requests(&figure, &report);
+    print_absolute(&figure, &absolute, &judged);
     print_default(&figure, &operated, &servers);
     figure.mechanism.iter().for_each(|line| println!("{line}"));
     let [without, fair] = figure.unused_gb();
@@ -281,16 +287,21 @@ struct FairRun {
 }
 
 impl FairRun {
-    fn follow(figure: &FairFigure) -> Result<Self, Failure> {
+    /// Follows both caches on tiers of so many GB.
+    fn follow(
+        figure: &FairFigure,
+        tiers_gb: [f64; 2],
+        beside: impl FnOnce(&FairFigure, Keeper<'_>) -> Result<FairReport, VistaraError>,
+    ) -> Result<Self, Failure> {
         let platform = Platform::load(&figure.platform)?;
         let slow = platform
             .tier("cxl")
             .ok_or_else(|| Failure(format!("{} has no tier \"cxl\"", figure.platform)))?;
-        let tree = server::tree(figure.tiers_gb(), slow, figure.moves_gb);
+        let tree = server::tree(tiers_gb, slow, figure.moves_gb);
         let bound = figure.bound();
         let mut agent = Operated::start(&tree, &["a", "b"], [bound; 2], figure.pages_a_gb)?;
         let (mut within_s, mut most, mut failure) = ([None; 2], 0, None);
-        let report = figure.beside(&mut |second, pages| {
+        let report = beside(figure, &mut |second, pages| {
             if let Err(error) = agent.second(second, pages) {
                 failure.get_or_insert(error);
             }
@@ -422,6 +433,48 @@ fn print_requests(figure: &FairFigure, report: &FairReport) {
         per_cent(report.baseline.spike_waits),
         per_cent(report.fair.spike_waits),
     );
+}
+
+/// Each figure of the table beside what follows from nothing of it.
+fn print_absolute(figure: &FairFigure, report: &FairReport, judged: &[JudgedRow]) {
+    println!(
+        "judged: each figure of the table, from nothing of it. Both caches have {:.0} GB at most, and the constants are those of sections V-A, V-B,\n  V-G and V-H and of Tables VI and VII",
+        figure.absolute.limit_gb()
+    );
+    let head = ["", "published", "simulated", "off", ""];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for row in judged {
+        let shown = |value: f64| match row.unit {
+            "killed" => if value > 0.0 { "yes" } else { "no" }.to_owned(),
+            unit => format!("{value:.0} {unit}"),
+        };
+        let off = match row.unit {
+            "GB" | "us" => format!("{:+.0}%", 100.0 * row.off()),
+            "killed" => String::new(),
+            _ => format!("{:+.0} points", row.off()),
+        };
+        let verdict = if row.holds() { "within" } else { "off" }.to_owned();
+        rows.push(vec![row.what.clone(), shown(row.published), shown(row.simulated), off, verdict]);
+    }
+    table::print(&rows);
+    let within = judged.iter().filter(|row| row.holds()).count();
+    let psi = |waits: f64| format!("{:.1}%", 100.0 * figure.pressure(waits));
+    let FairReport { baseline, fair, .. } = report;
+    println!(
+        "  (of {} rows {within} are within 10% of GB, 3 points of a part, 25% of P99 and 10 points of a drop)",
+        judged.len()
+    );
+    println!(
+        "  some request waits for room (PSI), without bounds: A {} and B {} of the time, A in the spike {}; with Fair Share {}, {} and {}",
+        psi(baseline.waits[0]),
+        psi(baseline.waits[1]),
+        psi(baseline.spike_waits),
+        psi(fair.waits[0]),
+        psi(fair.waits[1]),
+        psi(fair.spike_waits),
+    );
+    figure.absolute.assumed.iter().for_each(|line| println!("  assumed: {line}"));
+    println!();
 }
 
 /// Section V-G.

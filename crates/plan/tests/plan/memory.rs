@@ -186,6 +186,11 @@ fn slow_memory_beside_a_servers_own_is_planned() {
             "--ratio: expected two numbers above 0 such as 3:1, found \"3\"",
         ),
         (refused("tier --idle ads --unit 1TB"), "--unit: 1 TB is more than local has, 768 GB; give less"),
+        (
+            refused("tier --idle ads --fast cxl --slow local"),
+            "--slow: \"local\" is not slower than \"cxl\", which is the fast tier",
+        ),
+        (refused("tier --idle ads --slow local"), "--slow: \"local\" is not slower than \"local\""),
         (refused("tier --idle ads --slow hbm"), "--slow: memserver has no server with a tier \"hbm\""),
         (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
         (refused("tier --record /nowhere"), "/nowhere: "),

@@ -189,6 +189,7 @@ impl ToptierFigure {
             scan: self.pages_of(self.scan_gb),
             hot_age: 0,
             promotions: u32::MAX,
+            demotions: u32::MAX,
         };
         let count = self.hogs + 1;
         let services: Vec<Service> =

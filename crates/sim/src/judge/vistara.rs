@@ -229,6 +229,7 @@ impl Stress<'_> {
             scan,
             hot_age: 0,
             promotions: u32::MAX,
+            demotions: u32::MAX,
         };
         let mut pages = Pages::new(kernel, &[Service::opt_in("stress", count)])?;
         // Hot pages are spread evenly, and touched first.

@@ -30,7 +30,8 @@ pub struct FairFigure {
     reclaim_pages: f64,
     /// Simulated pages that stand for a GB.
     pub pages_a_gb: u32,
-    free_gb: f64,
+    /// GB that demotion keeps free of local memory.
+    pub free_gb: f64,
     /// What B grows by in a generation: fitted.
     pub growth_gb: f64,
     heap: f64,
@@ -50,10 +51,89 @@ pub struct FairFigure {
     /// The part of A's requests that are lost in the spike, without bounds and with Fair Share.
     pub published_drop: [f64; 2],
     published_used_gb: [f64; 2],
+    /// GB of local and of CXL memory of A and of B, without bounds and with Fair Share.
+    published_gb: [[[f64; 2]; 2]; 2],
+    /// The same two caches with nothing of the table.
+    pub absolute: Absolute,
     /// What is taken to be so.
     pub assumed: Vec<String>,
     /// Why signs are as they are, as far as it is known.
     pub mechanism: Vec<String>,
+}
+
+/// What other parts of the paper say of the server and of such a cache.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Absolute {
+    /// GB of both tiers that a cache had.
+    pub tiers_gb: [f64; 2],
+    unit_gb: f64,
+    full_gb: f64,
+    stays_s: [f64; 2],
+    /// The part of the time of its cores that a service works.
+    pub busy: f64,
+    /// What is taken to be so.
+    pub assumed: Vec<String>,
+}
+
+impl Absolute {
+    /// GB a second that each of two caches brings: what one has on such a server, once in the time that it keeps an object.
+    fn growth_gb(&self) -> f64 {
+        let [least, most] = self.stays_s;
+        self.full_gb / f64::midpoint(least, most) / 2.0
+    }
+
+    /// `memory.max` of each: half of the server.
+    #[must_use]
+    pub fn limit_gb(&self) -> f64 {
+        self.tiers_gb.iter().sum::<f64>() / 2.0
+    }
+}
+
+/// The server and both caches, in GB.
+struct Scene {
+    /// What is kept free of local memory not among it.
+    tiers: [f64; 2],
+    units: [f64; 2],
+    limit: Option<f64>,
+    /// What B grows by in a second.
+    growth: f64,
+    /// What B touches anew in its spike, and how much of it in a second.
+    spike: [f64; 2],
+    /// What the kernel demotes in a second at most.
+    demotions: f64,
+}
+
+/// A figure of the table, and the same from nothing of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct JudgedRow {
+    /// Which.
+    pub what: String,
+    /// As published.
+    pub published: f64,
+    /// As simulated.
+    pub simulated: f64,
+    /// Its unit: `GB`, `%`, `us`, or `killed` for 0 and 1.
+    pub unit: &'static str,
+    /// How far it may be off: a part of it for GB and us, else points.
+    pub most: f64,
+}
+
+impl JudgedRow {
+    /// How far it is off, as [`JudgedRow::most`] counts.
+    #[must_use]
+    pub fn off(&self) -> f64 {
+        match self.unit {
+            "GB" | "us" => self.simulated / self.published - 1.0,
+            _ => self.simulated - self.published,
+        }
+    }
+
+    /// Whether that is not too far.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.off().abs() <= self.most
+    }
 }
 
 /// What keeps bounds: it gets the seconds since they were set, and the pages as each second ends.
@@ -64,6 +144,8 @@ pub type Keeper<'k> = &'k mut (dyn FnMut(u32, &mut Pages) + 'k);
 pub struct FairOutcome {
     /// The parts of each that are local, before the spike.
     pub local: [f64; 2],
+    /// GB of local and of CXL memory of each, before the spike.
+    pub gb: [[f64; 2]; 2],
     /// GB of local memory in use, before the spike.
     pub local_gb: f64,
     /// The part of A's accesses that go to CXL memory, before B's spike and in it.
@@ -78,6 +160,8 @@ pub struct FairOutcome {
     pub spike_waits: f64,
     /// First touches that found no memory.
     pub failures: u64,
+    /// Whether the kernel kills A, and B.
+    pub killed: [bool; 2],
 }
 
 /// The table made again.
@@ -116,6 +200,8 @@ pub const FAIR_POINTS: f64 = 3.0;
 pub const P99_PART: f64 = 0.25;
 /// Points that a drop of requests may be off.
 pub const DROP_POINTS: f64 = 10.0;
+/// Parts that memory may be off.
+pub const GB_PART: f64 = 0.1;
 
 /// Generations of A alone, of both before the spike, and of the spike.
 const ALONE: u32 = 60;
@@ -149,9 +235,72 @@ impl FairFigure {
         [0, 1].map(|at| self.published_p99_us[1][at] + waits(&report.baseline, at) - waits(&report.fair, at))
     }
 
+    /// Microseconds of a core that there are for a request.
+    fn core_us(&self) -> f64 {
+        self.cores / 2.0 / self.requests * 1e6
+    }
+
+    /// P99 in microseconds of requests whose times are exponential, with the mean that a core works for one. A part of them waits for room.
+    #[must_use]
+    pub fn absolute_p99_us(&self, waits: f64) -> f64 {
+        let (mean, wait) = (self.absolute.busy * self.core_us(), self.wait_us());
+        let longer = |us: f64| {
+            let after = |us: f64| (-us.max(0.0) / mean).exp();
+            (1.0 - waits) * after(us) + waits * after(us - wait)
+        };
+        let (mut low, mut high) = (0.0, 100.0 * (mean + wait));
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            if longer(middle) > 0.01 { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    /// The part of the time in which some request waits for room, as PSI counts it: requests come independently.
+    #[must_use]
+    pub fn pressure(&self, waits: f64) -> f64 {
+        -(-self.requests * waits * self.wait_us() * 1e-6).exp_m1()
+    }
+
+    /// Each figure of the table beside what follows from nothing of it.
+    #[must_use]
+    pub fn judge(&self, report: &FairReport) -> Vec<JudgedRow> {
+        let mut rows = vec![];
+        let sides = [("without bounds", &report.baseline), ("Fair Share", &report.fair)];
+        let fractions = [self.published_baseline, self.published_fair];
+        for (side, (words, outcome)) in sides.into_iter().enumerate() {
+            for (at, name) in ["A", "B"].into_iter().enumerate() {
+                let mut row = |what: &str, published, simulated, unit, most| {
+                    let what = format!("{name}, {words}: {what}");
+                    rows.push(JudgedRow { what, published, simulated, unit, most });
+                };
+                for (tier, tier_name) in ["local memory", "CXL memory"].into_iter().enumerate() {
+                    row(tier_name, self.published_gb[side][at][tier], outcome.gb[at][tier], "GB", GB_PART);
+                }
+                let local = 100.0 * outcome.local[at];
+                row("part that is local", 100.0 * fractions[side][at], local, "%", FAIR_POINTS);
+                let p99 = self.absolute_p99_us(outcome.waits[at]);
+                row("P99", self.published_p99_us[side][at], p99, "us", P99_PART);
+                if at == 0 {
+                    let drop = 100.0 * self.drop(outcome);
+                    row(
+                        "drop of requests in B's spike",
+                        100.0 * self.published_drop[side],
+                        drop,
+                        "%",
+                        DROP_POINTS,
+                    );
+                    let killed = f64::from(u8::from(outcome.killed[0]));
+                    row("killed in B's spike", f64::from(u8::from(side == 0)), killed, "killed", 0.0);
+                }
+            }
+        }
+        rows
+    }
+
     /// The part of A's requests that are lost in the spike, because others wait longer.
     pub fn drop(&self, outcome: &FairOutcome) -> f64 {
-        let core_us = self.cores / 2.0 / self.requests * 1e6;
+        let core_us = self.core_us();
         let [before, spike] =
             [outcome.waits[0], outcome.spike_waits].map(|part| core_us + part * self.wait_us());
         1.0 - before / spike
@@ -167,8 +316,44 @@ impl FairFigure {
     /// # Errors
     /// When the file is damaged.
     pub fn beside(&self, keeper: Keeper<'_>) -> Result<FairReport, VistaraError> {
-        let baseline = self.follow(None)?;
-        let fair = self.follow(Some(keeper))?;
+        let units = self.unit_gb;
+        self.both(
+            keeper,
+            &Scene {
+                tiers: [self.fast_gb, self.slow_gb],
+                units,
+                limit: None,
+                growth: self.growth_gb,
+                spike: [self.spike_gb, self.spike_gb / 2.0],
+                demotions: f64::INFINITY,
+            },
+        )
+    }
+
+    /// The same with nothing of the table: what other parts of the paper say of the server and of such a cache.
+    ///
+    /// # Errors
+    /// As [`FairFigure::beside`].
+    pub fn absolute(&self, keeper: Keeper<'_>) -> Result<FairReport, VistaraError> {
+        let Absolute { tiers_gb, unit_gb, .. } = self.absolute;
+        let (growth, limit) = (self.absolute.growth_gb(), self.absolute.limit_gb());
+        self.both(
+            keeper,
+            &Scene {
+                tiers: tiers_gb,
+                units: [unit_gb; 2],
+                limit: Some(limit),
+                growth,
+                // Its requests bring as many times more, until it has all that it may have.
+                spike: [limit - unit_gb, f64::from(SPIKED) * growth],
+                demotions: self.moves_gb,
+            },
+        )
+    }
+
+    fn both(&self, keeper: Keeper<'_>, scene: &Scene) -> Result<FairReport, VistaraError> {
+        let baseline = self.follow(scene, None)?;
+        let fair = self.follow(scene, Some(keeper))?;
         Ok(FairReport { bound: self.bound(), baseline, fair })
     }
 
@@ -181,21 +366,23 @@ impl FairFigure {
         (gb * f64::from(self.pages_a_gb)).round() as u32
     }
 
-    fn follow(&self, keeper: Option<Keeper<'_>>) -> Result<FairOutcome, PagesError> {
-        let sizes = self.unit_gb.map(|gb| self.pages_of(gb));
-        let service = |(name, pages): (&str, u32)| Service::opt_in(name, pages);
-        let spike = self.pages_of(self.spike_gb);
+    fn follow(&self, scene: &Scene, keeper: Option<Keeper<'_>>) -> Result<FairOutcome, PagesError> {
+        let sizes = scene.units.map(|gb| self.pages_of(gb));
+        let limit = scene.limit.map(|gb| self.pages_of(gb));
+        let service = |(name, pages): (&str, u32)| Service { limit, ..Service::opt_in(name, pages) };
+        let [spike, spike_step] = scene.spike.map(|gb| self.pages_of(gb));
         let services = [("A", sizes[0]), ("B", sizes[1] + spike)].map(service);
         let free = self.pages_of(self.free_gb);
         let kernel = Kernel {
-            fast_pages: self.pages_of(self.fast_gb) + free,
-            slow_pages: self.pages_of(self.slow_gb),
+            fast_pages: self.pages_of(scene.tiers[0]) + free,
+            slow_pages: self.pages_of(scene.tiers[1]),
             min_free: 0,
             low_free: free,
             high_free: free,
             scan: self.pages_of(self.scan_gb),
             hot_age: 0,
             promotions: u32::MAX,
+            demotions: self.pages_of(scene.demotions),
         };
         let pages = Pages::new(kernel, &services)?;
         let heap = |pages: u32| (f64::from(pages) * self.heap) as u32;
@@ -210,8 +397,8 @@ impl FairFigure {
         // A is whole before B starts, and B grows.
         let [a, b] = caches;
         host.pages.access(&(a.first..a.first + a.pages).collect::<Vec<_>>());
-        host.run(ALONE, [1, 0], 0..0);
-        let growth = self.pages_of(self.growth_gb).max(1);
+        host.run(ALONE, [1, 0], 0..0, 0);
+        let growth = self.pages_of(scene.growth).max(1);
         let mut whole = 0;
         while whole < b.pages {
             let next = (whole + growth).min(b.pages);
@@ -233,7 +420,7 @@ impl FairFigure {
             (met / (self.requests * f64::from(seconds))).min(1.0)
         };
         let at_first = no_room(&host);
-        let before = host.run(STEADY, [1, 1], 0..0);
+        let before = host.run(STEADY, [1, 1], 0..0, 0);
         let shares = [0, 1].map(|at| {
             let seen = host.pages.seen(at);
             f64::from(seen.fast) / f64::from(seen.fast + seen.slow)
@@ -241,10 +428,15 @@ impl FairFigure {
         let used = [0, 1].map(|at| f64::from(host.pages.seen(at).fast)).iter().sum::<f64>();
         let no_room_before = no_room(&host);
         let end = b.first + b.pages;
-        let spike = host.run(SPIKE, [1, SPIKED], end..end + spike);
+        let gb = [0, 1].map(|at| {
+            let seen = host.pages.seen(at);
+            [seen.fast, seen.slow].map(|pages| f64::from(pages) / f64::from(self.pages_a_gb))
+        });
+        let spike = host.run(SPIKE, [1, SPIKED], end..end + spike, spike_step);
         let in_spike = [0, 1].map(|at| no_room(&host)[at] - no_room_before[at]);
         Ok(FairOutcome {
             local: shares,
+            gb,
             local_gb: used / f64::from(self.pages_a_gb),
             slow_accesses: [before.0, spike.0],
             least_local: spike.1,
@@ -252,6 +444,7 @@ impl FairFigure {
             waits: [0, 1].map(|at| waits(no_room_before[at] - at_first[at], STEADY)),
             spike_waits: waits(in_spike[0], SPIKE),
             failures: [0, 1].map(|at| host.pages.seen(at).failures).iter().sum(),
+            killed: [0, 1].map(|at| host.pages.seen(at).failures > 0),
         })
     }
 }
@@ -296,14 +489,13 @@ impl Host<'_, '_> {
         }
     }
 
-    /// So many generations, in the first two of which pages are touched anew: the part of A's accesses that go to the slow tier,
+    /// So many generations, in the first of which pages are touched anew, so many in each: the part of A's accesses that go to the slow tier,
     /// and the least part of A that is fast.
-    fn run(&mut self, generations: u32, times: [u32; 2], mut anew: Range<u32>) -> (f64, f64) {
-        let step = anew.len().div_ceil(2);
+    fn run(&mut self, generations: u32, times: [u32; 2], mut anew: Range<u32>, step: u32) -> (f64, f64) {
         let before = self.pages.seen(0);
         let mut least = 1.0_f64;
         for _ in 0..generations {
-            let touched: Vec<_> = anew.by_ref().take(step).collect();
+            let touched: Vec<_> = anew.by_ref().take(step as usize).collect();
             self.pages.access(&touched);
             self.generation(times);
             let seen = self.pages.seen(0);
@@ -313,5 +505,43 @@ impl Host<'_, '_> {
         let slow = (after.slow_accesses - before.slow_accesses) as f64;
         let fast = (after.fast_accesses - before.fast_accesses) as f64;
         (slow / (slow + fast), least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p99_is_that_of_exponential_times_and_of_what_waits() {
+        let figure = FairFigure::load().unwrap();
+        let mean = figure.absolute.busy * figure.core_us();
+        let p99 = |waits: f64| figure.absolute_p99_us(waits);
+        assert!((p99(0.0) / (mean * 100.0_f64.ln()) - 1.0).abs() < 1e-9);
+        assert!((p99(1.0) - p99(0.0) - figure.wait_us()).abs() < 1e-6, "each waits");
+        assert!(p99(0.0) < p99(0.01) && p99(0.01) < p99(0.5) && p99(0.5) < p99(1.0));
+    }
+
+    #[test]
+    fn pressure_is_the_time_in_which_any_request_waits() {
+        let figure = FairFigure::load().unwrap();
+        assert_eq!(figure.pressure(0.0), 0.0);
+        // So few waits hardly meet: their times add up.
+        let few = 1e-6;
+        let time = figure.requests * few * figure.wait_us() * 1e-6;
+        assert!((figure.pressure(few) / time - 1.0).abs() < 1e-3);
+        assert!(figure.pressure(0.5) > 0.99 && figure.pressure(1.0) <= 1.0);
+    }
+
+    #[test]
+    fn a_row_counts_gb_and_us_as_parts_and_others_as_points() {
+        let row = |published, simulated, unit, most| {
+            let row = JudgedRow { what: String::new(), published, simulated, unit, most };
+            (row.off(), row.holds())
+        };
+        assert_eq!(row(200.0, 250.0, "us", 0.25), (0.25, true));
+        assert!(!row(200.0, 140.0, "us", 0.25).1);
+        assert_eq!(row(74.0, 75.0, "%", 3.0), (1.0, true));
+        assert!(!row(1.0, 0.0, "killed", 0.0).1);
     }
 }

@@ -212,7 +212,12 @@ impl Trace {
         };
         let local = is_fair.then_some(LocalBounds { low: part, high: part });
         let policy = ServicePolicy { rule: TierRule::OptIn, local, slow_cache: false };
-        let service = |(name, pages): &(String, u32)| Service { name: name.clone(), pages: *pages, policy };
+        let service = |(name, pages): &(String, u32)| Service {
+            name: name.clone(),
+            pages: *pages,
+            policy,
+            limit: None,
+        };
         let services: Vec<_> = self.services.iter().map(service).collect();
         let mut pages = Pages::new(kernel, &services)?;
         let control = Control { step: free, free_low: 0.0, free_high: 0.0 };

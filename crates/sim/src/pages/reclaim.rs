@@ -11,13 +11,13 @@ pub(super) type Ages = [u32; GENERATION as usize + 1];
 const COLD: usize = 2;
 
 impl Pages {
-    /// Demotes while fewer than `low_free` are free, until `high_free` are. One that opted out is left alone, as from about Linux 6.16
+    /// Demotes while fewer than `low_free` are free, until `high_free` are or `demotions` went down. One that opted out is left alone, as from about Linux 6.16
     /// on.
     pub(super) fn reclaim(&mut self) {
         if self.fast_free >= self.kernel.low_free {
             return;
         }
-        let wanted = (self.kernel.high_free - self.fast_free).min(self.slow_free);
+        let wanted = (self.kernel.high_free - self.fast_free).min(self.slow_free).min(self.kernel.demotions);
         let ages: Vec<_> = (0..self.groups.len()).map(|group| self.reclaimable(group)).collect();
         for (group, (share, ages)) in shares(wanted, &ages).into_iter().zip(&ages).enumerate() {
             self.demote_by(group, share, ages);

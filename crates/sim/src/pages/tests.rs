@@ -19,6 +19,7 @@ struct PlainPage {
 #[derive(Clone, Debug)]
 struct PlainService {
     policy: ServicePolicy,
+    limit: Option<u32>,
     pages: Vec<PlainPage>,
     scan_hand: usize,
     reclaim_hand: usize,
@@ -38,6 +39,7 @@ impl Plain {
     fn new(kernel: Kernel, services: &[Service]) -> Self {
         let plain = |service: &Service| PlainService {
             policy: service.policy,
+            limit: service.limit,
             pages: vec![PlainPage::default(); service.pages as usize],
             scan_hand: 0,
             reclaim_hand: 0,
@@ -67,9 +69,14 @@ impl Plain {
     fn access(&mut self, service: usize, page: usize) {
         let (fast_free, slow_free) = (self.fast_free(), self.slow_free());
         let age = self.age(&self.services[service].pages[page]);
-        let PlainService { policy, pages, seen, .. } = &mut self.services[service];
+        let PlainService { policy, limit, pages, seen, .. } = &mut self.services[service];
+        let charged = pages.iter().filter(|page| page.is_present).count();
         let page = &mut pages[page];
         if !page.is_present {
+            if limit.is_some_and(|limit| charged >= limit as usize) {
+                seen.failures += 1;
+                return;
+            }
             let order: &[bool] = match policy.rule {
                 TierRule::OptOut => &[false],
                 TierRule::Background => &[true, false],
@@ -154,7 +161,7 @@ impl Plain {
             return;
         }
         let missing = self.kernel.high_free - self.fast_free();
-        let mut wanted = missing.min(self.slow_free()) as usize;
+        let mut wanted = missing.min(self.slow_free()).min(self.kernel.demotions) as usize;
         let services = 0..self.services.len();
         let own: Vec<_> = services.clone().map(|service| self.reclaimable(service, 0)).collect();
         let mut given = vec![0; own.len()];
@@ -196,10 +203,11 @@ fn any_policy() -> impl Strategy<Value = ServicePolicy> {
 }
 
 fn any_host() -> impl Strategy<Value = (Kernel, Vec<Service>)> {
-    let services = proptest::collection::vec((1..40_u32, any_policy()), 1..5);
+    let limit = prop_oneof![2 => Just(None), 1 => (0..40_u32).prop_map(Some)];
+    let services = proptest::collection::vec((1..40_u32, any_policy(), limit), 1..5);
     let free = proptest::collection::vec(0..6_u32, 3);
-    (services, 6..50_u32, 0..80_u32, free, 0..20_u32, 0..40_u8, 0..9_u32).prop_map(
-        |(services, fast_pages, slow_pages, mut free, scan, hot_age, promotions)| {
+    (services, 6..50_u32, 0..80_u32, free, 0..20_u32, 0..40_u8, 0..9_u32, 0..9_u32).prop_map(
+        |(services, fast_pages, slow_pages, mut free, scan, hot_age, promotions, demotions)| {
             free.sort_unstable();
             let kernel = Kernel {
                 fast_pages,
@@ -210,8 +218,10 @@ fn any_host() -> impl Strategy<Value = (Kernel, Vec<Service>)> {
                 scan,
                 hot_age: hot_age.min(OLDEST),
                 promotions,
+                demotions,
             };
-            let service = |(index, (pages, policy))| Service { name: format!("s{index}"), pages, policy };
+            let service =
+                |(index, (pages, policy, limit))| Service { name: format!("s{index}"), pages, policy, limit };
             (kernel, services.into_iter().enumerate().map(service).collect())
         },
     )
@@ -318,7 +328,7 @@ proptest! {
         let all: u32 = sizes.iter().sum();
         let local = LocalBounds { low: 0.5, high: 0.6 };
         let policy = ServicePolicy { rule: TierRule::OptIn, local: Some(local), slow_cache: false };
-        let service = |(index, pages): (usize, &u32)| Service { name: format!("s{index}"), pages: *pages, policy };
+        let service = |(index, pages): (usize, &u32)| Service { name: format!("s{index}"), pages: *pages, policy, limit: None };
         let services: Vec<_> = sizes.iter().enumerate().map(service).collect();
         let kernel = Kernel { fast_pages: all, slow_pages: all, scan: all, ..Kernel::default() };
         let mut pages = Pages::new(kernel, &services).unwrap();

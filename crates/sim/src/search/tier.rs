@@ -94,9 +94,9 @@ impl TierServer {
             platform.tier(name).cloned().ok_or_else(|| GivenError::new(key, problem()))
         };
         let (fast, slow) = (tier("fast", &question.fast)?, tier("slow", &question.slow)?);
-        if question.fast == question.slow {
-            let problem =
-                format!("expected another tier than --fast, found \"{}\" of both", quoted(&question.slow));
+        if slow.idle_latency() <= fast.idle_latency() {
+            let (slow, fast) = (quoted(&question.slow), quoted(&question.fast));
+            let problem = format!("\"{slow}\" is not slower than \"{fast}\", which is the fast tier");
             return Err(GivenError::new("slow", problem).into());
         }
         let paper = ServicesFigure::load()?;
