@@ -53,7 +53,7 @@ use polder_mem::{LINE, Memory, Offset};
 use twox_hash::XxHash3_64;
 
 use crate::chunks::Chunks;
-use crate::object::{InitialContents, Object};
+use crate::object::{GENERATION_BITS, InitialContents, Object};
 use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
@@ -301,6 +301,19 @@ impl<M: Memory> Cache<M> {
             }
         }
         Ok(())
+    }
+
+    /// That nobody has removed it, nor made another of its name.
+    fn expect_there(&self) -> Result<(), PoolError> {
+        match self.pool.is_live(&self.root.name, self.root.owner, self.root.generation)? {
+            true => Ok(()),
+            false => Err(PoolError::NotFound { name: self.root.name.clone() }),
+        }
+    }
+
+    /// What tells it from others of its name, before and after it.
+    fn stamp(&self) -> u64 {
+        self.root.generation | u64::from(self.root.owner) << GENERATION_BITS
     }
 
     /// A key of this identity: the resistance of the engine's hash is kept, and no two identities meet.

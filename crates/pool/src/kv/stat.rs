@@ -174,8 +174,9 @@ impl<M: Memory> Cache<M> {
     /// Removes what is written down of its identity, which no process will have again. Its blocks make room by and by.
     ///
     /// # Errors
-    /// Those of [`Pool::destroy`](crate::Pool::destroy); none when nothing is written down.
+    /// [`PoolError::NotFound`] when the cache was removed; those of [`Pool::destroy`](crate::Pool::destroy), and none when nothing is written down.
     pub fn retire(&self) -> Result<(), PoolError> {
+        self.expect_there()?;
         match self.pool.destroy(&format!("/kv/{}/id/{}", self.name, self.identity.name())) {
             Ok(()) | Err(PoolError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -360,8 +361,8 @@ fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<(u32, Entry
         return Ok(vec![]);
     }
     let words = line::read(memory, object.at)?;
-    // The object's generation stands in the words too, and whoever only counts can do without.
-    let head = words.and_then(|words| SlabHead::decode(&words, words[3]));
+    // The generations of the object and the cache stand in the words too, and a look that only counts can do without.
+    let head = words.and_then(|words| SlabHead::decode(&words, words[3], words[4]));
     let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(vec![]) };
     refresh(memory, object.at.lines(1), u64::from(head.slots) * LINE);
     let mut found = vec![];

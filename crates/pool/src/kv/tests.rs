@@ -339,6 +339,28 @@ fn a_cache_that_was_removed_takes_nothing_more() {
 }
 
 #[test]
+fn a_cache_that_was_removed_takes_no_slab_of_the_next_of_its_name() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let gone = cache(&pools[0]);
+    put(&gone, &[1]);
+    Cache::remove(&pools[1], "llm").unwrap();
+    let anew = cache(&pools[0]);
+    put(&anew, &[5]);
+    let blocks = [&[2; BLOCK as usize][..]];
+    for refused in [gone.put(&[key(2)], &blocks).map(drop), gone.retire()] {
+        assert!(matches!(refused, Err(PoolError::NotFound { .. })), "{refused:?}");
+    }
+    // One that has seen no slab yet, and one whose process died in the middle.
+    *locked(&gone.own_slabs) = OwnSlabs::default();
+    assert!(gone.put(&[key(2)], &blocks).is_err());
+    assert!(gone.put(&[key(2)], &blocks).is_err());
+    assert_eq!(put(&anew, &(10..25).collect::<Vec<_>>()).stored, 15);
+    assert_eq!(got(&anew, &[2, 5, 10, 24]), [5, 10, 24]);
+    assert_eq!(inspect(&heap).unwrap()[0].identities[0].text, "identity 1");
+}
+
+#[test]
 fn a_block_that_is_pinned_stays_where_it_is_until_nobody_pins_it() {
     let heap = heap();
     let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
