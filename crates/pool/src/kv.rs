@@ -53,7 +53,7 @@ use polder_mem::{LINE, Memory, Offset};
 use twox_hash::XxHash3_64;
 
 use crate::chunks::Chunks;
-use crate::object::{GENERATION_BITS, InitialContents, Object};
+use crate::object::{InitialContents, Object};
 use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
@@ -313,7 +313,7 @@ impl<M: Memory> Cache<M> {
 
     /// What tells it from others of its name, before and after it.
     fn stamp(&self) -> u64 {
-        self.root.generation | u64::from(self.root.owner) << GENERATION_BITS
+        wire::stamp_of(self.root.generation, self.root.owner)
     }
 
     /// A key of this identity: the resistance of the engine's hash is kept, and no two identities meet.

@@ -62,7 +62,10 @@
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
 //! | 4 | bits 0..56 generation of the object `/kv/NAME`, bits 56..64 its host: a cache that was removed takes no slab of the next of its name for its own |
 
+use twox_hash::XxHash3_64;
+
 use crate::line::Words;
+use crate::object;
 
 /// What a root and a slab begin with: `polderk` and the version of what follows.
 const MAGIC: u64 = u64::from_le_bytes(*b"polderk5");
@@ -81,6 +84,16 @@ pub(super) const SEQUENCES: u64 = 1 << 56;
 /// The most lines of a log, and bytes of a slab, of a cache that is not damaged.
 const MOST_LINES: u64 = 1 << 32;
 const MOST_BYTES: u64 = 1 << 56;
+
+/// What tells a cache from others of its name, before and after it: the generation and the owner of its root.
+pub(super) const fn stamp_of(generation: u64, owner: u16) -> u64 {
+    generation | (owner as u64) << object::GENERATION_BITS
+}
+
+/// What names a cache in the pins of its slots: the low bits of a hash of its stamp.
+pub(super) fn tag_of(stamp: u64) -> u16 {
+    XxHash3_64::oneshot(&stamp.to_le_bytes()) as u16
+}
 
 /// Bytes of the budget that one count of hits is for.
 pub(super) const COUNTED_BYTES: u64 = 16 << 10;
