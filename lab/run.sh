@@ -1,9 +1,10 @@
 #!/bin/sh
-# run.sh [PACKAGE|newest|sockets|large|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
+# run.sh [PACKAGE|newest|sockets|large|dax_kmem|cxl|rack|rack:newest|kv|kv:KILLS]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
 # runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `large`, it has 5 GB, and a service of 3 GB. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
 # CXL Type-3 device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on
 # one memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`,
-# two of that kernel. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
+# two of that kernel. With `kv`, kills 20 processes that share a cache of blocks between two of kernel 6.12, and twice one of the kernels; with
+# `kv:KILLS`, so many and a tenth. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
 # error where one failed.
 set -eu
 cd "$(dirname "$0")/.."
@@ -73,7 +74,9 @@ rack() {
     for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
     cp -r "$kernel/drivers" "$root/rack/drivers"
     arguments=""
-    if [ -x .cache/mpich/bin/mpiexec ]; then
+    if [ "${part%%:*}" = kv ]; then
+        : # It runs no MPI program.
+    elif [ -x .cache/mpich/bin/mpiexec ]; then
         arguments="--mpi"
         .cache/mpich/bin/mpicc examples/hello.c -o "$bin/hello"
         cp .cache/mpich/bin/mpiexec .cache/mpich/bin/hydra_pmi_proxy "$bin"
@@ -90,7 +93,12 @@ rack() {
     { cat "$root/initrd.gz"; pack "$root/rack"; } >"$root/rack.gz"
     # On another kernel than 6.12 without what is the pool's alone: kills, and all flushes but one.
     options=""
-    [ "$part" = rack ] || options="--kills 0 --kernel-kills 0 --flushes 1"
+    case $part in
+        rack) ;;
+        kv:*) options="--what kv --kills ${part#kv:} --kernel-kills $((${part#kv:} / 10))"; RACK_DEVICES=nvdimm ;;
+        kv) options="--what kv --kills 20 --kernel-kills 2"; RACK_DEVICES=nvdimm ;;
+        *) options="--kills 0 --kernel-kills 0 --flushes 1" ;;
+    esac
     logs=out/lab/$part
     rm -rf "$logs" && mkdir "$logs"
     for device in ${RACK_DEVICES:-nvdimm cxl}; do
@@ -204,14 +212,14 @@ cxl() {
         -kernel "$kernel/vmlinux" -initrd "$root/drivers.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check slow=cxl"
 }
 
-[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64 sockets
+[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64 sockets kv
 ends=0
 for part in "$@"; do
     rm -rf "out/lab/$part.log" "out/lab/$part"
     begin=$(date +%s)
     case $part in
         sockets | large | dax_kmem | cxl) run=$part ;;
-        rack) run="rack linux-image-6.12-amd64" ;;
+        rack | kv | kv:*) run="rack linux-image-6.12-amd64" ;;
         rack:*) run="rack ${part#rack:}" ;;
         *) run="tiers $part" ;;
     esac

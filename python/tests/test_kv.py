@@ -10,6 +10,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import RANKS, Rank
 
@@ -77,6 +78,17 @@ def test_the_budget_holds_and_the_oldest_block_makes_room(pool: polder.Pool) -> 
 def test_what_is_no_block_key_or_identity_is_refused(pool: polder.Pool) -> None:
     with pytest.raises(polder.ArgumentError, match="no JSON"):
         kv.Cache(pool, "llm", identity={"seed": float("nan")}, block=BLOCK)
+    # A reader with either would meet blocks of the other.
+    for identity, why in [
+        ({1: "a"}, "the name 1"),
+        ({"a": {1: 2}}, "'a' by a dict"),
+        ({"block_bytes": 1}, "leave it out"),
+    ]:
+        with pytest.raises(polder.ArgumentError, match=why):
+            kv.Cache(pool, "llm", identity=identity, block=BLOCK)  # type: ignore[arg-type]
+    for size in (1.5, "64", float("nan"), None):
+        with pytest.raises(polder.ArgumentError, match="block is"):
+            kv.Cache(pool, "llm", identity={}, block=size)  # type: ignore[arg-type]
     with pytest.raises(polder.ArgumentError, match="at least 1 byte"):
         kv.Cache(pool, "llm", identity={}, block=0)
     with pytest.raises(polder.PolderError, match="a / in it"):
@@ -96,6 +108,40 @@ def test_what_is_no_block_key_or_identity_is_refused(pool: polder.Pool) -> None:
             kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="1MiB")
     with pytest.raises(polder.ClosedError):
         cache.lookup([])
+
+
+def test_memory_of_python_objects_is_neither_stored_nor_filled(pool: polder.Pool) -> None:
+    objects = [np.full(BLOCK // 8, None), np.zeros(BLOCK // 16, dtype=[("a", "i8"), ("b", "O")])]
+    numbers = np.zeros(BLOCK // 8, dtype=[("O", "i4"), ("NO", "f4")])
+    with kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="1MiB") as cache:
+        cache.put([key(1)], [block(1)])
+        for call in (cache.put, cache.get, cache.submit_put, cache.submit_get):
+            for array in objects:
+                with pytest.raises(polder.ArgumentError, match="references to Python objects"):
+                    call([key(1)], [array])
+        assert cache.get([key(1)], [numbers]) == [True] and numbers.tobytes() == block(1)
+
+
+def test_the_first_two_of_many_outputs_that_overlap_are_named(pool: polder.Pool) -> None:
+    with kv.Cache(pool, "llm", identity={}, block=BLOCK, budget="1MiB") as cache:
+        rows = list(np.zeros((1000, BLOCK), dtype=np.uint8))
+        assert cache.get([key(1)] * 1000, rows) == [False] * 1000
+        rows[7] = rows[900][:]
+        with pytest.raises(polder.ArgumentError, match="outputs 7 and 900 that share"):
+            cache.get([key(1)] * 1000, rows)
+
+
+def test_a_cache_that_was_removed_takes_no_block_for_the_next_of_its_name(pool: polder.Pool) -> None:
+    identity = {"model": "a"}
+    gone = kv.Cache(pool, "llm", identity=identity, block=BLOCK, budget="1MiB")
+    gone.put([key(1)], [block(1)])
+    kv.remove(pool, "llm")
+    with gone, kv.Cache(pool, "llm", identity=identity, block=BLOCK, budget="1MiB") as anew:
+        anew.put([key(2)], [block(2)])
+        for call in (lambda: gone.put([key(3)], [block(3)]), gone.retire):
+            with pytest.raises(polder.NotFoundError):
+                call()
+        assert found_by(anew, [1, 2, 3]) == [2]
 
 
 def test_jobs_end_in_the_order_of_their_lane_and_a_descriptor_says_so(pool: polder.Pool) -> None:

@@ -137,6 +137,66 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(pool: polder.Pool) ->
             polder.weights.wait("llm", timeout=timeout, pool=pool)
 
 
+def test_a_number_that_no_version_can_have_is_refused(pool: polder.Pool) -> None:
+    polder.weights.publish("m", {"w": torch.ones(2)}, pool=pool)
+    for number in (float("nan"), float("inf"), "1", None):
+        with pytest.raises(polder.ArgumentError, match="newer_than is"):
+            polder.weights.wait("m", number, timeout=60, pool=pool)  # type: ignore[arg-type]
+    for number in (-1, 2**64, "1"):
+        with pytest.raises(polder.ArgumentError, match="number is"):
+            polder.weights.open("m", number, pool=pool)  # type: ignore[arg-type]
+
+
+def test_names_and_labels_that_are_no_text_leave_the_version_before(pool: polder.Pool) -> None:
+    polder.weights.publish("m", {"w": torch.ones(2)}, label="good", pool=pool)
+    for label in (5, None, ["a"], float("nan"), b"a"):
+        with pytest.raises(polder.ArgumentError, match="the label is"):
+            polder.weights.publish("m", {"w": torch.zeros(2)}, label=label, pool=pool)  # type: ignore[arg-type]
+    for key in (5, None, b"w"):
+        with pytest.raises(polder.ArgumentError, match="the name of a tensor is"):
+            polder.weights.publish("m", {key: torch.zeros(2)}, pool=pool)  # type: ignore[dict-item]
+        with pytest.raises(polder.ArgumentError, match="the name of a model is"):
+            polder.weights.publish(key, {"w": torch.zeros(2)}, pool=pool)  # type: ignore[arg-type]
+    with polder.weights.open("m", pool=pool) as read:
+        assert (read.number, read.label) == (1, "good")
+
+
+def test_a_backward_pass_sees_that_a_tensor_was_filled(pool: polder.Pool) -> None:
+    polder.weights.publish("m", {"w": torch.ones(2, 3)}, pool=pool)
+    with polder.weights.open("m", pool=pool) as read:
+        for shape in [(2, 3), (1, 2)]:
+            x, w = torch.ones(shape, requires_grad=True), torch.zeros(shape)
+            loss = (x * w).sum()
+            read.read_into("w", w)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        read.read_into("w", torch.nn.Parameter(torch.zeros(2, 3)))
+        with torch.inference_mode():
+            read.read_into("w", torch.zeros(2, 3))
+
+
+def test_the_files_that_an_index_names_are_published_or_none(pool: polder.Pool, scratch: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(2)}, scratch / "model-1.safetensors")
+    save_file({"a": torch.zeros(2)}, scratch / "consolidated.safetensors")
+    index = scratch / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}')
+    with pytest.raises(polder.ArgumentError, match=r"lacks model-2\.safetensors"):
+        polder.weights.publish_file("m", scratch, pool=pool)
+    save_file({"b": torch.ones(3)}, scratch / "model-2.safetensors")
+    polder.weights.publish_file("m", scratch, pool=pool)
+    with polder.weights.open("m", pool=pool) as read:
+        assert {name: tensor.sum().item() for name, tensor in read.items()} == {"a": 2.0, "b": 3.0}
+    for text in ("{", "[]", '{"weight_map": 1}'):
+        index.write_text(text)
+        with pytest.raises(polder.ArgumentError, match="no index of files"):
+            polder.weights.publish_file("m", scratch, pool=pool)
+    os.mkfifo(scratch / "pipe.safetensors")
+    with pytest.raises(polder.ArgumentError, match="is no file"):
+        polder.weights.publish_file("m", scratch / "pipe.safetensors", pool=pool)
+
+
 def test_damage_is_found_in_a_part_too(pool: polder.Pool) -> None:
     polder.weights.publish("llm", {"w": torch.ones(100, 100)}, pool=pool)
     with polder.weights.open("llm", pool=pool) as weights:

@@ -129,7 +129,8 @@ impl Soak {
                 Doom::Stop => !matches!(scene.what, What::Attach | What::Job | What::Kv),
                 // The victim's host has no survivor: that would be dead as well. Services and stores are not played there.
                 Doom::Kernel => {
-                    let is_told = [What::Push, What::Stream, What::Pop, What::Create, What::AllReduce];
+                    let is_told =
+                        [What::Push, What::Stream, What::Pop, What::Create, What::AllReduce, What::Kv];
                     scene.alone && is_told.contains(&scene.what)
                 }
             };

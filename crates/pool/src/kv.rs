@@ -303,6 +303,19 @@ impl<M: Memory> Cache<M> {
         Ok(())
     }
 
+    /// That nobody has removed it, nor made another of its name.
+    fn expect_there(&self) -> Result<(), PoolError> {
+        match self.pool.is_live(&self.root.name, self.root.owner, self.root.generation)? {
+            true => Ok(()),
+            false => Err(PoolError::NotFound { name: self.root.name.clone() }),
+        }
+    }
+
+    /// What tells it from others of its name, before and after it.
+    fn stamp(&self) -> u64 {
+        wire::stamp_of(self.root.generation, self.root.owner)
+    }
+
     /// A key of this identity: the resistance of the engine's hash is kept, and no two identities meet.
     fn own(&self, key: &Key) -> u128 {
         u128::from_le_bytes(*key) ^ self.identity.salt()

@@ -308,6 +308,17 @@ fn fill(pool: &Pool<Heap>) -> Vec<String> {
     taken
 }
 
+/// Takes what room there is for objects of this size.
+fn fill_with(pool: &Pool<Heap>, size: u64, what: &str) -> Vec<String> {
+    let made = (0..).map_while(|number| {
+        let object = pool.create(&format!("/{what}/{number}"), size).ok()?;
+        let name = object.name().to_owned();
+        pool.close(object);
+        Some(name)
+    });
+    made.collect()
+}
+
 /// Opens another endpoint, and takes the only block for it that lies in the object of this one.
 fn take_first_block(pools: &[Arc<Pool<Heap>>], end: &mut End) -> End {
     let other = Endpoint::open(Arc::clone(&pools[2]), options()).unwrap();
@@ -760,6 +771,59 @@ fn a_ring_that_is_idle_is_given_back_and_made_again_when_the_pair_talks() {
         // One in each direction, where the answers are as many.
         assert!((1..=2).contains(&most), "{most} rings in round {round}");
         assert_eq!(listed(&pools[0]), 0, "round {round}");
+    }
+}
+
+/// Free bytes make no ring: it lies in one piece.
+#[test]
+fn a_pair_that_finds_no_run_for_its_ring_has_the_ring_of_one_that_is_idle_given_back() {
+    let pools = pools();
+    let options = EndpointOptions {
+        ring: RingShape::new(4, 1 << 16).unwrap(),
+        idle: Duration::from_secs(3600),
+        calls_a_look: 64,
+        short_talk: 100,
+        send_buffers: 0,
+        first_blocks: 2,
+        ..options()
+    };
+    let [here, mut quiet, other] =
+        [0, 1, 2].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
+    let mut ends: [End; 2] = [here, other];
+    let [to_quiet, to_other] = [quiet.address(), ends[1].address()].map(|address| ends[0].connect(address));
+    let talk = |ends: &mut [End; 2], length: usize| {
+        ends[0].send(to_other, label(1), bytes(length, 1), 1).unwrap();
+        ends[1].receive(exactly(None, 1), vec![0; length], 1);
+        assert_eq!(received(next(ends, 1)).0, bytes(length, 1));
+    };
+    talk(&mut ends, 10);
+    // Longer than goes out unasked: the pair asks for a ring at once.
+    ends[0].send(to_quiet, label(1), bytes(700, 1), 1).unwrap();
+    quiet.receive(exactly(None, 1), vec![0; 700], 1);
+    let mut ring = None;
+    while !matches!(quiet.completion(), Some(Completion::Received { .. })) {
+        ends[0].progress().unwrap();
+        quiet.progress().unwrap();
+        let listed = pools[0].list("").unwrap().into_iter().find(|object| object.name.contains("/from/"));
+        ring = ring.or(listed);
+    }
+    let ring = ring.expect("the pair has a ring").name;
+    // Every second of many objects goes: more is free than small rings may need, in pieces that are shorter than a ring.
+    let taken = fill_with(&pools[0], 1 << 17, "taken");
+    fill_with(&pools[0], 1 << 13, "rest");
+    taken.iter().step_by(2).for_each(|name| pools[0].destroy(name).unwrap());
+    let full = pools[0].create("/probe", 1 << 20).unwrap_err();
+    let PoolError::Full { free, largest, .. } = full else { panic!("{full}") };
+    let needed = 3 * 128 + options.ring.producer_bytes();
+    assert!(
+        largest < needed && free > needed + BYTES / 8,
+        "{largest} of {free} in a piece, a ring takes {needed}"
+    );
+    let start = Instant::now();
+    while pools[0].open(&ring).map(|ring| pools[0].close(ring)).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the ring of the idle pair stays");
+        talk(&mut ends, 10);
+        quiet.progress().unwrap();
     }
 }
 

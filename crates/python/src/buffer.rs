@@ -162,10 +162,23 @@ impl Span {
 
 /// That no two outputs of a call share a byte.
 pub(crate) fn expect_apart(what: &str, into: &[Span]) -> PyResult<()> {
-    let twice = (0..into.len()).find(|&at| into[at + 1..].iter().any(|other| into[at].overlaps(other)));
-    twice.map_or(Ok(()), |twice| {
-        Err(argument(format!("{what} got outputs {twice} and another that share memory; give each its own")))
-    })
+    let mut order: Vec<_> = (0..into.len()).filter(|index| into[*index].bytes > 0).collect();
+    order.sort_by_key(|index| into[*index].at);
+    match order.windows(2).find(|pair| into[pair[0]].overlaps(&into[pair[1]])) {
+        None => Ok(()),
+        Some(pair) => {
+            let (one, other) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+            Err(argument(format!(
+                "{what} got outputs {one} and {other} that share memory; give each its own"
+            )))
+        }
+    }
+}
+
+/// Whether elements of this format, in the letters of Python's `struct`, are or have references to objects. Names of fields stand
+/// between colons.
+fn has_objects(format: &CStr) -> bool {
+    format.to_bytes().split(|byte| *byte == b':').step_by(2).any(|letters| letters.contains(&b'O'))
 }
 
 /// A Python object's buffer, held until it is dropped, with the GIL.
@@ -221,6 +234,13 @@ pub(crate) fn bytes_to_read(array: &Bound<'_, PyAny>) -> PyResult<Held> {
     if unsafe { ffi::PyBuffer_IsContiguous(&raw const *held.view, b'C' as c_char) } == 0 {
         return Err(argument(
             "the array is not contiguous; pass numpy.ascontiguousarray(array), and copy the result back"
+                .to_owned(),
+        ));
+    }
+    // SAFETY: a format that is not null is a C string that lives as long as the view.
+    if !held.view.format.is_null() && has_objects(unsafe { CStr::from_ptr(held.view.format) }) {
+        return Err(argument(
+            "the array holds references to Python objects, which mean nothing elsewhere; pass one of numbers or bytes"
                 .to_owned(),
         ));
     }

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{self, Span};
 use crate::errors;
+use crate::number::Number;
 use crate::pool::{Owned, Pool};
 
 /// A version of whichever memory.
@@ -157,7 +158,8 @@ impl Store {
 
     /// The version of this number, else the newest.
     #[pyo3(signature = (number=None))]
-    fn open(&self, py: Python<'_>, number: Option<u64>) -> PyResult<Version> {
+    fn open(&self, py: Python<'_>, number: Option<Number>) -> PyResult<Version> {
+        let number = number.map(|number| number.of("number")).transpose()?;
         let session = self.session()?;
         let opened = py.detach(|| {
             let pool = session.pool();

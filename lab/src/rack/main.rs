@@ -37,6 +37,9 @@ struct Arguments {
     /// Times that the kernel of host 1 is killed at a memory operation of a process.
     #[arg(long, default_value_t = 3)]
     kernel_kills: u64,
+    /// Kill alone, in these scenes of `polder-dev soak`, such as `kv`, and leave out the rest of the story.
+    #[arg(long)]
+    what: Option<String>,
     /// The seed of the first kill.
     #[arg(long, default_value_t = 0)]
     seed: u64,

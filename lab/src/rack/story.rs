@@ -33,6 +33,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u32, Failed> {
         first.boot != second.boot && first.bytes == second.bytes,
         "two kernels have one device of the same size",
     )?;
+    if let Some(what) = &arguments.what {
+        kill(&rack, &mut hosts, arguments, &format!(" --what {what}"), &mut checks)?;
+        return Ok(checks.0);
+    }
     unbind(&mut hosts[0], &mut checks)?;
     format(&mut hosts)?;
     let [one, other] = stats(&mut hosts)?;
@@ -51,13 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u32, Failed> {
     if is_slow {
         return Ok(checks.0);
     }
-    let Arguments { kills, kernel_kills, seed, .. } = *arguments;
-    if kills > 0 {
-        soak(&rack, &mut hosts, &format!("--kills {kills} --seed {seed}"), &mut checks)?;
-    }
-    if kernel_kills > 0 {
-        soak(&rack, &mut hosts, &format!("--doom kernel --kills {kernel_kills} --seed {seed}"), &mut checks)?;
-    }
+    kill(&rack, &mut hosts, arguments, "", &mut checks)?;
 
     println!("the same, with an emulated cache in each guest:");
     for part in Part::ALL {
@@ -224,6 +222,24 @@ fn recover(rack: &Rack, hosts: &mut Pair, wrap: Option<&str>, checks: &mut Check
     let checked = hosts[0].run("/bin/polder pool check", &[POOL])?;
     println!("  {}", checked.said.trim_end());
     checks.check(swept.is_good() && checked.is_good(), "the pool is swept, and has no problem")
+}
+
+/// Kills processes of host 1, and its kernel, as often as `arguments` say.
+fn kill(
+    rack: &Rack,
+    hosts: &mut Pair,
+    arguments: &Arguments,
+    scenes: &str,
+    checks: &mut Checks,
+) -> Result<(), Failed> {
+    let Arguments { kills, kernel_kills, seed, .. } = *arguments;
+    if kills > 0 {
+        soak(rack, hosts, &format!("--kills {kills} --seed {seed}{scenes}"), checks)?;
+    }
+    if kernel_kills > 0 {
+        soak(rack, hosts, &format!("--doom kernel --kills {kernel_kills} --seed {seed}{scenes}"), checks)?;
+    }
+    Ok(())
 }
 
 /// Processes of host 1, or its kernel, are killed at memory operations. The survivors on host 0 must find an exact prefix of what

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from polder import _core
 from polder.errors import ArgumentError
@@ -110,7 +110,7 @@ class Cache:
     Raises
     ------
     ArgumentError
-        An identity that is no JSON, blocks of no bytes, or another budget than the cache has.
+        An identity with other names or values than these, blocks of no bytes, or another budget than the cache has.
     CorruptError
         The cache's own lines are damaged.
     """
@@ -125,6 +125,11 @@ class Cache:
         budget: int | str | None = None,
         verify: bool = False,
     ) -> None:
+        if not isinstance(block, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"block is {block!r}; give a whole number of bytes")
+        if "block_bytes" in identity:
+            raise ArgumentError("the identity says block_bytes, which block says; leave it out")
+        block = int(block)
         digest, text = describe({**identity, "block_bytes": block})
         self._cache = _core.Cache(pool, name, digest, text, block, budget, verify)
         self._hash = digest.hex()
@@ -203,7 +208,7 @@ class Cache:
     def retire(self) -> None:
         """Removes what is written down of the identity, which no process will have again.
 
-        Its blocks, which nobody will find, make room by and by.
+        Its blocks, which nobody will find, make room by and by. Raises `NotFoundError` when the cache was removed.
         """
         self._cache.retire()
 
@@ -223,8 +228,15 @@ def describe(identity: Mapping[str, str | int | float | bool | None]) -> tuple[b
     Raises
     ------
     ArgumentError
-        It is no JSON.
+        A name is no text, or a value is none of these. JSON would write different ones alike, such as 1 and "1" as a
+        name.
     """
+    for name, value in identity.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"the identity has the name {name!r}; give names that are text")
+        if not (value is None or isinstance(value, str | int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(value).__name__
+            raise ArgumentError(f"the identity says {name!r} by a {kind}; give text, a number, True, False or None")
     try:
         text = json.dumps(dict(identity), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

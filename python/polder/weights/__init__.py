@@ -72,7 +72,13 @@ class Layout:
 
 
 def _store(name: str, pool: Pool | None) -> _core.Store:
+    _expect_text("the name of a model", name)
     return _core.Store(pool or default_pool(), f"weights/{name}")
+
+
+def _expect_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ArgumentError(f"{what} is {value!r}; give text")
 
 
 def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", pool: Pool | None = None) -> Published:
@@ -95,7 +101,7 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
     Raises
     ------
     ArgumentError
-        A value is no dense tensor.
+        A value is no dense tensor, or a name or the label is no text.
     NameExistsError
         Another process is publishing under this name.
     PoolFullError
@@ -103,13 +109,20 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
     """
     arrays: list[tuple[str, Any]] = []
     layouts: dict[str, list[Any]] = {}
+    _expect_text("the label", label)
     for key, tensor in tensors.items():
+        _expect_text("the name of a tensor", key)
         # A caller that hands over a whole state_dict meets this error here, and not in a reader.
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_dense or tensor.is_quantized or tensor.is_nested:
             raise ArgumentError(f"{key!r} is a {type(tensor).__name__}; give dense tensors alone")
         if tensor.is_meta:
             raise ArgumentError(f"{key!r} lies on the meta device and has no values; load it first")
-        arrays.append((f"/{key}", bytes_of(tensor.contiguous())))
+        try:
+            arrays.append((f"/{key}", bytes_of(tensor.contiguous())))
+        except RuntimeError as error:
+            # Such as a tensor under torch.func.vmap.
+            raise ArgumentError(f"{key!r} has no memory to read ({error}); give dense tensors alone") from error
         layouts[key] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
     record = json.dumps({"label": label, "tensors": layouts}).encode()
     store = _store(name, pool)
@@ -122,26 +135,49 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
 def publish_file(name: str, path: str | os.PathLike[str], *, label: str = "", pool: Pool | None = None) -> Published:
     """Publishes the weights of a ``.safetensors`` file, or of all such files of a folder. Needs safetensors.
 
+    If the folder has an index, such as ``model.safetensors.index.json``, the files that it names are taken, and no
+    others.
+
     Raises
     ------
     ArgumentError
-        The folder has no such file, or two of them have a tensor of one name.
+        The folder has no such file, or lacks one that its index names; two files have a tensor of one name; `path` is
+        neither a file nor a folder.
     OSError
         A file cannot be read.
     """
     from safetensors.torch import load_file
 
     at = Path(path)
-    files = sorted(at.glob("*.safetensors")) if at.is_dir() else [at]
+    files = _files_of(at) if at.is_dir() else [at]
     if not files:
         raise ArgumentError(f"{at} has no file that ends in .safetensors")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
+        if file.exists() and not file.is_file():
+            raise ArgumentError(f"{file} is no file; name a file, or a folder of such files")
         # Mapped, so that nothing is read before it is copied to the pool.
         for key, tensor in load_file(file).items():
             if tensors.setdefault(key, tensor) is not tensor:
                 raise ArgumentError(f"two files of {at} have a tensor {key!r}; remove one of them")
     return publish(name, tensors, label=label, pool=pool)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The files of a folder's weights: those that an index names, else all."""
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    if not indexes:
+        return sorted(folder.glob("*.safetensors"))
+    names = set[str]()
+    for index in indexes:
+        try:
+            names.update(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArgumentError(f"{index} is no index of files ({error!r}); write it again, or remove it") from error
+    missing = sorted(name for name in names if not (folder / name).exists())
+    if missing:
+        raise ArgumentError(f"{folder} lacks {', '.join(missing)}, which its index names; complete it")
+    return sorted(folder / name for name in names)
 
 
 def open(name: str, number: int | None = None, *, pool: Pool | None = None) -> "Weights":
@@ -184,6 +220,9 @@ def wait(name: str, newer_than: int = 0, *, timeout: float | None = None, pool: 
     """
     if timeout is not None and not timeout >= 0:
         raise ArgumentError(f"timeout is {timeout}; give seconds, 0 or more")
+    # No number is above NaN, so that the call would wait for ever.
+    if not isinstance(newer_than, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"newer_than is {newer_than!r}; give the number of a version, or 0")
     store = _store(name, pool)
     until = math.inf if timeout is None else time.monotonic() + timeout
     pause, longest = _PAUSE_SECONDS
@@ -283,25 +322,30 @@ class Weights(Mapping[str, torch.Tensor]):
         CorruptError
             The stored tensor holds other bytes than were written. `tensor` holds nothing of use then.
         """
-        layout, shape = self._layout(key), tuple(tensor.shape)
-        first = tuple(offset) if offset is not None else (0,) * len(shape)
-        if tensor.dtype != layout.dtype or not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg():
+        layout = self._layout(key)
+        is_plain = isinstance(tensor, torch.Tensor) and tensor.is_contiguous() and tensor.is_cpu  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_plain or tensor.dtype != layout.dtype or tensor.is_neg() or tensor.is_conj():
             raise ArgumentError(
                 f"{key!r} has dtype {layout.dtype}; give a contiguous tensor of it in memory of the host, and not of "
-                f"{tensor.dtype} on {tensor.device}"
+                f"{getattr(tensor, 'dtype', type(tensor).__name__)} on {getattr(tensor, 'device', 'the host')}"
             )
+        shape = tuple(tensor.shape)
+        first = tuple(offset) if offset is not None else (0,) * len(shape)
         is_inside = len(first) == len(shape) == len(layout.shape) and all(
             begin >= 0 and begin + size <= whole for begin, size, whole in zip(first, shape, layout.shape, strict=True)
         )
         if not is_inside:
             raise ArgumentError(f"the part {list(shape)} at {list(first)} is not inside {key!r} {list(layout.shape)}")
-        if shape == layout.shape:
-            self._version.read_into(f"/{key}", memory_of(tensor))
-            return
         if not tensor.numel():
             return
+        if not tensor.is_inference():
+            # A backward pass that needs what was there before fails, as after any other change in place.
+            torch.autograd.graph.increment_version(tensor)
+        if shape == layout.shape:
+            self._version.read_into(f"/{key}", memory_of(tensor.detach()))
+            return
         size = tensor.element_size()
-        for at, (row, step), part in _rows(first, shape, layout.shape, tensor):
+        for at, (row, step), part in _rows(first, shape, layout.shape, tensor.detach()):
             self._version.read_rows(f"/{key}", at * size, row * size, step * size, memory_of(part))
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -819,6 +819,21 @@ pub(super) fn prepare(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Puts blocks into the cache that nobody else puts, for others to find when the kernel of this host is dead.
+pub(super) fn keep(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
+    cache::keep(actor.pool, round)
+}
+
+/// Finds the blocks that another host has put for that.
+pub(super) fn find_kept(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
+    cache::find_kept(actor.pool, round)
+}
+
+/// Gives up what this host has of the cache of this round, for a host that is gone.
+pub(super) fn give_up(pool: &Arc<Pool<AnyMemory>>, round: &Round) -> Result<(), Failure> {
+    cache::give_up(pool, round)
+}
+
 /// What an object must be, after so many steps.
 enum Must {
     Be(u64),

@@ -125,7 +125,7 @@ impl Stage {
         self.rounds += 1;
         let round = Round { scene, seed, number: self.rounds, fate };
         if self.crew.remote.is_some() && fate.action == TriggerAction::Stop {
-            return self.cut(&round);
+            return if scene.what == What::Kv { self.cut_cache(&round) } else { self.cut(&round) };
         }
         let outcome = match scene.what {
             What::Push | What::Stream | What::Pop => self.play_ring(&round)?,
@@ -310,21 +310,8 @@ impl Stage {
         };
         remote.borrow_mut().watch(id)?;
         victim.wire.say("go and be heard")?;
-        let (mut end, start) = (End::default(), Instant::now());
-        loop {
-            let stands = remote.borrow_mut().stands_still()?;
-            while let Some(Some(line)) = victim.wire.hear_soon(Duration::from_millis(1))? {
-                end.take(&line)?;
-                // It may stand still, or have ended.
-                drop(victim.wire.say("heard"));
-            }
-            if stands {
-                break;
-            }
-            if start.elapsed() > 2 * DEADLINE {
-                return Err(Failure("the victim neither stands still nor ends".into()));
-            }
-        }
+        let mut end = End::default();
+        victim.end_there(&remote, &mut end)?;
         remote.borrow_mut().cut()?;
         if !creates {
             let count: usize = self.first.answer()?.parse()?;
@@ -344,6 +331,50 @@ impl Stage {
         if creates {
             let (begun, done) = (end.begun as u64, end.done as u64);
             self.first.tell("judge", &dies, &[begun, done, 1])?;
+        }
+        self.clean(&dies)?;
+        Ok(end.outcome)
+    }
+
+    /// The kernel of the other machine dies at the victim's operation, while processes of both machines put, get and pin blocks of one
+    /// cache, of which those on this machine die as well. The blocks of the dead kernel stay readable, before it is fenced too. Then one of
+    /// its hosts comes back to its part, and the part of the other is given up.
+    fn cut_cache(&mut self, round: &Round) -> Result<Outcome, Failure> {
+        let remote = self.crew.remote.clone().expect("another machine");
+        let dies = Round { fate: Fate { action: TriggerAction::Kill, ..round.fate }, ..*round };
+        self.first.tell("prepare", &dies, &[])?;
+        self.second.tell("keep", &dies, &[])?;
+        let mut dice = Dice(round.seed);
+        let mut victim = self.crew.start(Task::Talk(*round, 0))?;
+        let mut here = vec![];
+        for rank in [1, 3] {
+            let operation = 1 + dice.draw() % CACHE_OPERATIONS;
+            let one = Round { fate: Fate { operation, ..dies.fate }, ..dies };
+            here.push(self.crew.start(Task::Talk(one, rank))?);
+        }
+        // It may be anywhere when its kernel dies, and nobody waits for it.
+        let _beside = self.crew.start(Task::Talk(Round { fate: NEVER, ..dies }, 2))?;
+        let Player::There { id, .. } = victim.player else {
+            unreachable!("victims are on the other machine")
+        };
+        remote.borrow_mut().watch(id)?;
+        let mut end = End::default();
+        victim.end_there(&remote, &mut end)?;
+        remote.borrow_mut().cut()?;
+        self.first.tell("judge", &dies, &[0, 0, 0])?;
+        self.first.tell("find-kept", &dies, &[])?;
+        for host in [SHARED_HOST, LONELY_HOST] {
+            self.fence(host)?;
+        }
+        here.iter_mut().try_for_each(|one| one.end().map(drop))?;
+        self.first.ask("maintain")?;
+        self.first.tell("find-kept", &dies, &[])?;
+        remote.borrow_mut().rejoin()?;
+        self.second = self.crew.survivor(SHARED_HOST)?;
+        self.second.tell("find-kept", &dies, &[])?;
+        self.run_for_host(Task::GiveUp(dies))?;
+        for survivor in [&mut self.second, &mut self.first] {
+            survivor.tell("judge", &dies, &[0, 0, 1])?;
         }
         self.clean(&dies)?;
         Ok(end.outcome)
@@ -374,7 +405,12 @@ impl Stage {
         if !round.scene.alone {
             return self.second.ask("maintain").map(drop);
         }
-        let mut next = self.crew.start(Task::Maintain(LONELY_HOST))?;
+        self.run_for_host(Task::Maintain(LONELY_HOST))
+    }
+
+    /// Has the next process of a host do something.
+    fn run_for_host(&self, task: Task) -> Result<(), Failure> {
+        let mut next = self.crew.start(task)?;
         let report = next.wire.hear()?;
         match (next.player.wait()?, report) {
             (Ended::Exited(0), None) => Ok(()),
@@ -390,6 +426,10 @@ impl Stage {
         self.sweep(round)?;
         self.first.tell("clean", round, &[])?;
         self.sweep(round)?;
+        if round.scene.what == What::Kv {
+            // Each host takes back the room of its own slabs.
+            self.second.ask("maintain")?;
+        }
         let free = self.first.free_bytes()?;
         match free == self.free {
             true => Ok(()),
@@ -588,6 +628,25 @@ impl Running {
         }
         end.outcome.fell = true;
         Ok(end)
+    }
+
+    /// Waits until it, which is on the other machine and watched there, stands still or has ended.
+    fn end_there(&mut self, remote: &Rc<RefCell<Remote>>, end: &mut End) -> Result<(), Failure> {
+        let start = Instant::now();
+        loop {
+            let stands = remote.borrow_mut().stands_still()?;
+            while let Some(Some(line)) = self.wire.hear_soon(Duration::from_millis(1))? {
+                end.take(&line)?;
+                // It may stand still, or have ended.
+                drop(self.wire.say("heard"));
+            }
+            if stands {
+                return Ok(());
+            }
+            if start.elapsed() > 2 * DEADLINE {
+                return Err(Failure("the victim neither stands still nor ends".into()));
+            }
+        }
     }
 
     /// Waits until it is dead.

@@ -27,6 +27,8 @@ pub(super) enum Task {
     Talk(Round, usize),
     /// It cleans up for a host.
     Maintain(u16),
+    /// It gives up what the victim's host has of a cache.
+    GiveUp(Round),
 }
 
 impl Task {
@@ -34,7 +36,7 @@ impl Task {
     pub(super) const fn host(&self) -> u16 {
         match self {
             Self::Survive(host, _) | Self::Maintain(host) => *host,
-            Self::Fall(round) | Self::Attach(round) => round.scene.host(),
+            Self::Fall(round) | Self::Attach(round) | Self::GiveUp(round) => round.scene.host(),
             Self::Talk(_, 1 | 3) => FIRST_HOST,
             Self::Talk(round, _) => round.scene.host(),
         }
@@ -57,6 +59,7 @@ impl Task {
             }
             Self::Attach(ref round) => attach(&mut settings, wire, round),
             Self::Maintain(_) => with(&settings, |pool| Ok(pool.maintain()?)),
+            Self::GiveUp(ref round) => with(&settings, |pool| acts::give_up(pool, round)),
         };
         if let Err(failure) = done {
             // Nobody hears it when the soak is gone.
@@ -76,6 +79,7 @@ impl Task {
             ("maintain", [host]) => Some(Self::Maintain(host.parse().ok()?)),
             ("fall", round) => Some(Self::Fall(parse_round(round)?)),
             ("attach", round) => Some(Self::Attach(parse_round(round)?)),
+            ("give-up", round) => Some(Self::GiveUp(parse_round(round)?)),
             ("talk", [rank, round @ ..]) => Some(Self::Talk(parse_round(round)?, rank.parse().ok()?)),
             _ => None,
         }
@@ -89,6 +93,7 @@ impl fmt::Display for Task {
             Self::Maintain(host) => return write!(f, "maintain {host}"),
             Self::Fall(round) => ("fall".to_owned(), round),
             Self::Attach(round) => ("attach".to_owned(), round),
+            Self::GiveUp(round) => ("give-up".to_owned(), round),
             Self::Talk(round, rank) => (format!("talk {rank}"), round),
         };
         let Round { scene, seed, number, fate } = round;
@@ -168,6 +173,8 @@ fn obey(actor: &mut Actor<'_>, line: &str) -> Result<u64, Failure> {
         ("judge", [begun, done, repaired]) => {
             acts::judge(actor, &round, (*begun as usize, *done as usize), *repaired == 1).map(|()| 0)
         }
+        ("keep", []) => acts::keep(actor, &round).map(|()| 0),
+        ("find-kept", []) => acts::find_kept(actor, &round).map(|()| 0),
         ("sweep", []) => acts::sweep(actor).map(|()| 0),
         ("clean", []) => acts::clean(actor, &round).map(|()| 0),
         ("pop", [pid, slot]) => {
@@ -200,6 +207,7 @@ mod tests {
                 Task::Fall(round),
                 Task::Attach(round),
                 Task::Talk(round, 2),
+                Task::GiveUp(round),
                 Task::Maintain(2),
             ];
             for task in tasks {

@@ -194,10 +194,6 @@ fn slow_memory_beside_a_servers_own_is_planned() {
         (refused("tier --idle ads --slow hbm"), "--slow: memserver has no server with a tier \"hbm\""),
         (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
         (refused("tier --record /nowhere"), "/nowhere: "),
-        (
-            refused("tier --idle ads --slow local"),
-            "--slow: expected another tier than --fast, found \"local\" of both",
-        ),
         (refused("tier --idle cache --draws 1B/s"), "--draws: 13 containers draw 13 B/s of all memory"),
     ] {
         assert!(message.starts_with(&format!("polder: {expected}")), "{message}\n{expected}");

@@ -8,7 +8,8 @@
 //! An announcement is a checked word: bits 0..19 the low bits of the generation, bits 19..49 the slot of the entry, bits
 //! 49..55 its owner, bit 55 is 1. If two objects have the same word, neither is freed while the other is open; nothing worse
 //! happens.
-//! A pin is a checked word too: bit 0 is 1, bits 17..49 the slot, bits 49..55 its owner, bit 55 is 0. Slots of two caches may have the same.
+//! A pin is a checked word too: bit 0 is 1, bits 1..17 a tag of the cache, bits 17..49 the slot, bits 49..55 its owner, bit 55 is 0. If slots of
+//! two caches have the same word, neither is used again while the other is pinned; nothing worse happens.
 //! A mark is a checked word: the lines of announcements that the process ever used.
 
 mod look;
@@ -25,9 +26,21 @@ const GENERATION_BITS: u32 = 19;
 const SLOT_BITS: u32 = 30;
 /// Below the slot of a pin, so that its owner stands where that of an object does.
 const PIN_SLOT_SHIFT: u32 = GENERATION_BITS + SLOT_BITS - u32::BITS;
+/// One bit below it says that a word is a pin.
+const PIN_CACHE_SHIFT: u32 = 1;
 const WORDS_PER_LINE: u32 = (LINE / 8) as u32;
 
 const _: () = assert!(GENERATION_BITS + SLOT_BITS + 6 + 1 == word::BITS);
+const _: () = assert!(PIN_CACHE_SHIFT + u16::BITS == PIN_SLOT_SHIFT);
+
+/// A slot of a cache of blocks, as pins name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PinnedSlot {
+    /// A tag of the cache.
+    pub(crate) cache: u16,
+    pub(crate) owner: u16,
+    pub(crate) slot: u32,
+}
 
 /// An object, as announcements name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,8 +55,9 @@ impl Announcement {
     }
 
     /// A slot of a cache of blocks, whatever block is there.
-    pub(crate) const fn pin(owner: u16, slot: u32) -> Self {
-        Self(1 | (slot as u64) << PIN_SLOT_SHIFT | (owner as u64) << (GENERATION_BITS + SLOT_BITS))
+    pub(crate) const fn pin(of: PinnedSlot) -> Self {
+        let owner = (of.owner as u64) << (GENERATION_BITS + SLOT_BITS);
+        Self(1 | (of.cache as u64) << PIN_CACHE_SHIFT | (of.slot as u64) << PIN_SLOT_SHIFT | owner)
     }
 
     /// The owner and slot of the entry.
@@ -57,10 +71,11 @@ impl Announcement {
         self.entry().0
     }
 
-    /// The owner and the slot that it pins.
-    fn pinned(self) -> Option<(u16, u32)> {
+    /// The slot that it pins.
+    fn pinned(self) -> Option<PinnedSlot> {
         let is_pin = self.0 >> (word::BITS - 1) == 0 && self.0 & 1 == 1;
-        is_pin.then_some((self.owner(), (self.0 >> PIN_SLOT_SHIFT) as u32))
+        let (cache, slot) = ((self.0 >> PIN_CACHE_SHIFT) as u16, (self.0 >> PIN_SLOT_SHIFT) as u32);
+        is_pin.then(|| PinnedSlot { cache, owner: self.owner(), slot })
     }
 }
 

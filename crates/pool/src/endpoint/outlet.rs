@@ -652,9 +652,10 @@ impl<M: Memory> Outlet<M> {
                 Ok(())
             }
             Err(error @ (PoolError::Evicted { .. } | PoolError::Memory(_))) => Err(error),
-            // The small ring goes on.
+            // The small ring goes on. That bytes are free does not say that as many lie together.
             Err(error) => {
                 stock.release_ring(options);
+                stock.is_short = true;
                 tracing::debug!(%error, peer = ?to, "no ring of its own");
                 Ok(())
             }

@@ -88,7 +88,7 @@ fn check_slab<M: Memory>(
     found: &mut CacheCheck,
 ) -> Result<(), PoolError> {
     let words = if object.bytes < LINE { None } else { line::read(memory, object.at)? };
-    let head = words.and_then(|words| SlabHead::decode(&words, words[3]));
+    let head = words.and_then(|words| SlabHead::decode(&words, words[3], words[4]));
     let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(()) };
     for slot in 0..head.slots {
         let at = object.at.lines(1 + u64::from(slot));

@@ -159,7 +159,7 @@ fn hurt(script: &mut Script<'_>, pool: &Pool<Heap>) {
             slots: number() as u32,
             first_count: number() as u32,
         }
-        .encode([listed.generation, number()][number() as usize % 2]),
+        .encode([listed.generation, number()][number() as usize % 2], [1, number()][number() as usize % 2]),
         4 => Entry {
             key: number().into(),
             generation: number() >> 8,

@@ -88,6 +88,8 @@ impl<M: Memory> Cache<M> {
 
     /// Begins anew with what the log and the slabs say, after the host or a process of it died. Slabs that were being made are removed.
     fn recover(&self) -> Result<Control, PoolError> {
+        // What stands under its names may be of another cache by now.
+        self.expect_there()?;
         let host = self.pool.member().host;
         self.refresh_own()?;
         let known = match self.control()? {

@@ -13,12 +13,12 @@ use polder_mem::{LINE, Memory, Offset};
 use super::get::Read;
 use super::put::Taken;
 use super::slabs::Slab;
-use super::wire::{Control, Entry, Slot, State};
+use super::wire::{Control, Entry, Slot, State, tag_of};
 use super::{Cache, Key};
 use crate::deviation::Deviation;
 use crate::line::Words;
 use crate::object::Object;
-use crate::opens::{Announced, Announcement, Opens};
+use crate::opens::{Announced, Announcement, Opens, PinnedSlot};
 use crate::pool::locked;
 use crate::{Pool, PoolError, line};
 
@@ -93,14 +93,15 @@ pub(crate) struct Reserved<M: Memory> {
 
 /// Slots of this host that processes have pinned.
 pub(super) struct Pinned {
+    cache: u16,
     host: u16,
     announced: Announced,
 }
 
 impl Pinned {
     pub(super) fn has(&self, slot: Slot) -> bool {
-        self.announced.holders(Announcement::pin(self.host, slot.word())) != 0
-            && !Deviation::IgnoresPins.is_on()
+        let of = PinnedSlot { cache: self.cache, owner: self.host, slot: slot.word() };
+        self.announced.holders(Announcement::pin(of)) != 0 && !Deviation::IgnoresPins.is_on()
     }
 }
 
@@ -134,10 +135,11 @@ impl<M: Memory> Cache<M> {
     /// Announces the slots, and keeps those whose blocks are still there.
     pub(crate) fn announce(&self, reserved: Reserved<M>, keys: &[Key]) -> Result<Pin<M>, PoolError> {
         let Reserved { mut pin, mut reads } = reserved;
-        let memory = self.pool.memory();
+        let (memory, cache) = (self.pool.memory(), tag_of(self.stamp()));
         for Read { index, place, .. } in &reads {
             let held = pin.blocks[*index].as_ref().map(|block| block.held);
-            let announcement = Announcement::pin(place.host, place.slot.word());
+            let of = PinnedSlot { cache, owner: place.host, slot: place.slot.word() };
+            let announcement = Announcement::pin(of);
             held.into_iter().for_each(|held| Opens(self.pool.directory().site).announce(held, announcement));
         }
         // SYNC: pairs with `Cache::take` and `Cache::give_up_slab`: the pins are announced before the lines are looked at.
@@ -222,7 +224,7 @@ impl<M: Memory> Cache<M> {
             0 => Announced::default(),
             pinners => Opens(self.pool.directory().site).collect(pinners)?,
         };
-        Ok(Pinned { host, announced })
+        Ok(Pinned { cache: tag_of(self.stamp()), host, announced })
     }
 
     /// Hosts with processes that have pinned blocks or may have, one bit each.

@@ -67,7 +67,7 @@ impl<M: Memory> Cache<M> {
         // SYNC: pairs with `fill_slab`.
         memory.fence_invalidations();
         let words = line::load(memory, object.at())?;
-        let head = words.and_then(|words| SlabHead::decode(&words, object.generation()));
+        let head = words.and_then(|words| SlabHead::decode(&words, object.generation(), self.stamp()));
         Ok(head.filter(|head| head.bytes() <= object.bytes()).map(|head| Slab { at: object.at(), head }))
     }
 
@@ -107,9 +107,7 @@ impl<M: Memory> Cache<M> {
         if number == MAX_SLABS || head.bytes() > self.geometry.budget {
             return Ok(None);
         }
-        if !self.pool.is_live(&self.root.name, self.root.owner, self.root.generation)? {
-            return Err(PoolError::NotFound { name: self.root.name.clone() });
-        }
+        self.expect_there()?;
         control.claimed = control.claimed.saturating_add(head.bytes());
         self.publish_control(control);
         let shares = self.shares(control, head.bytes())?;
@@ -212,7 +210,7 @@ impl<M: Memory> Cache<M> {
         let lines = (1 + u64::from(head.slots)) * LINE;
         object::fill(memory, object.at(), lines, InitialContents::Zeros)?;
         self.publish_control(control);
-        line::store(memory, object.at(), &head.encode(object.generation()));
+        line::store(memory, object.at(), &head.encode(object.generation(), self.stamp()));
         memory.write_back(object.at(), LINE);
         Ok(())
     }

@@ -7,11 +7,11 @@ use polder_mem::{LINE, Memory, Offset};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::wire::{Control, Entry, Root, SlabHead, Slot, State};
+use super::wire::{Control, Entry, Root, SlabHead, Slot, State, tag_of};
 use super::{Cache, TOTALS_LINE, line};
 use crate::format::{Layout, SETTLE, read_superblock};
 use crate::inspect::{Inspection, ObjectStat};
-use crate::opens::pinned_slots;
+use crate::opens::{PinnedSlot, pinned_slots};
 use crate::view::{Grant, View, Views};
 use crate::{PoolError, inspect as inspect_pool};
 
@@ -58,8 +58,7 @@ pub struct PartStat {
     pub misses: u64,
     /// How long ago the oldest block in its slabs was put, by the clocks of the hosts. Only a look from outside sees it.
     pub oldest_seconds: Option<u64>,
-    /// Blocks in its slabs that processes of any host have pinned, in this cache or in the same slots of another. Only a look from
-    /// outside sees it.
+    /// Blocks in its slabs that processes of any host have pinned. Only a look from outside sees it.
     pub pinned: Option<u64>,
     /// Whether there was no slab for it when it last asked for one.
     #[serde(default)]
@@ -174,8 +173,9 @@ impl<M: Memory> Cache<M> {
     /// Removes what is written down of its identity, which no process will have again. Its blocks make room by and by.
     ///
     /// # Errors
-    /// Those of [`Pool::destroy`](crate::Pool::destroy); none when nothing is written down.
+    /// [`PoolError::NotFound`] when the cache was removed; those of [`Pool::destroy`](crate::Pool::destroy), and none when nothing is written down.
     pub fn retire(&self) -> Result<(), PoolError> {
+        self.expect_there()?;
         match self.pool.destroy(&format!("/kv/{}/id/{}", self.name, self.identity.name())) {
             Ok(()) | Err(PoolError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -275,7 +275,7 @@ fn inspect_cache<M: Memory>(
     name: &str,
     objects: &[(&str, &ObjectStat)],
     fenced: &Fenced,
-    pinned: &BTreeSet<(u16, u32)>,
+    pinned: &BTreeSet<PinnedSlot>,
 ) -> Result<Option<CacheStat>, PoolError> {
     let Some((_, root)) = objects.iter().find(|(rest, _)| rest.is_empty()) else { return Ok(None) };
     let corrupt = PoolError::Corrupt { offset: root.at, what: "root of a cache" };
@@ -316,11 +316,14 @@ fn inspect_cache<M: Memory>(
     }
     for (rest, object) in objects {
         let Some((host, slab)) = slab_of(rest) else { continue };
-        let entries = entries(memory, object)?.into_iter();
-        for (index, entry) in entries.filter(|(_, entry)| (entry.host, entry.slab) == (host, slab)) {
+        let (cache, entries) = entries(memory, object)?;
+        for (index, entry) in
+            entries.into_iter().filter(|(_, entry)| (entry.host, entry.slab) == (host, slab))
+        {
             let bytes = u64::from(entry.bytes);
             (stat.blocks, stat.bytes) = (stat.blocks + 1, stat.bytes + bytes);
-            let is_pinned = pinned.contains(&(host, Slot::new(slab, index).word()));
+            let slot = Slot::new(slab, index).word();
+            let is_pinned = pinned.contains(&PinnedSlot { cache, owner: host, slot });
             let part = stat.hosts.iter_mut().find(|part| part.host == host);
             part.into_iter().for_each(|part| part.add(&entry, now, is_pinned));
             let identity = identities.entry(entry.identity).or_insert_with(|| IdentityStat {
@@ -354,15 +357,16 @@ fn text_of<M: Memory>(memory: &M, object: &ObjectStat) -> Result<String, PoolErr
         .unwrap_or_default())
 }
 
-/// The slots of a slab that hold a block, with their lines.
-fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<(u32, Entry)>, PoolError> {
+/// What names its cache in pins, and the slots of a slab that hold a block, with their lines.
+fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<(u16, Vec<(u32, Entry)>), PoolError> {
     if object.bytes < LINE {
-        return Ok(vec![]);
+        return Ok((0, vec![]));
     }
     let words = line::read(memory, object.at)?;
-    // The object's generation stands in the words too, and whoever only counts can do without.
-    let head = words.and_then(|words| SlabHead::decode(&words, words[3]));
-    let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(vec![]) };
+    // The generations of the object and the cache stand in the words too, and a look that only counts can do without.
+    let head = words.and_then(|words| SlabHead::decode(&words, words[3], words[4]));
+    let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok((0, vec![])) };
+    let cache = tag_of(words.map_or(0, |words| words[4]));
     refresh(memory, object.at.lines(1), u64::from(head.slots) * LINE);
     let mut found = vec![];
     for index in 0..head.slots {
@@ -370,7 +374,7 @@ fn entries<M: Memory>(memory: &M, object: &ObjectStat) -> Result<Vec<(u32, Entry
         let entry = line::load(memory, at)?.and_then(|words| Entry::decode(&words));
         found.extend(entry.filter(|entry| entry.state == State::Live).map(|entry| (index, entry)));
     }
-    Ok(found)
+    Ok((cache, found))
 }
 
 pub(super) fn refresh<M: Memory>(memory: &M, at: Offset, bytes: u64) {

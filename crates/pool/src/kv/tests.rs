@@ -339,6 +339,28 @@ fn a_cache_that_was_removed_takes_nothing_more() {
 }
 
 #[test]
+fn a_cache_that_was_removed_takes_no_slab_of_the_next_of_its_name() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let gone = cache(&pools[0]);
+    put(&gone, &[1]);
+    Cache::remove(&pools[1], "llm").unwrap();
+    let anew = cache(&pools[0]);
+    put(&anew, &[5]);
+    let blocks = [&[2; BLOCK as usize][..]];
+    for refused in [gone.put(&[key(2)], &blocks).map(drop), gone.retire()] {
+        assert!(matches!(refused, Err(PoolError::NotFound { .. })), "{refused:?}");
+    }
+    // One that has seen no slab yet, and one whose process died in the middle.
+    *locked(&gone.own_slabs) = OwnSlabs::default();
+    assert!(gone.put(&[key(2)], &blocks).is_err());
+    assert!(gone.put(&[key(2)], &blocks).is_err());
+    assert_eq!(put(&anew, &(10..25).collect::<Vec<_>>()).stored, 15);
+    assert_eq!(got(&anew, &[2, 5, 10, 24]), [5, 10, 24]);
+    assert_eq!(inspect(&heap).unwrap()[0].identities[0].text, "identity 1");
+}
+
+#[test]
 fn a_block_that_is_pinned_stays_where_it_is_until_nobody_pins_it() {
     let heap = heap();
     let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
@@ -369,6 +391,38 @@ fn a_block_that_is_pinned_stays_where_it_is_until_nobody_pins_it() {
     assert_eq!(caches[1].pin(&many).unwrap_err(), PoolError::TooManyOpen { limit: 20 });
     drop(caches[1].pin(&many[..10]).unwrap());
     drop(caches[1].pin(&many[..10]).unwrap());
+}
+
+#[test]
+fn a_pin_holds_no_slot_of_another_cache_nor_of_the_next_of_its_name() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    let [ours, theirs] = [cache(&pools[0]), cache(&pools[1])];
+    let other = |pool: &Arc<Pool<Heap>>| {
+        let root = Root { slab_bytes: 512 + 64 + 8 * (64 + 4096), log_lines: 4, budget: 1 << 16, hosts: 2 };
+        Cache::open_with(Arc::clone(pool), "other", identity(1, BLOCK), Options::default(), root).unwrap()
+    };
+    let (our_other, their_other) = (other(&pools[0]), other(&pools[1]));
+    put(&ours, &(0..16).collect::<Vec<u8>>());
+    put(&our_other, &(0..8).collect::<Vec<u8>>());
+    // The same slots of the same host.
+    let pins = [theirs.pin(&[key(0)]).unwrap(), their_other.pin(&[key(1)]).unwrap()];
+    let pinned =
+        || inspect(&heap).unwrap().into_iter().map(|cache| cache.hosts[0].pinned).collect::<Vec<_>>();
+    assert_eq!(pinned(), [Some(1), Some(1)]);
+    assert_eq!(put(&ours, &(20..36).collect::<Vec<u8>>()).stored, 15);
+    assert_eq!(put(&our_other, &(20..28).collect::<Vec<u8>>()).stored, 7);
+    assert_eq!((got(&theirs, &[0, 1]), got(&their_other, &[0, 1])), (vec![0], vec![1]));
+    Cache::remove(&pools[0], "llm").unwrap();
+    drop([ours, theirs]);
+    let [ours, theirs] = [cache(&pools[0]), cache(&pools[1])];
+    assert_eq!(put(&ours, &(0..16).collect::<Vec<u8>>()).stored, 16);
+    // The other host has pinned some block of it, and holds none.
+    drop(theirs.pin(&[key(99)]).unwrap());
+    assert_eq!(put(&ours, &(20..36).collect::<Vec<u8>>()).stored, 16);
+    assert_eq!(pinned(), [Some(0), Some(1)]);
+    drop(pins);
+    assert_eq!(pinned(), [Some(0), Some(0)]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! # Words of a root
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk4` |
+//! | 0 | `polderk5` |
 //! | 1 | bytes that a slab takes at most |
 //! | 2 | lines of a host's log |
 //! | 3 | budget in bytes |
@@ -56,15 +56,19 @@
 //! # Words of a slab's head
 //! | word | what |
 //! |---|---|
-//! | 0 | `polderk4` |
+//! | 0 | `polderk5` |
 //! | 1 | bytes of a block |
 //! | 2 | bits 0..32 slots, bits 32..64 the first of its counts of hits |
 //! | 3 | generation of the object, so that what an earlier one left there counts for nothing |
+//! | 4 | bits 0..56 generation of the object `/kv/NAME`, bits 56..64 its host: a cache that was removed takes no slab of the next of its name for its own |
+
+use twox_hash::XxHash3_64;
 
 use crate::line::Words;
+use crate::object;
 
 /// What a root and a slab begin with: `polderk` and the version of what follows.
-const MAGIC: u64 = u64::from_le_bytes(*b"polderk4");
+const MAGIC: u64 = u64::from_le_bytes(*b"polderk5");
 /// Bits of a slot's index in its slab.
 const SLOT_BITS: u32 = 14;
 /// The most slots of a slab.
@@ -80,6 +84,16 @@ pub(super) const SEQUENCES: u64 = 1 << 56;
 /// The most lines of a log, and bytes of a slab, of a cache that is not damaged.
 const MOST_LINES: u64 = 1 << 32;
 const MOST_BYTES: u64 = 1 << 56;
+
+/// What tells a cache from others of its name, before and after it: the generation and the owner of its root.
+pub(super) const fn stamp_of(generation: u64, owner: u16) -> u64 {
+    generation | (owner as u64) << object::GENERATION_BITS
+}
+
+/// What names a cache in the pins of its slots: the low bits of a hash of its stamp.
+pub(super) fn tag_of(stamp: u64) -> u16 {
+    XxHash3_64::oneshot(&stamp.to_le_bytes()) as u16
+}
 
 /// Bytes of the budget that one count of hits is for.
 pub(super) const COUNTED_BYTES: u64 = 16 << 10;
@@ -325,15 +339,17 @@ pub(super) struct SlabHead {
 }
 
 impl SlabHead {
-    pub(super) fn encode(&self, generation: u64) -> Words {
+    /// As an object of this generation, in the cache whose root has this stamp.
+    pub(super) fn encode(&self, generation: u64, cache: u64) -> Words {
         let slots = u64::from(self.slots) | u64::from(self.first_count) << 32;
-        [MAGIC, self.block.into(), slots, generation, 0, 0, 0]
+        [MAGIC, self.block.into(), slots, generation, cache, 0, 0]
     }
 
-    pub(super) fn decode(words: &Words, generation: u64) -> Option<Self> {
-        let [magic, block, slots, stamp, ..] = *words;
+    pub(super) fn decode(words: &Words, generation: u64, cache: u64) -> Option<Self> {
+        let [magic, block, slots, of_object, of_cache, ..] = *words;
         let (block, slots, first_count) = (u32::try_from(block).ok()?, slots as u32, (slots >> 32) as u32);
-        let is_whole = magic == MAGIC && stamp == generation && slots as u64 <= MAX_SLOTS;
+        let is_whole =
+            magic == MAGIC && (of_object, of_cache) == (generation, cache) && slots as u64 <= MAX_SLOTS;
         is_whole.then_some(Self { block, slots, first_count })
     }
 
@@ -406,7 +422,8 @@ mod tests {
         }
         let head = SlabHead { block: 100, slots: 3, first_count: u32::MAX };
         assert_eq!((head.stride(), head.bytes()), (128, 4 * 64 + 3 * 128));
-        assert_eq!(SlabHead::decode(&head.encode(8), 8), Some(head));
-        assert_eq!(SlabHead::decode(&head.encode(8), 9), None);
+        assert_eq!(SlabHead::decode(&head.encode(8, 5), 8, 5), Some(head));
+        assert_eq!(SlabHead::decode(&head.encode(8, 5), 9, 5), None);
+        assert_eq!(SlabHead::decode(&head.encode(8, 5), 8, 6), None);
     }
 }

@@ -255,7 +255,7 @@ mod tests {
         }
         let same = TierQuestion { slow: "local".into(), ..question() };
         let refusal = TierServer::new(&same).err().unwrap().to_string();
-        assert_eq!(refusal, "slow: expected another tier than --fast, found \"local\" of both");
+        assert_eq!(refusal, "slow: \"local\" is not slower than \"local\", which is the fast tier");
         for (slow_cost, server_watts, key) in [
             (Some(f64::NAN), None, "slow-cost: expected a number above 0, found NaN"),
             (Some(-1.0), None, "slow-cost: expected a number above 0, found -1"),

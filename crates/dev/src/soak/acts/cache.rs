@@ -16,6 +16,8 @@ const BLOCK: usize = 1000;
 const BUDGET: u64 = 64 << 10;
 /// Blocks that there are: more than the cache holds.
 const BLOCKS: u64 = 96;
+/// Blocks beyond those, which one process alone puts.
+const KEPT: [u64; 3] = [BLOCKS, BLOCKS + 1, BLOCKS + 2];
 /// Calls of each process.
 const CALLS: usize = 12;
 
@@ -115,6 +117,33 @@ pub(super) fn judge(actor: &Actor<'_>, round: &Round, repaired: bool) -> Result<
         }
     }
     Ok(())
+}
+
+pub(super) fn keep(pool: &Arc<Pool<AnyMemory>>, round: &Round) -> Result<(), Failure> {
+    match put(&open(pool, round)?, &KEPT)? {
+        0 => Ok(()),
+        refused => Err(Failure(format!("{refused} blocks had no room in an empty cache"))),
+    }
+}
+
+pub(super) fn find_kept(pool: &Arc<Pool<AnyMemory>>, round: &Round) -> Result<(), Failure> {
+    let present = get(&open(pool, round)?, &KEPT)?;
+    match present.iter().all(|present| *present) {
+        true => Ok(()),
+        false => Err(Failure(format!("of the blocks of a host that is dead, {present:?} are there"))),
+    }
+}
+
+pub(super) fn give_up(pool: &Arc<Pool<AnyMemory>>, round: &Round) -> Result<(), Failure> {
+    let given = Cache::give_up_part(pool, &name(round))?;
+    let me = pool.member().host;
+    let left = open(pool, round)?.stat()?.hosts.into_iter().find(|part| part.host == me);
+    match (given.kept, left.map_or(0, |part| part.claimed)) {
+        (0, 0) => Ok(()),
+        (kept, claimed) => Err(Failure(format!(
+            "host {me} was to give up all slabs, keeps {kept} and has {claimed} bytes still"
+        ))),
+    }
 }
 
 pub(super) fn remove(pool: &Pool<AnyMemory>, round: &Round) -> Result<(), Failure> {

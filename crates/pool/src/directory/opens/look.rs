@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use polder_mem::{Memory, ProcessSlot};
 
-use super::{Announcement, Opens, WORDS_PER_LINE};
+use super::{Announcement, Opens, PinnedSlot, WORDS_PER_LINE};
 use crate::format::{Geometry, Layout};
 use crate::{PoolError, word};
 
-/// Owners and slots that processes have pinned, of all caches, as an inspection has just seen them: it has read these lines afresh.
+/// What processes have pinned, of all caches, as an inspection has just seen them: it has read these lines afresh.
 pub(crate) fn pinned_slots<M: Memory>(
     memory: &M,
     layout: &Layout,
-) -> Result<BTreeSet<(u16, u32)>, PoolError> {
+) -> Result<BTreeSet<PinnedSlot>, PoolError> {
     let Geometry { hosts, processes, opens, .. } = *layout.geometry();
     let all = (0..hosts).flat_map(|host| (0..processes).map(move |slot| (host, ProcessSlot(slot))));
     let mut pinned = BTreeSet::new();
