@@ -361,6 +361,13 @@ def test_schedulers_closures_scalers_hooks_and_new_groups_see_the_optimizer_that
             offload.place(model, optimizer, {"optimizer states": [1 - far, far]}, tiers=two_tiers(disk))
         assert torch.equal(torch.random.get_rng_state(), state)
         after = optim.lr_scheduler.StepLR(optimizer, 2)
+
+        def halve(it: Any, *_: Any) -> None:
+            """A hook that comes late changes the gradients of the step that it comes before."""
+            for parameter in (each for group in it.param_groups for each in group["params"] if each.grad is not None):
+                parameter.grad.mul_(0.5)
+
+        optimizer.register_step_pre_hook(halve)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(6):
             optimizer.zero_grad()

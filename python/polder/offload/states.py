@@ -322,14 +322,17 @@ class OptimizerStates:
             while self._hooks:
                 self._hooks.pop().remove()
             delattr(self.optimizer, _ATTRIBUTE)
+            del self.optimizer.register_step_pre_hook
         elif not self._hooks:
-            optimizer = self.optimizer
+            optimizer: Any = self.optimizer
             self._hooks = [
                 optimizer.register_step_pre_hook(self._before),
                 optimizer.register_state_dict_post_hook(self._saved),
                 optimizer.register_load_state_dict_pre_hook(self._check_loaded),
                 optimizer.register_load_state_dict_post_hook(self._take_over),
             ]
+            # The program's own hooks come before the step, also those that it registers later.
+            optimizer.register_step_pre_hook = self.register_step_pre_hook
         if room is not None:
             setattr(self.optimizer, _ATTRIBUTE, self)
             self._order()
@@ -340,7 +343,7 @@ class OptimizerStates:
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
         """As torch's: before a step, in which parameters take turns."""
-        handle = self.optimizer.register_step_pre_hook(hook)
+        handle = type(self.optimizer).register_step_pre_hook(self.optimizer, hook)
         self._order()
         return handle
 
