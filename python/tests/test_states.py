@@ -361,6 +361,13 @@ def test_schedulers_closures_scalers_hooks_and_new_groups_see_the_optimizer_that
             offload.place(model, optimizer, {"optimizer states": [1 - far, far]}, tiers=two_tiers(disk))
         assert torch.equal(torch.random.get_rng_state(), state)
         after = optim.lr_scheduler.StepLR(optimizer, 2)
+
+        def halve(it: Any, *_: Any) -> None:
+            """A hook that comes late changes the gradients of the step that it comes before."""
+            for parameter in (each for group in it.param_groups for each in group["params"] if each.grad is not None):
+                parameter.grad.mul_(0.5)
+
+        optimizer.register_step_pre_hook(halve)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(6):
             optimizer.zero_grad()
@@ -385,6 +392,27 @@ def test_schedulers_closures_scalers_hooks_and_new_groups_see_the_optimizer_that
         runs.append((model, seen))
     assert_same(runs[0][0], runs[1][0])
     assert runs[0][1] == runs[1][1]
+
+
+def test_a_state_on_a_disk_that_is_changed_in_place_is_an_error(disk: Path) -> None:  # noqa: F811
+    model, reference = net(), net()
+    optimizers = [optim.AdamW(it.parameters(), lr=1e-2) for it in (model, reference)]
+    offload.place(model, optimizers[0], {"optimizer states": [0.0, 1.0]}, tiers=two_tiers(disk))
+    for it, optimizer in zip((model, reference), optimizers, strict=True):
+        train(it, optimizer, range(2))
+    for state in optimizers[0].state.values():
+        state["exp_avg"].zero_()
+    with pytest.raises(ArgumentError, match="'exp_avg' was changed in place while it lies on a disk"):
+        optimizers[0].step()
+    # What the error says to do.
+    for optimizer in optimizers:
+        said = optimizer.state_dict()
+        for state in said["state"].values():
+            state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+        optimizer.load_state_dict(said)
+    for it, optimizer in zip((model, reference), optimizers, strict=True):
+        train(it, optimizer, range(2, 4))
+    assert_same(model, reference)
 
 
 class Nested(torch.optim.Optimizer):

@@ -141,6 +141,8 @@ class OptimizerStates:
         # Of 16-bit parameters the version that their masters belong to.
         self._versions: dict[torch.Tensor, int] = {}
         self._hooks: list[RemovableHandle] = []
+        # How often what stands for a state has been written to, by its identity.
+        self._writes: dict[int, int] = {}
         self._loaded: Mapping[str, Any] = {}
 
     def measure(self, masters: bool) -> None:
@@ -322,14 +324,17 @@ class OptimizerStates:
             while self._hooks:
                 self._hooks.pop().remove()
             delattr(self.optimizer, _ATTRIBUTE)
+            del self.optimizer.register_step_pre_hook
         elif not self._hooks:
-            optimizer = self.optimizer
+            optimizer: Any = self.optimizer
             self._hooks = [
                 optimizer.register_step_pre_hook(self._before),
                 optimizer.register_state_dict_post_hook(self._saved),
                 optimizer.register_load_state_dict_pre_hook(self._check_loaded),
                 optimizer.register_load_state_dict_post_hook(self._take_over),
             ]
+            # The program's own hooks come before the step, also those that it registers later.
+            optimizer.register_step_pre_hook = self.register_step_pre_hook
         if room is not None:
             setattr(self.optimizer, _ATTRIBUTE, self)
             self._order()
@@ -340,7 +345,7 @@ class OptimizerStates:
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
         """As torch's: before a step, in which parameters take turns."""
-        handle = self.optimizer.register_step_pre_hook(hook)
+        handle = type(self.optimizer).register_step_pre_hook(self.optimizer, hook)
         self._order()
         return handle
 
@@ -358,6 +363,7 @@ class OptimizerStates:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Steps all parameters. The step that follows finds none."""
         self._check_whole()
+        self._check_unwritten()
         assert self._room is not None
         self._room.check()
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -379,6 +385,18 @@ class OptimizerStates:
             raise TierError(
                 f"a step ended in its middle, so that some weights and states are those before it: {self._broken}; "
                 "load a checkpoint of the model and, by load_state_dict, of the optimizer"
+            )
+
+    def _check_unwritten(self) -> None:
+        """Refuses a step after a program has changed in place what stands for states on a disk: once each time."""
+        likes = [(name, local(of)) for entry in self._entries.values() for name, (_, of) in entry.tensors.items()]
+        versions = {id(like): 0 if like.is_inference() else like._version for _, like in likes}
+        changed = [name for name, like in likes if versions[id(like)] != self._writes.get(id(like), 0)]
+        self._writes = versions
+        if changed:
+            raise ArgumentError(
+                f"state {changed[0]!r} was changed in place while it lies on a disk, which has no effect; change a "
+                "copy in optimizer.state_dict() and load it by load_state_dict, or close() the placement first"
             )
 
     def _step(self) -> None:

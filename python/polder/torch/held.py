@@ -16,7 +16,7 @@ from polder.torch.planner import Planner
 # torch's stubs leave the states of optimizers without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["HeldOptimizer", "Holder", "KeptGradient", "Settings", "TakenGradient"]
+__all__ = ["HeldOptimizer", "Holder", "KeptGradient", "Settings", "TakenGradient", "mark_of"]
 
 Settings = tuple[str, float, float, float, float, float, bool]
 """The rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight decay, Nesterov."""
@@ -175,11 +175,43 @@ class HeldOptimizer:
         if wrong is not None:
             raise ArgumentError(f"a parameter of {wrong.dtype}; an optimizer on the proxies carries torch.float32")
         self.number = 0
+        self._count = len(optimizer.param_groups)
+        self._ordered: list[Settings] | None = None
         self.settings()
 
     def settings(self) -> list[Settings]:
         """Those of each group in the next step."""
-        return [self._settings_of(index, group) for index, group in enumerate(self._optimizer.param_groups)]
+        groups = self._optimizer.param_groups
+        if len(groups) != self._count:
+            raise ArgumentError(
+                f"the optimizer has {len(groups)} groups, and had {self._count} when it was attached; make another "
+                "service after add_param_group"
+            )
+        return [self._settings_of(index, group) for index, group in enumerate(groups)]
+
+    def ordered(self) -> list[Settings]:
+        """As `settings`, for a step that begins before the optimizer's own."""
+        self._ordered = self.settings()
+        return self._ordered
+
+    def expect_as_ordered(self, closure: object) -> None:
+        """That the optimizer's own step is the one that the proxies have done.
+
+        Raises
+        ------
+        ArgumentError
+            When settings have changed since, or the backward pass is in a closure.
+        """
+        if closure is not None:
+            raise ArgumentError(
+                "step() got a closure; with the optimizer on the proxies call the backward pass before step()"
+            )
+        ordered, self._ordered = self._ordered, None
+        if ordered is not None and ordered != self.settings():
+            raise ArgumentError(
+                "settings of the optimizer were changed after the backward pass began, and the proxies have stepped "
+                "with the old ones: change them before it, or use ParameterService(clips=True)"
+            )
 
     def _settings_of(self, index: int, group: dict[str, Any]) -> Settings:
         refused = next((name for name in _NOT_CARRIED if group.get(name)), None)
@@ -225,6 +257,7 @@ class HeldOptimizer:
         ]
         # SGD counts no steps: the first one has no moment yet.
         number = steps.pop() if steps else 0
+        self._ordered = None
         state.clear()
         return number, moments
 
@@ -267,6 +300,16 @@ class HeldOptimizer:
         state_dict["state"] = {order.index(id(parameter)): of for parameter, of in packed if of}
 
 
+def mark_of(parameter: torch.Tensor) -> tuple[int, int]:
+    """What changes with the values of a parameter: its version, or where it lies."""
+    return parameter._version, parameter.data_ptr() if parameter.is_cpu else 0
+
+
+def _have_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two float32 tensors of one shape are the same, NaNs too."""
+    return torch.equal(*(it.contiguous().view(torch.int32) for it in (one, other)))
+
+
 class Holder(Planner):
     """What a worker does where the proxies keep the optimizer's state: it brings them states, and gets them back."""
 
@@ -276,6 +319,12 @@ class Holder(Planner):
     """Whether they keep averages until the optimizer's step."""
     _is_pulling: bool
     """Whether some have not come yet."""
+    _awaits_step: bool
+    """Whether the proxies have stepped, and the program has not called the optimizer's step."""
+    _has_means: bool
+    """Whether averages stand in the pool in place of parameters."""
+    _noted: dict[int, tuple[int, int]]
+    """The version and the address of each parameter when it was last pulled or brought to the proxies."""
 
     def _hold(self, held: HeldOptimizer) -> None:
         """Gives the proxies the parameters and the optimizer's state."""
@@ -301,6 +350,7 @@ class Holder(Planner):
             said = torch.tensor([number])
             dist.broadcast(said, group_src=0, group=self._group)
             had_none, held.number = held.number == 0, int(said.item())
+            self._awaits_step = False
             self._load_parameters()
             # Proxies begin with zeros.
             if held.number or not had_none:
@@ -313,6 +363,37 @@ class Holder(Planner):
     def _load_parameters(self) -> None:
         with self._guarded(), torch.no_grad():
             self._move(0, [parameter.detach() for parameter in self._parameters], is_load=True)
+            self._has_means = False
+            self._note_parameters()
+
+    def _note_parameters(self, numbers: Sequence[int] | None = None) -> None:
+        """Notes that these parameters, or all, are those of the proxies."""
+        for number in range(len(self._parameters)) if numbers is None else numbers:
+            self._noted[number] = mark_of(self._parameters[number])
+
+    def _expect_own_parameters(self) -> None:
+        """That the parameters are those of the proxies, whose next step would undo what the program has changed."""
+        for number, parameter in enumerate(self._parameters):
+            if self._noted[number] == mark_of(parameter):
+                continue
+            # What was changed and changed back, as for an evaluation, is no matter.
+            if self._has_means or not _have_same_bits(self._pulled(number, parameter), parameter.detach()):
+                self._failed = True
+                raise ArgumentError(
+                    f"parameter {number} was changed by something else than the optimizer, and the proxies keep the "
+                    "parameters: call model.load_state_dict(model.state_dict()) on all workers after such a change, "
+                    "before the next backward pass"
+                )
+        self._note_parameters()
+
+    def _expect_step_was_called(self) -> None:
+        """That the program wanted the step that the proxies did in the last backward pass."""
+        if self._awaits_step:
+            self._failed = True
+            raise ArgumentError(
+                "a second backward pass without optimizer.step() between: the proxies have stepped in the first; "
+                "accumulate inside service.no_sync(), or use ParameterService(clips=True) to leave out steps"
+            )
 
     def _write_state(self, _: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """What ``optimizer.state_dict()`` returns has the proxies' state. All workers call it."""
@@ -349,17 +430,20 @@ class Holder(Planner):
         if not self._keeps:
             return TakenGradient.of(parameter)
 
-        def pull() -> torch.Tensor:
-            route, average = self._routes[number], torch.empty_like(parameter, requires_grad=False)
-            span = self._span(self._room(number, average), route.dtype, route.count, writable=True)
-            self._service().read(route.tensor, span, name_of(route.dtype))
-            self._enter([number])
-            return average
+        return KeptGradient.over(parameter, lambda: self._pulled(number, parameter))
 
-        return KeptGradient.over(parameter, pull)
+    def _pulled(self, number: int, parameter: torch.Tensor) -> torch.Tensor:
+        """What stands in the pool for a parameter between two backward passes: its average, or its new value."""
+        kind = torch.contiguous_format
+        route, value = self._routes[number], torch.empty_like(parameter, requires_grad=False, memory_format=kind)
+        span = self._span(self._room(number, value), route.dtype, route.count, writable=True)
+        self._service().read(route.tensor, span, name_of(route.dtype))
+        self._enter([number])
+        return value
 
     def _step_with_averages(self, held: HeldOptimizer, factors: list[float]) -> None:
         """The proxies step with the averages that they keep, and the workers pull the parameters."""
+        self._expect_own_parameters()
         service = self._service()
         service.order_step(held.number + 1, held.settings(), factors)
         for key in self._order:
@@ -370,12 +454,14 @@ class Holder(Planner):
         if not self._is_pulling:
             service.wait()
             self._enter()
-        self._has_stepped(held)
-
-    def _has_stepped(self, held: HeldOptimizer) -> None:
         held.number += 1
+        self._has_stepped()
+
+    def _has_stepped(self) -> None:
+        self._awaits_step, self._has_means = not self._keeps, False
         for parameter in self._parameters:
             torch.autograd.graph.increment_version(parameter)
+        self._note_parameters()
 
     def _factors(self, optimizer: torch.optim.Optimizer) -> list[float] | None:
         """What the program has multiplied all gradients by; None if there is no step to take."""

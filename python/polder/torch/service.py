@@ -32,7 +32,7 @@ from polder.torch.expect import (
     expect_places,
     expect_sharded,
 )
-from polder.torch.held import HeldOptimizer
+from polder.torch.held import HeldOptimizer, mark_of
 from polder.torch.planner import RECENT, SyncPlan
 from polder.torch.sharded import Sharder
 from polder.torch.survivors import Survivors
@@ -179,6 +179,7 @@ class ParameterService(Sharder):
         self._has_proxy_each = proxies is None
         self._is_held, self._overlap, self._keeps = optimizer == "proxy", overlap, clips
         self._is_early, self._is_pulling = early, False
+        self._awaits_step, self._has_means, self._noted = False, False, {}
         self.split, self.shard_bytes = split, shard_bytes
         self.first_layers_first, self.emulated = first_layers_first, emulated
         self._profile_steps, self._timeout = profile_steps, float(timeout)
@@ -296,21 +297,21 @@ class ParameterService(Sharder):
                 for number, parameter in enumerate(self._parameters)
             ]
         self._hooks += [
-            model.register_forward_pre_hook(self._begin_forward),
-            model.register_forward_hook(self._end_forward),
+            model.register_forward_pre_hook(_Hook(self._begin_forward)),
+            model.register_forward_hook(_Hook(self._end_forward)),
             optimizer.register_step_pre_hook(self._before_step),
         ]
         if held is not None:
             self._hold(held)
             self._hooks += [
                 *(parameter.register_hook(self._forget_of(parameter)) for parameter in self._parameters),
-                model.register_load_state_dict_post_hook(self._loaded),
+                model.register_load_state_dict_post_hook(_Hook(self._loaded)),
                 optimizer.register_load_state_dict_post_hook(lambda _: self._hand_over()),
                 optimizer.register_state_dict_post_hook(self._write_state),
             ]
             if self._is_early:
                 self._hooks += [
-                    model.register_state_dict_pre_hook(self._before_state),
+                    model.register_state_dict_pre_hook(_Hook(self._before_state)),
                     *self._waits_of(model),
                 ]
 
@@ -373,10 +374,24 @@ class ParameterService(Sharder):
         if self._is_pulling:
             began = time.perf_counter()
             with self._surviving():
-                self._service().wait()
-                self._enter()
+                self._pull(None)
             self._is_pulling = False
             self._blocked_s += time.perf_counter() - began
+
+    def _pull(self, numbers: list[int] | None) -> None:
+        """Waits for these parameters of the last step, or for all."""
+        for number in range(len(self._parameters)) if numbers is None else numbers:
+            if self._noted[number] != mark_of(self._parameters[number]):
+                raise ArgumentError(
+                    f"parameter {number} was changed before its value of the last step had come; call service.wait() "
+                    "before parameters are changed or read, but by a forward pass"
+                )
+        for number in numbers or []:
+            self._service().wait_for(self._routes[number].tensor)
+        if numbers is None:
+            self._service().wait()
+        self._enter(numbers)
+        self._note_parameters(numbers)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -451,9 +466,7 @@ class ParameterService(Sharder):
                 if self._is_pulling:
                     began = time.perf_counter()
                     with self._surviving():
-                        for number in numbers:
-                            self._service().wait_for(self._routes[number].tensor)
-                        self._enter(numbers)
+                        self._pull(numbers)
                     self._blocked_s += time.perf_counter() - began
 
             return wait
@@ -462,7 +475,7 @@ class ParameterService(Sharder):
         for module in model.modules():
             own = [id(parameter) for parameter in module.parameters(recurse=False)]
             if numbers := [number_of[it] for it in own if it in number_of]:
-                hooks.append(module.register_forward_pre_hook(wait_for(numbers)))
+                hooks.append(module.register_forward_pre_hook(_Hook(wait_for(numbers))))
         return hooks
 
     def _begin_forward(self, *_: object) -> None:
@@ -475,11 +488,13 @@ class ParameterService(Sharder):
     def _end_forward(self, *_: object) -> None:
         self._forward[1] = time.perf_counter()
 
-    def _before_step(self, *_: object) -> None:
+    def _before_step(self, _: object, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> None:
         if self._failed:
             raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
-        held = self._held if self._keeps else None
-        if held is not None and (factors := self._factors(self._optimizer)) is not None:
+        self._awaits_step, held = False, self._held
+        if held is not None:
+            held.expect_as_ordered((named or {}).get("closure", given[1] if len(given) > 1 else None))
+        if held is not None and self._keeps and (factors := self._factors(self._optimizer)) is not None:
             with self._surviving():
                 self._step_with_averages(held, factors)
         self._forget_taken()
@@ -536,6 +551,9 @@ class ParameterService(Sharder):
         """A run of gradients is complete."""
         if not self._came:
             self.wait()
+            if self._held is not None and not self._failed:
+                self._expect_step_was_called()
+                self._expect_own_parameters()
             # At the end of the backward pass, before DDP reads its buckets.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pushing_s = 0.0
@@ -545,13 +563,14 @@ class ParameterService(Sharder):
         self._arrivals[key] = self._backward_s
         # The gradients of an optimizer on the proxies go when they have been pushed.
         self._came[key] = Run(flat if self._held is None else self._parameters[key].detach().view(-1), sizes)
-        if self._overlap:
+        if self._overlap and not self._failed:
             try:
                 if self._held is not None and len(self._came) == 1:
                     if self._keeps:
                         self._service().order_mean()
+                        self._has_means = True
                     else:
-                        self._service().order_step(self._held.number + 1, self._held.settings())
+                        self._service().order_step(self._held.number + 1, self._held.ordered())
                 self._push(key, flat)
             except BaseException as error:
                 self._error = self._error or error
@@ -612,7 +631,7 @@ class ParameterService(Sharder):
 
     def _expect_all(self, came: dict[int, Run]) -> None:
         if self._failed:
-            raise ArgumentError("the service has failed; make another service")
+            raise ArgumentError("the service has failed, as when a backward pass ended early; make another service")
         # DDP knows by itself.
         if self._ddp is None and len(came) != len(self._parameters):
             raise ArgumentError(
@@ -674,9 +693,24 @@ class ParameterService(Sharder):
             if lost is not None:
                 raise lost
             if not self._keeps:
-                self._has_stepped(self._held)
+                self._held.number += 1
+                self._has_stepped()
         elif lost is not None:
             self._fall_back(came, lost, self._service().unsummed())
+
+
+class _Hook:
+    """A hook of a module. A copy of the module, also a pickled one, has nothing to do with the service."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *given: Any) -> None:
+        if self._call is not None:
+            self._call(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
 
 
 _open: "WeakSet[ParameterService]" = WeakSet()

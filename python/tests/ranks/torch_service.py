@@ -6,6 +6,7 @@ Arguments: the rank, a folder to meet in, and what to do.
 import contextlib
 import copy
 import os
+import pickle
 import signal
 import sys
 import time
@@ -641,11 +642,13 @@ elif kind == "gradients":
                 assert 'use ParameterService(optimizer="worker")' in str(error), error
             else:
                 raise AssertionError("a gradient that is gone is clipped")
-        # A loop that neither steps nor sets gradients to zero, and those that do.
+        optimizer.step()
+        # Loops that set gradients to zero, to None, and not at all.
         before = linear.weight.detach().clone()
-        for end in (lambda: None, optimizer.step, lambda: optimizer.zero_grad(set_to_none=False)):
+        for begin in (lambda: optimizer.zero_grad(set_to_none=False), optimizer.zero_grad, lambda: None):
+            begin()
             linear(torch.ones(2, 30)).sum().backward()
-            end()
+            optimizer.step()
         torch.testing.assert_close(linear.weight.detach(), before - 3 * 0.1 * 2)
         # A parameter of another type is no room for what the proxies have.
         linear.weight.data = linear.weight.data.to(torch.bfloat16)
@@ -654,6 +657,122 @@ elif kind == "gradients":
         except polder.errors.ArgumentError as error:
             print(error)
     assert linear.weight.grad is None
+elif kind == "held-misused":
+
+    def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.full((2, 30), float(rank + 1))).sum().backward()
+        optimizer.step()
+
+    def by_hand(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        step_of(model, optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        step_of(model, optimizer)
+
+    def of_a_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        step_of(model, optimizer)
+        part: Any = model.get_submodule("1")
+        part.load_state_dict({key: value + 1 for key, value in part.state_dict().items()})
+        step_of(model, optimizer)
+
+    def other_data(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        step_of(model, optimizer)
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.5
+        step_of(model, optimizer)
+
+    def settings_between(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(2, 30)).sum().backward()
+        optimizer.param_groups[0]["lr"] = 0.01
+        optimizer.step()
+
+    def in_a_closure(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def closure() -> float:
+            loss = model(torch.ones(2, 30)).sum()
+            loss.backward()
+            return loss.item()
+
+        optimizer.step(closure)
+
+    def left_out(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(2, 30)).sum().backward()
+        optimizer.zero_grad()
+        step_of(model, optimizer)
+
+    def another_group(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+        step_of(model, optimizer)
+
+    def an_end_of_its_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        hook = model.get_submodule("0").weight.register_hook(lambda _: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            model(torch.ones(2, 30)).sum().backward()
+        hook.remove()
+        step_of(model, optimizer)
+
+    def small() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 3))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    changed = "was changed by something else than the optimizer"
+    cases: list[tuple[str, Callable[..., None], list[dict[str, Any]]]] = [
+        (changed, by_hand, [{}, {"clips": True}]),
+        ("was changed before its value of the last step had come", by_hand, [{"early": True}]),
+        (changed, of_a_part, [{}]),
+        (changed, other_data, [{}]),
+        ("settings of the optimizer were changed", settings_between, [{}, {"early": True}]),
+        ("step() got a closure", in_a_closure, [{}, {"clips": True}]),
+        ("a second backward pass without optimizer.step()", left_out, [{}, {"early": True}]),
+        ("the optimizer has 2 groups, and had 1", another_group, [{}]),
+        ("as when a backward pass ended early", an_end_of_its_own, [{}, {"early": True}]),
+    ]
+    for text, misuse, ways in cases:
+        for options in ways:
+            model, optimizer = small()
+            try:
+                with ParameterService(1, optimizer="proxy", shard_bytes=4096, **options) as service:
+                    service.attach(model, optimizer)
+                    misuse(model, optimizer)
+            except polder.errors.ArgumentError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError((text, options))
+    # What is said to do about it, a change that is taken back on one worker, and copies of the model.
+    for options in ({}, {"early": True}, {"clips": True}):
+        models: list[torch.nn.Module] = []
+        for has_service in (False, True):
+            model, optimizer = small()
+            with contextlib.ExitStack() as stack:
+                net: torch.nn.Module = model
+                if has_service:
+                    service = stack.enter_context(ParameterService(1, optimizer="proxy", shard_bytes=4096, **options))
+                    service.attach(model, optimizer)
+                else:
+                    net = DistributedDataParallel(model)
+                for step in range(4):
+                    step_of(net, optimizer)
+                    optimizer.zero_grad()
+                    if has_service:
+                        service.wait()
+                    with torch.no_grad():
+                        for parameter in model.parameters():
+                            if step == 1:
+                                parameter.clamp_(-0.1, 0.1)
+                            elif step == 2 and rank == 1:
+                                kept = parameter.clone()
+                                parameter.zero_()
+                                parameter.copy_(kept)
+                    if step == 1:
+                        model.load_state_dict(model.state_dict())
+                    if step == 0:
+                        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+                            other(torch.ones(1, 30)).sum().backward()
+                            other.load_state_dict(other.state_dict())
+            models.append(model)
+        assert is_equal(*models), options
+    print("equal")
 elif kind == "held-snapshot":
     with ParameterService(optimizer="proxy") as service:
         ours = Training(RULES["AdamW"], service)
