@@ -7,7 +7,7 @@ use std::iter;
 
 use crate::abi::{Abi, Aint, Count};
 use crate::failure::Failure;
-use crate::layout::{Basic, Layout, Run, array, blocks_of_rank};
+use crate::layout::{Basic, Gaps, Layout, Run, array, blocks_of_rank};
 use crate::library::Library;
 
 /// How a datatype was made, as the library says: all its numbers in one list, for the calls that make types with large counts
@@ -26,16 +26,21 @@ impl<A: Abi> Library<A> {
     /// # Errors
     /// Those of [`Library::layout`].
     #[inline]
-    pub(crate) fn layout_of(&self, kind: A::Handle) -> Result<Cow<'static, Layout<A::Handle>>, Failure> {
+    pub(crate) fn layout_of(
+        &self,
+        kind: A::Handle,
+        gaps: Gaps,
+    ) -> Result<Cow<'static, Layout<A::Handle>>, Failure> {
         let known = self.known.get_or_init(|| self.serial(BTreeMap::new()));
-        if let Some(layout) = known.take_turn().get(&kind) {
+        if let Some(layout) = known.take_turn().get(&(kind, gaps)) {
             return Ok(Cow::Borrowed(layout));
         }
-        let (layout, is_predefined) = self.layout(kind)?;
+        let (layout, is_predefined) = self.layout(kind, gaps)?;
         Ok(match is_predefined {
             // There are not many.
             true => {
-                Cow::Borrowed(known.take_turn().entry(kind).or_insert_with(|| Box::leak(Box::new(layout))))
+                let mut known = known.take_turn();
+                Cow::Borrowed(known.entry((kind, gaps)).or_insert_with(|| Box::leak(Box::new(layout))))
             }
             false => Cow::Owned(layout),
         })
@@ -47,16 +52,16 @@ impl<A: Abi> Library<A> {
     /// When it is made in a way that cannot be followed.
     ///
     /// Says too whether the type is predefined: then it is not to be freed, and is always this.
-    pub(crate) fn layout(&self, kind: A::Handle) -> Result<(Layout<A::Handle>, bool), Failure> {
+    pub(crate) fn layout(&self, kind: A::Handle, gaps: Gaps) -> Result<(Layout<A::Handle>, bool), Failure> {
         let numbers = &A::NUMBERS;
         let names = &numbers.combiner;
         let making = self.making(kind)?;
         if [names.named, names.f90_real, names.f90_complex, names.f90_integer].contains(&making.combiner) {
-            return Ok((self.predefined(kind)?, true));
+            return Ok((self.predefined(kind, gaps)?, true));
         }
         let mut parts = vec![];
         for &part in &making.kinds {
-            let (layout, is_predefined) = self.layout(part)?;
+            let (layout, is_predefined) = self.layout(part, gaps)?;
             if !is_predefined {
                 let mut part = part;
                 // SAFETY: the library gave a handle of our own.
@@ -67,7 +72,8 @@ impl<A: Abi> Library<A> {
         let (_, extent) = self.extent(kind)?;
         let mut layout = Layout { extent, ..Layout::empty() };
         let wrong = || Failure::new(numbers.error.kind, "a datatype is not what MPI says that it is");
-        let part = parts.first().ok_or_else(wrong)?;
+        // A structure of no blocks.
+        let Some(part) = parts.first() else { return Ok((layout, false)) };
         let integers = &making.numbers;
         let number = |index: usize| integers.get(index).copied().ok_or_else(wrong);
         let count = || number(0).map(|count| count.max(0) as usize);
@@ -143,15 +149,26 @@ impl<A: Abi> Library<A> {
         Ok((layout, false))
     }
 
-    fn predefined(&self, kind: A::Handle) -> Result<Layout<A::Handle>, Failure> {
+    fn predefined(&self, kind: A::Handle, gaps: Gaps) -> Result<Layout<A::Handle>, Failure> {
         let (_, extent) = self.extent(kind)?;
-        let (mut at, mut bytes) = (0, 0);
+        let (mut at, mut bytes, mut size) = (0, 0, 0);
         // SAFETY: places for two numbers.
         let code = unsafe { (self.type_get_true_extent)(kind, &raw mut at, &raw mut bytes) };
         Self::check("MPI_Type_get_true_extent", code)?;
+        // SAFETY: a place for a number.
+        Self::check("MPI_Type_size", unsafe { (self.type_size)(kind, &raw mut size) })?;
         let bytes = bytes.unsigned_abs();
+        let size = size.unsigned_abs() as usize;
         let basic = Basic { kind, bytes, extent: extent.unsigned_abs() };
-        Ok(Layout { runs: vec![Run { at, bytes }], extent, basic: Some(basic) })
+        let index = size_of::<c_int>();
+        let runs = match size < bytes && size > index && gaps == Gaps::Left {
+            // A value and, after a gap, an index of the type `int`: MPI knows no other such types.
+            true => {
+                vec![Run { at, bytes: size - index }, Run { at: at + (bytes - index) as Aint, bytes: index }]
+            }
+            false => vec![Run { at, bytes }],
+        };
+        Ok(Layout { runs, extent, basic: Some(basic) })
     }
 
     fn extent(&self, kind: A::Handle) -> Result<(Aint, Aint), Failure> {

@@ -25,6 +25,9 @@ pub(crate) fn color<A: Abi>(
     comm: A::Handle,
     split_type: c_int,
 ) -> Result<Option<c_int>, Failure> {
+    if library.is_between_groups(comm)? {
+        return Ok(None);
+    }
     let (rank, ranks) = library.place(comm)?;
     let mut all = vec![SplitRequest::default(); ranks];
     library.gather_all(&split_request(split_type), &mut all, comm)?;

@@ -12,6 +12,15 @@ pub(crate) struct Run {
     pub(crate) bytes: usize,
 }
 
+/// What becomes of bytes of a predefined datatype between its parts, as `MPI_SHORT_INT` has: they are no part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Gaps {
+    /// They stay as they are.
+    Left,
+    /// They are moved with the parts, so that an element is one run: what an update takes and gives back under its lock.
+    Moved,
+}
+
 /// A predefined datatype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Basic<H> {
@@ -179,6 +188,17 @@ pub(crate) unsafe fn scatter<H: Copy + PartialEq>(
     }
 }
 
+/// Copies elements of a predefined type, and leaves the bytes between their `parts` alone.
+pub(crate) fn copy_parts<H>(parts: &[Run], basic: Basic<H>, from: &[u8], into: &mut [u8]) {
+    let [first, _, ..] = parts else { return into.copy_from_slice(from) };
+    for (from, into) in from.chunks(basic.bytes).zip(into.chunks_mut(basic.bytes)) {
+        for part in parts {
+            let start = (part.at - first.at).unsigned_abs();
+            into[start..start + part.bytes].copy_from_slice(&from[start..start + part.bytes]);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +257,17 @@ mod tests {
             indices.sort_unstable();
             assert_eq!(indices, (0..size).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn bytes_between_parts_are_not_copied() {
+        let parts = [Run { at: 0, bytes: 2 }, Run { at: 4, bytes: 4 }];
+        let basic = Basic { kind: 1, bytes: 8, extent: 8 };
+        let (from, mut into) = (vec![1_u8; 16], vec![0_u8; 16]);
+        copy_parts(&parts, basic, &from, &mut into);
+        assert_eq!(into, [1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]);
+        copy_parts(&parts[..1], basic, &from, &mut into);
+        assert_eq!(into, from);
     }
 
     #[test]

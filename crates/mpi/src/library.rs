@@ -9,7 +9,7 @@ use polder_mem::Serial;
 
 use crate::abi::{Abi, Aint, Count, Handles};
 use crate::failure::Failure;
-use crate::layout::Layout;
+use crate::layout::{Gaps, Layout};
 
 /// The function called `name` in a library.
 ///
@@ -111,7 +111,7 @@ macro_rules! library {
         pub(crate) struct Library<A: Abi> {
             pub(crate) handles: Handles<A::Handle>,
             /// Predefined datatypes that were met.
-            pub(crate) known: OnceLock<Serial<BTreeMap<A::Handle, &'static Layout<A::Handle>>>>,
+            pub(crate) known: OnceLock<Serial<BTreeMap<(A::Handle, Gaps), &'static Layout<A::Handle>>>>,
             $(pub(crate) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_kind),*) -> c_int>,)*
         }
@@ -145,7 +145,7 @@ library! {
     query_thread = c"PMPI_Query_thread" (*mut c_int);
     comm_rank = c"PMPI_Comm_rank" (A::Handle, *mut c_int);
     comm_size = c"PMPI_Comm_size" (A::Handle, *mut c_int);
-    comm_dup = c"PMPI_Comm_dup" (A::Handle, *mut A::Handle);
+    comm_test_inter = c"PMPI_Comm_test_inter" (A::Handle, *mut c_int);
     comm_split = c"PMPI_Comm_split" (A::Handle, c_int, c_int, *mut A::Handle);
     comm_free = c"PMPI_Comm_free" (*mut A::Handle);
     comm_group = c"PMPI_Comm_group" (A::Handle, *mut A::Handle);
@@ -211,6 +211,18 @@ impl<A: Abi> Library<A> {
             Self::check("MPI_Comm_size", (self.comm_size)(comm, &raw mut ranks))?;
         }
         Ok((rank as usize, ranks as usize))
+    }
+
+    /// Whether a communicator joins two groups: ranks of the one then hear in a collective call what those of the other say.
+    ///
+    /// # Errors
+    /// The library's own.
+    pub(crate) fn is_between_groups(&self, comm: A::Handle) -> Result<bool, Failure> {
+        let mut is_inter = 0;
+        // SAFETY: a place for what is asked.
+        let code = unsafe { (self.comm_test_inter)(comm, &raw mut is_inter) };
+        Self::check("MPI_Comm_test_inter", code)?;
+        Ok(is_inter != 0)
     }
 
     /// The ranks of a group, as a communicator counts them.
@@ -288,15 +300,14 @@ impl<A: Abi> Library<A> {
         debug_assert_eq!(code, 0);
     }
 
-    /// A request that is complete.
+    /// A request of a communicator that is complete.
     ///
     /// # Safety
     /// `request` may be written.
-    pub(crate) unsafe fn done(&self, request: *mut A::Handle) -> Result<(), Failure> {
-        let Handles { byte, comm_world, .. } = self.handles;
+    pub(crate) unsafe fn done(&self, comm: A::Handle, request: *mut A::Handle) -> Result<(), Failure> {
+        let byte = self.handles.byte;
         // SAFETY: nothing is sent to nobody; `request` by this function's contract.
-        let code =
-            unsafe { (self.isend)(ptr::null(), 0, byte, A::NUMBERS.proc_null, 0, comm_world, request) };
+        let code = unsafe { (self.isend)(ptr::null(), 0, byte, A::NUMBERS.proc_null, 0, comm, request) };
         Self::check("MPI_Isend", code)
     }
 }

@@ -163,6 +163,9 @@ impl<A: Abi> Shim<A> {
         library: &Library<A>,
         comm: A::Handle,
     ) -> Result<Option<(Arc<Session>, String)>, Failure> {
+        if library.is_between_groups(comm)? {
+            return Ok(None);
+        }
         let session = self.session();
         if let Err(why) = &session {
             static SAID: Once = Once::new();

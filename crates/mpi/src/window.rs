@@ -20,7 +20,7 @@ use polder_pool::window::Window as PoolWindow;
 
 use crate::abi::{Abi, Aint, Count};
 use crate::failure::{Failure, say};
-use crate::layout::{Basic, Layout, Run, gather, scatter};
+use crate::layout::{Basic, Gaps, Layout, Run, copy_parts, gather, scatter};
 use crate::library::Library;
 use crate::view::View;
 
@@ -189,8 +189,10 @@ impl<A: Abi> Window<A> {
             joined.and_then(|()| views(&pooled, &targets, rank, flavor == A::NUMBERS.win_flavor_shared));
         let Some(views) = agree(library, comm, views)? else { return Ok(None) };
         let mut own_comm = comm;
+        // Not by MPI_Comm_dup, which calls the program's functions that copy attributes.
         // SAFETY: a collective call of all ranks.
-        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(comm, &raw mut own_comm) })?;
+        let code = unsafe { (library.comm_split)(comm, 0, rank as c_int, &raw mut own_comm) };
+        Library::<A>::check("MPI_Comm_split", code)?;
         let model = if session.pool().memory().coherence() == Coherence::Coherent {
             A::NUMBERS.win_unified
         } else {
@@ -267,27 +269,34 @@ impl<A: Abi> Window<A> {
 
 /// Moving bytes.
 impl<A: Abi> Window<A> {
-    fn elements(&self, count: Count, kind: A::Handle) -> Result<Elements<A::Handle>, Failure> {
-        let count = usize::try_from(count).map_err(|_| {
-            Failure::new(A::NUMBERS.error.count, format!("a count is {count}; counts are not negative"))
-        })?;
-        Ok(Elements { layout: self.library.layout_of(kind)?, count })
+    fn elements(&self, count: Count, kind: A::Handle, gaps: Gaps) -> Result<Elements<A::Handle>, Failure> {
+        let wrong = |why| Failure::new(A::NUMBERS.error.count, format!("a count is {count}; {why}"));
+        let count = usize::try_from(count).map_err(|_| wrong("counts are not negative"))?;
+        let layout = self.library.layout_of(kind, gaps)?;
+        let bytes = layout.bytes(1).checked_mul(count).filter(|&bytes| isize::try_from(bytes).is_ok());
+        bytes.ok_or_else(|| wrong("so many elements have more bytes than there are addresses"))?;
+        Ok(Elements { layout, count })
     }
 
     /// The elements of a place, its segment, and the offset there of its first; nothing where nobody is.
-    fn place(&self, place: RmaTarget<A::Handle>) -> Result<Option<Located<A::Handle>>, Failure> {
-        let (rank, disp, count, kind) = place;
+    fn place(
+        &self,
+        (rank, disp, count, kind): RmaTarget<A::Handle>,
+        gaps: Gaps,
+    ) -> Result<Option<Located<A::Handle>>, Failure> {
         if rank == A::NUMBERS.proc_null {
             return Ok(None);
         }
-        let elements = self.elements(count, kind)?;
+        let elements = self.elements(count, kind, gaps)?;
         let target = usize::try_from(rank).ok().and_then(|rank| self.targets.get(rank));
         let target = target.ok_or_else(|| {
             Failure::new(A::NUMBERS.error.rank, format!("rank {rank} is none of {}", self.targets.len()))
         })?;
-        let at = disp as i64 * target.disp_unit;
-        let inside = |at: i64, bytes: usize| at >= 0 && at.unsigned_abs() + bytes as u64 <= target.bytes;
-        let is_outside = |run: &Run| !inside(at + run.at as i64, run.bytes);
+        // In numbers in which no product and no sum wraps round to a place inside.
+        let at = disp as i128 * i128::from(target.disp_unit);
+        let start = |run: &Run| at + run.at as i128;
+        let is_outside =
+            |run: &Run| start(run) < 0 || start(run) + run.bytes as i128 > i128::from(target.bytes);
         let outside = match elements.together() {
             Some(run) => Some(run).filter(is_outside),
             None => elements.layout.runs(elements.count).find(is_outside),
@@ -295,13 +304,15 @@ impl<A: Abi> Window<A> {
         if let Some(run) = outside {
             let why = format!(
                 "[{}, +{}) lies outside the {} bytes of rank {rank}; look at the displacement, its unit and the datatype",
-                at + run.at as i64,
+                start(&run),
                 run.bytes,
                 target.bytes
             );
             return Err(Failure::new(A::NUMBERS.error.rma_range, why));
         }
-        Ok(Some(Located { elements, segment: target.segment, at: at + target.offset as i64 }))
+        // Elements without bytes may be said to lie anywhere.
+        let at = i64::try_from(at + i128::from(target.offset)).unwrap_or(0);
+        Ok(Some(Located { elements, segment: target.segment, at }))
     }
 
     fn expect_same(ours: usize, theirs: usize) -> Result<(), Failure> {
@@ -349,8 +360,10 @@ impl<A: Abi> Window<A> {
         (from, count, kind): Buffer<*const c_void, A::Handle>,
         place: RmaTarget<A::Handle>,
     ) -> Result<(), Failure> {
-        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
-        let ours = self.elements(count, kind)?;
+        let Some(Located { elements: theirs, segment, at }) = self.place(place, Gaps::Left)? else {
+            return Ok(());
+        };
+        let ours = self.elements(count, kind, Gaps::Left)?;
         Self::expect_same(ours.bytes(), theirs.bytes())?;
         // SAFETY: by this function's contract.
         let bytes = unsafe { ours.read(from) };
@@ -412,8 +425,10 @@ impl<A: Abi> Window<A> {
         (into, count, kind): Buffer<*mut c_void, A::Handle>,
         place: RmaTarget<A::Handle>,
     ) -> Result<(), Failure> {
-        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
-        let ours = self.elements(count, kind)?;
+        let Some(Located { elements: theirs, segment, at }) = self.place(place, Gaps::Left)? else {
+            return Ok(());
+        };
+        let ours = self.elements(count, kind, Gaps::Left)?;
         Self::expect_same(ours.bytes(), theirs.bytes())?;
         let state = self.state();
         let get = |bytes: &mut [u8]| {
@@ -492,9 +507,8 @@ impl<A: Abi> Window<A> {
         target: c_int,
         disp: Aint,
     ) -> Result<(), Failure> {
-        let Some(Located { elements: theirs, segment, at }) = self.place((target, disp, 1, kind))? else {
-            return Ok(());
-        };
+        let place = self.place((target, disp, 1, kind), Gaps::Moved)?;
+        let Some(Located { elements: theirs, segment, at }) = place else { return Ok(()) };
         // SAFETY: by this function's contract.
         let [origin, compare] = unsafe { [theirs.read(origin), theirs.read(compare)] };
         let mut before = vec![0; theirs.bytes()];
@@ -520,15 +534,26 @@ impl<A: Abi> Window<A> {
         place: RmaTarget<A::Handle>,
         op: A::Handle,
     ) -> Result<(), Failure> {
-        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
+        let Some(Located { elements: theirs, segment, at }) = self.place(place, Gaps::Moved)? else {
+            return Ok(());
+        };
         let handles = &self.library.handles;
         let ours = match op == handles.no_op {
             true => None,
             // SAFETY: by the contract of those who call this.
-            false => Some(unsafe { self.elements(count, kind)?.read(from) }.into_owned()),
+            false => Some(unsafe { self.elements(count, kind, Gaps::Moved)?.read(from) }.into_owned()),
         };
         if let Some(ours) = &ours {
             Self::expect_same(ours.len(), theirs.bytes())?;
+        }
+        let result = result.map(|(into, count, kind)| {
+            let elements = self.elements(count, kind, Gaps::Moved)?;
+            Self::expect_same(elements.bytes(), theirs.bytes())?;
+            Ok((into, elements))
+        });
+        let result = result.transpose()?;
+        if theirs.bytes() == 0 {
+            return Ok(());
         }
         let basic = theirs.layout.basic().filter(|basic| basic.bytes > 0);
         let basic = basic.ok_or_else(|| {
@@ -537,6 +562,7 @@ impl<A: Abi> Window<A> {
                 "elements of several types cannot be combined; use one predefined type",
             )
         })?;
+        let parts = &self.library.layout_of(basic.kind, Gaps::Left)?.runs;
         let mut before = vec![0; if result.is_some() { theirs.bytes() } else { 0 }];
         let (mut done, mut failed) = (0, 0);
         for run in theirs.layout.runs(theirs.count) {
@@ -548,7 +574,9 @@ impl<A: Abi> Window<A> {
                 }
                 match &ours {
                     None => {}
-                    Some(ours) if op == handles.replace => bytes.copy_from_slice(&ours[range.clone()]),
+                    Some(ours) if op == handles.replace => {
+                        copy_parts(parts, basic, &ours[range.clone()], bytes)
+                    }
                     Some(ours) => failed |= self.reduce(basic, &ours[range.clone()], bytes, op),
                 }
             };
@@ -557,11 +585,13 @@ impl<A: Abi> Window<A> {
             done += run.bytes;
         }
         Library::<A>::check("MPI_Reduce_local", failed)?;
-        if let Some((into, count, kind)) = result {
-            let elements = self.elements(count, kind)?;
-            Self::expect_same(elements.bytes(), before.len())?;
+        if let Some((into, elements)) = result {
             // SAFETY: by the contract of those who call this.
-            unsafe { scatter(&elements.layout, into, elements.count, &before) };
+            unsafe {
+                let mut all = gather(&elements.layout, into, elements.count);
+                copy_parts(parts, basic, &before, &mut all);
+                scatter(&elements.layout, into, elements.count, &all);
+            }
         }
         Ok(())
     }
@@ -600,7 +630,7 @@ impl<A: Abi> Window<A> {
     pub unsafe fn done(&self, request: *mut A::Handle) -> Result<(), Failure> {
         // A request that is complete says that the origin's buffer is free, and of gets and updates that they are over.
         // SAFETY: by this function's contract.
-        unsafe { self.library.done(request) }
+        unsafe { self.library.done(self.comm, request) }
     }
 }
 
@@ -858,18 +888,18 @@ impl<A: Abi> Window<A> {
         if self.flavor != A::NUMBERS.win_flavor_shared {
             return Ok(false);
         }
-        let rank = match rank == A::NUMBERS.proc_null {
+        let index = match rank == A::NUMBERS.proc_null {
             true => self.targets.iter().position(|target| target.bytes > 0).unwrap_or(0),
             false => rank as usize,
         };
-        let target = self.targets.get(rank).copied();
+        let target = self.targets.get(index).copied();
         let target =
             target.ok_or_else(|| Failure::new(A::NUMBERS.error.rank, format!("there is no rank {rank}")))?;
         // SAFETY: by this function's contract.
         unsafe {
             bytes.write(target.bytes as Aint);
             disp_unit.write(target.disp_unit);
-            base.cast::<*mut u8>().write(self.base(rank));
+            base.cast::<*mut u8>().write(self.base(index));
         }
         Ok(true)
     }

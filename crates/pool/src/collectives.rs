@@ -24,6 +24,7 @@ use polder_platform::sized;
 use polder_schedule::{Collective, Cut, Plan, Variant};
 
 use crate::PoolError;
+use crate::deviation::Deviation;
 use crate::group::{Failure, Group, GroupOptions, MAX_BYTES, MAX_STEP, Signature};
 
 use data::Data;
@@ -288,6 +289,9 @@ impl<M: Memory> Group<M> {
             let half = group.staging_half();
             Run { group, plan: &plan, cut, reduction: call.reduction, data, half, stores }.run(&mut scratch)
         });
+        if outcome.is_ok() && (call.collective.hears_all() || Deviation::EveryEndIsHeard.is_on()) {
+            self.has_heard_all();
+        }
         self.record_time(timed);
         self.collective_cache.scratch = Some(scratch);
         outcome

@@ -65,6 +65,8 @@ pub(crate) enum Deviation {
     NobodyHasDied,
     /// A rank that was stopped judges its peers at once, and by some naps, in which a peer may lack a CPU.
     CountsNaps,
+    /// A rank takes the end of any collective for news of all ranks.
+    EveryEndIsHeard,
     /// A rank that ends a group after a death in another one does not say so.
     KeepsDeathsToItself,
 }

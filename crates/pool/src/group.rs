@@ -5,7 +5,7 @@
 //!
 //! 1. **One writer.** A rank writes its own extent only, so every line has one writer for ever.
 //! 2. **The window.** A rank publishes progress in operation `k` only after it has seen every peer in operation
-//!    `k - 1`. A peer that is in `k - 1` has returned from `k - 2`. So no two ranks are ever more than one operation apart.
+//!    `k - 1`, or has what depends on all of them. A peer that is in `k - 1` has returned from `k - 2`. So no two ranks are ever more than one operation apart.
 //!    A progress line has two signatures, of this operation and of the one before. One of them is always the one to compare
 //!    with.
 //! 3. **Two halves.** Operation `k` stages in half `k % 2`. The half last held operation `k - 2`. A rank passes the window
@@ -158,6 +158,8 @@ pub struct Group<M: Memory> {
     operation: Signature,
     /// The operation before the current one.
     before: Signature,
+    /// The last operation that ended here by what every peer did in it.
+    heard_all: Option<u64>,
     broken: Option<PoolError>,
     deaths: Deaths,
     pub(crate) collective_cache: CollectiveCache,
@@ -227,6 +229,7 @@ impl<M: Memory> Group<M> {
             sequence: 0,
             operation: Signature::default(),
             before: Signature::default(),
+            heard_all: None,
             broken: None,
             deaths: Deaths::default(),
             collective_cache: CollectiveCache::default(),
@@ -376,13 +379,23 @@ impl<M: Memory> Group<M> {
     /// Passes the window (invariant 2): every peer is at least in the operation before this one. Only now may this rank
     /// publish progress in this one, and stage.
     pub(crate) fn pass_window(&self) -> Result<(), Failure> {
-        self.await_all(progress::at(self.sequence - 1, 0))?;
         let mut others = (0..self.size()).filter(|&rank| rank != self.rank);
-        // The operation before may have ended here without a look at every peer, as a short broadcast does at its root.
-        others.clone().try_for_each(|rank| self.compare_as(self.sequence - 1, self.before, rank))?;
+        if self.heard_all != Some(self.sequence - 1) {
+            self.await_all(progress::at(self.sequence - 1, 0))?;
+            // The operation before may have ended here without a look at every peer, as a short broadcast does at its root.
+            others.clone().try_for_each(|rank| self.compare_as(self.sequence - 1, self.before, rank))?;
+        }
         self.own.borrow_mut().enter(self.sequence, self.operation);
         // A peer that was ahead has said what this operation is to it before we were in it.
         others.try_for_each(|rank| self.compare(rank))
+    }
+
+    /// Notes that the operation has ended here by what every peer did in it, also where this rank saw only some of them: from each peer
+    /// a chain of ranks leads here, of which each saw the one before it in this operation, and called the same. So the window
+    /// behind it needs no look.
+    // SYNC: each rank of the chain has fenced before it published, and looked afresh at the one before.
+    pub(crate) fn has_heard_all(&mut self) {
+        self.heard_all = Some(self.sequence);
     }
 
     /// Where the staging of `rank` begins.

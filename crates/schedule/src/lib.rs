@@ -90,6 +90,12 @@ impl Collective {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
+    /// Whether every rank's output depends on every rank's input: then a rank that has its output knows that all have begun.
+    #[must_use]
+    pub const fn hears_all(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::AllGather | Self::AllToAll)
+    }
+
     /// Whether one side of it, or both, has a chunk for each rank.
     pub const fn has_chunks(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter | Self::AllToAll)

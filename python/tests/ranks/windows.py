@@ -203,6 +203,75 @@ def datatypes() -> None:
     window.Free()
 
 
+def bytes_between_parts() -> None:
+    """What lies between the parts of a datatype stays as it is, and a type of no parts moves nothing."""
+    pair = np.dtype([("value", np.int16), ("gap", np.uint16), ("index", np.int32)])
+    window = MPI.Win.Allocate(3 * pair.itemsize, pair.itemsize, comm=world)
+    memory = np.frombuffer(window, dtype=pair)
+    several = MPI.SHORT_INT.Create_contiguous(2).Commit()
+    nothing = MPI.Datatype.Create_struct([], [], []).Commit()
+    for kind, count in ((MPI.SHORT_INT, 2), (several, 1)):
+        memory[:] = (1, 0xAAAA, 100)
+        mine = np.array([(rank + 2, 0xBBBB, 7), (rank + 3, 0xBBBB, 8)], dtype=pair)
+        window.Fence()
+        window.Put([mine, count, kind], right, (0, count, kind))
+        window.Fence()
+        expect(memory.tolist(), [(left + 2, 0xAAAA, 7), (left + 3, 0xAAAA, 8), (1, 0xAAAA, 100)])
+        got = np.array([(0, 0xCCCC, 0)] * 2, dtype=pair)
+        window.Get([got, count, kind], right, (1, count, kind))
+        window.Fence()
+        expect(got.tolist(), [(rank + 3, 0xCCCC, 8), (1, 0xCCCC, 100)])
+        window.Accumulate([mine, count, kind], right, (1, count, kind), MPI.MAXLOC)
+        window.Fence()
+        expect(memory["value"], (left + 2, left + 3, left + 3))
+        expect(memory["gap"], [0xAAAA] * 3)
+        expect(memory["index"], (7, 8, 8))
+        window.Fence()
+        window.Get_accumulate([mine, count, kind], [got, count, kind], right, (1, count, kind), MPI.REPLACE)
+        window.Fence()
+        expect(got.tolist(), [(rank + 3, 0xCCCC, 8), (rank + 3, 0xCCCC, 8)])
+        expect(memory["gap"], [0xAAAA] * 3)
+        expect(memory["value"][1:], (left + 2, left + 3))
+    window.Fence()
+    # As many bytes as the parts have, without the gap.
+    window.Put([np.arange(6, dtype=np.uint8), 6, MPI.BYTE], right, (0, 1, MPI.SHORT_INT))
+    window.Fence()
+    expect(list(memory[:1].tobytes()), [0, 1, 0xAA, 0xAA, 2, 3, 4, 5])
+    for count in (0, 1, 2):
+        window.Put([mine, count, nothing], right, (0, count, nothing))
+        window.Accumulate([mine, count, nothing], right, (0, count, nothing))
+    window.Fence()
+    several.Free()
+    nothing.Free()
+    window.Free()
+
+
+def attributes_of_the_communicator() -> None:
+    """A window copies the attributes of its communicator as often as the library does, at most once."""
+    copies = []
+    key = MPI.Comm.Create_keyval(copy_fn=lambda _comm, _key, value: copies.append(value) or value)
+    own = world.Dup()
+    own.Set_attr(key, "an attribute")
+    window = MPI.Win.Allocate(8, 1, comm=own)
+    assert len(copies) <= 1, copies
+    window.Free()
+    own.Free()
+    MPI.Comm.Free_keyval(key)
+
+
+def ranks_of_two_groups() -> None:
+    """The ranks of one group hear nothing of the hosts of the other."""
+    half = world.Split(min(rank, 1), rank)
+    both = half.Create_intercomm(0, world, 1 if rank == 0 else 0)
+    try:
+        both.Split_type(MPI.COMM_TYPE_SHARED).Free()
+    except MPI.Exception as error:
+        # Some libraries have no such split.
+        assert error.Get_error_class() in (MPI.ERR_COMM, MPI.ERR_ARG, MPI.ERR_UNSUPPORTED_OPERATION), error
+    both.Free()
+    half.Free()
+
+
 def accumulates() -> None:
     window, memory = allocate(6)
     memory[:] = (0, 1, 100, 0, 5, 5)
@@ -282,9 +351,16 @@ def shared() -> None:
 def mistakes() -> None:
     window, _ = allocate(4)
     window.Set_errhandler(MPI.ERRORS_RETURN)
+    word = memoryview(bytearray(8))
     for mistake in (
         lambda: window.Put(np.zeros(2, dtype=np.int64), right, 3),
         lambda: window.Put(np.zeros(1, dtype=np.int64), ranks, 0),
+        # Places and lengths that are inside once they have wrapped round.
+        lambda: window.Put(np.zeros(1, dtype=np.int64), right, 1 << 61),
+        lambda: window.Get(np.zeros(1, dtype=np.int64), right, (1 << 61) + 1),
+        lambda: window.Accumulate(np.zeros(1, dtype=np.int64), right, 1 << 61),
+        lambda: window.Put([word, (1 << 61) + 1, WORD], right, (0, (1 << 61) + 1, WORD)),
+        lambda: window.Put([word, (1 << 61) + 1, WORD], right, (0, 1, WORD)),
         lambda: window.Unlock(right),
     ):
         try:
@@ -315,6 +391,9 @@ for part in (
     counters,
     polling,
     datatypes,
+    bytes_between_parts,
+    attributes_of_the_communicator,
+    ranks_of_two_groups,
     accumulates,
     requests,
     shared,

@@ -7,7 +7,8 @@ use crate::group::GroupOptions;
 use crate::group::tests::{on_threads, on_threads_with, quick};
 
 /// One host, a host for each rank, and mixed hosts.
-const PLACES: [&[u16]; 6] = [&[0], &[0, 0], &[0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[1, 0, 1, 1, 2]];
+const PLACES: [&[u16]; 7] =
+    [&[0], &[0, 0], &[0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[1, 0, 1, 1, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
 
 /// Elements of 4 bytes: none, one, odd, over a segment, over many.
 const COUNTS: [usize; 6] = [0, 1, 7, 100, 1001, 5000];
@@ -312,7 +313,7 @@ fn an_average_is_divided_once() {
 #[test]
 fn data_in_the_pool_is_combined_where_it_is() {
     for hosts in PLACES {
-        on_threads_with(hosts, small(), 1 << 16, |group, at| {
+        on_threads_with(hosts, small(), 1 << 17, |group, at| {
             let (rank, ranks) = (group.rank(), group.size());
             for (salt, count) in [1, 16, 777, 2500].into_iter().enumerate() {
                 let memory = group.memory().clone();
@@ -347,6 +348,37 @@ fn data_in_the_pool_is_combined_where_it_is() {
             }
         });
     }
+}
+
+/// Barriers whose windows are counted: what a rank does in the pool to pass one, at a time when all have ended the operation before.
+#[test]
+fn the_window_behind_what_all_took_part_in_needs_no_look_at_them() {
+    let hosts = [0, 0, 0, 0, 1, 1, 1, 1];
+    let meet = std::sync::Barrier::new(hosts.len());
+    let window = |group: &mut Group<polder_mem::Heap>| {
+        meet.wait();
+        let barrier = group.operation(Signature::new(Collective::Barrier, 0, 0), |group| {
+            let before = group.memory().counts();
+            group.pass_window()?;
+            let after = group.memory().counts();
+            group.publish_step(1);
+            group.await_steps(1)?;
+            Ok((after.loads + after.flushes) - (before.loads + before.flushes))
+        });
+        meet.wait();
+        barrier.unwrap()
+    };
+    on_threads(&hosts, small(), |group| {
+        let mut data = vec![1; 4096];
+        group.all_reduce(Op::Sum, Dtype::U8, &mut data).unwrap();
+        assert_eq!(window(group), 0, "rank {} looked", group.rank());
+        group.broadcast(0, Dtype::U8, &mut data[..8]).unwrap();
+        assert!(window(group) > 0, "rank {} did not look", group.rank());
+        let (own, mut all) = (vec![1; 1024], vec![0; 8192]);
+        let gather = Operation::moving(Collective::AllGather, Dtype::U8);
+        group.run(&gather, Buffers::Apart { input: &own, output: &mut all }).unwrap();
+        assert_eq!(window(group), 0, "rank {} looked", group.rank());
+    });
 }
 
 #[test]

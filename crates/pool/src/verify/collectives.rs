@@ -9,6 +9,7 @@ use polder_mem::{LINE, Memory, Offset};
 use polder_schedule::Collective;
 
 use super::group::{Dice, HARMLESS, Scene, tiny};
+use crate::deviation::Deviation;
 use crate::group::Group;
 use crate::{Buffers, Operation, PoolError, line};
 
@@ -238,7 +239,9 @@ fn all_to_all_of_lists(group: &mut Group<ModelMemory>, salt: u64, count: usize) 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "two ranks exchange words through one staging line each, written again without waiting for its reader";
     let roots = "two ranks name different roots of a short broadcast, and hold only what is published of the operation that they are in against their own";
+    let unheard = "a rank takes the end of any collective, also of one that it heard nobody in, for news that all ranks are in it";
     vec![
+        Suite::new("every-end-is-heard", unheard, |seed| Deviation::EveryEndIsHeard.during(|| mixed(seed))),
         Suite::new("staging-reused-too-early", about, reused_too_early),
         Suite::new("mismatch-of-the-operation-before", roots, compared_too_late),
     ]
