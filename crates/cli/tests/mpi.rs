@@ -205,6 +205,8 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
     bench.install("bin/mpiexec", MPICH, "");
     let refused = bench.refusal("run -n 2 -- no-such-program");
     assert!(refused.contains("no-such-program: no such program"), "{refused}");
+    let refused = bench.refusal("run -n 1 -- true : -n 1 true");
+    assert!(refused.contains("`polder mpi run` starts one; start several with mpiexec"), "{refused}");
     let small = bench.path("small");
     let geometry = Geometry { hosts: 3, processes: 8, ..Geometry::for_region(4 << 20) };
     session::create(&small, 4 << 20, &geometry).unwrap();

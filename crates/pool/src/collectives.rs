@@ -364,7 +364,8 @@ impl<M: Memory> Group<M> {
     }
 
     fn variant(&self, call: &Call) -> Variant {
-        Variant::staged(call.collective, call.bytes, self.options().direct_bytes, || self.hosts().collect())
+        let (direct, ranks) = (self.options().direct_bytes, self.size());
+        Variant::staged(call.collective, call.bytes, direct, ranks, || self.hosts().collect())
     }
 
     fn plan(&mut self, call: &Call, variant: Variant) -> Arc<Plan> {

@@ -100,7 +100,8 @@ pub struct GroupOptions {
     pub staging_bytes: u64,
     /// Bytes of a chunk that one round of a long operation moves.
     pub segment_bytes: u64,
-    /// Messages up to so many bytes go in one exchange, in which every rank reads everything.
+    /// Messages up to so many bytes go in one exchange, in which every rank reads everything. In a group of more than four ranks
+    /// they are shorter, so that a rank reads no more than among four.
     pub direct_bytes: u64,
     /// From this size of a message on, it is found out by timing whether stores past the caches are faster where ordinary
     /// ones do as well.

@@ -64,7 +64,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Collective;
+    use crate::{Collective, DIRECT_BYTES, Variant};
 
     /// `hosts` hosts of `each` ranks, dealt out in turn.
     fn even(hosts: usize, each: usize) -> Vec<u16> {
@@ -125,6 +125,45 @@ mod tests {
                 };
                 assert_eq!(of(Collective::Broadcast), from_root);
             }
+        }
+    }
+
+    /// Lines of 64 bytes that all ranks of host 0 read of other hosts, and that they write into blocks, for a message of so many bytes.
+    fn lines_of_a_host(schedule: &Schedule, hosts: &[u16], bytes: u64) -> [u64; 2] {
+        let cut = crate::Cut::new(&crate::Plan::new(schedule, hosts, 0), bytes, u64::MAX);
+        let chunk = cut.chunk.div_ceil(64);
+        let ranks = (0..hosts.len()).filter(|&rank| hosts[rank] == 0);
+        let all: Vec<Traffic> = ranks.map(|rank| schedule.traffic(hosts, rank)).collect();
+        [all.iter().map(|one| one.far).sum(), all.iter().map(|one| one.shown).sum()]
+            .map(|chunks: usize| chunks as u64 * chunk)
+    }
+
+    /// The table of docs/architecture.md: 16 KiB, of a vector or of each rank's part, between hosts of so many ranks each.
+    #[test]
+    fn a_host_of_many_ranks_reads_once_what_others_have() {
+        use Collective::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
+        let bytes = 16 << 10;
+        for (h, l, collective, direct, chosen) in [
+            (2, 1, AllReduce, [256, 256], [256, 256]),
+            (2, 4, AllReduce, [4096, 1024], [256, 1280]),
+            (2, 4, ReduceScatter, [4096, 7168], [1024, 8192]),
+            (2, 4, AllGather, [4096, 1024], [1024, 2048]),
+            (4, 1, AllReduce, [768, 256], [768, 256]),
+            (4, 4, AllReduce, [12288, 1024], [384, 1280]),
+            (4, 4, AllGather, [12288, 1024], [3072, 4096]),
+            (16, 1, AllReduce, [3840, 256], [480, 256]),
+            (16, 1, AllGather, [3840, 256], [3840, 256]),
+            (16, 4, AllReduce, [61440, 1024], [480, 1280]),
+            (16, 4, ReduceScatter, [61440, 64512], [15360, 65536]),
+            (16, 4, AllGather, [61440, 1024], [15360, 16384]),
+            (16, 4, AllToAll, [61440, 64512], [61440, 64512]),
+            (16, 4, Broadcast, [0, 256], [0, 256]),
+        ] {
+            let hosts = even(h, l);
+            let variant = Variant::staged(collective, bytes, DIRECT_BYTES, h * l, || hosts.clone());
+            let schedules = [Schedule::direct(collective, h * l, 0), variant.schedule(collective, &hosts, 0)];
+            let lines = schedules.map(|schedule| lines_of_a_host(&schedule, &hosts, bytes));
+            assert_eq!(lines, [direct, chosen], "{collective} of {h} hosts of {l} ranks");
         }
     }
 

@@ -238,9 +238,15 @@ impl Run {
         Ok(())
     }
 
-    /// That the program is there, if it is to run here.
+    /// That there is one program, and that it is there, if it is to run here.
     fn expect_program(&self) -> Result<(), Failure> {
         let program = &self.program[0];
+        if self.program.iter().any(|word| word == ":") {
+            let why =
+                "mpiexec takes `:` for the beginning of another program, and `polder mpi run` starts one";
+            let remedy = "start several with mpiexec and the variables that `polder mpi env` prints";
+            return Err(Failure(format!("{why}; {remedy}")));
+        }
         let is_here = if program.contains('/') {
             Path::new(program).is_file()
         } else {

@@ -91,7 +91,9 @@ impl Walk {
     ) -> Option<Self> {
         let variant = match place {
             MessagePlace::InPool => Variant::in_pool(collective),
-            MessagePlace::Staged => Variant::staged(collective, bytes, DIRECT_BYTES, || hosts.to_vec()),
+            MessagePlace::Staged => {
+                Variant::staged(collective, bytes, DIRECT_BYTES, hosts.len(), || hosts.to_vec())
+            }
         };
         let schedule = variant.schedule(collective, hosts, 0);
         let cut = |plan: &Plan| match place {
