@@ -2,22 +2,18 @@
 
 mod ab;
 mod agent;
-pub(crate) mod collectives;
 mod fabric;
 mod kv;
 mod lines;
 mod memory;
 mod mpi;
 mod objects;
-mod offload;
 mod pages;
 mod peer;
 mod plan;
+pub(crate) mod python;
 mod ranks;
-mod snapshot;
 mod sync;
-mod torch;
-mod weights;
 
 use clap::{Args, Subcommand};
 use polder_measure::{Row, ring};
@@ -52,13 +48,13 @@ enum Bench {
     /// What the agent takes of a core and of memory, by the number of services.
     Agent(agent::Arguments),
     /// Collectives through Python, beside gloo and Open MPI.
-    Collectives(collectives::Arguments),
+    Collectives(python::Collectives),
     /// Every collective and message through torch, over each kind of pool, beside gloo and Open MPI.
-    Torch(torch::Arguments),
+    Torch(python::Torch),
     /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
     Mpi(mpi::Arguments),
     /// The fused step of an optimizer, beside DeepSpeed's sequence, torch's step, and the memory traffic alone.
-    Offload(offload::Arguments),
+    Offload(python::Offload),
     /// A million objects, created and opened by four processes.
     Objects(objects::Arguments),
     /// All-to-alls of many ranks on emulated hosts, and the memory that a rank and a pair take.
@@ -72,15 +68,16 @@ enum Bench {
     /// Sums of a parameter service's proxies, beside the same additions on plain memory.
     Sync,
     /// Snapshots of a training state and restarts from them, beside torch's own checkpoints.
-    Snapshot(snapshot::Arguments),
+    Snapshot(python::Snapshot),
     /// Weights that several processes load from a pool, beside a safetensors file in /dev/shm.
-    Weights(weights::Arguments),
+    Weights(python::Weights),
     /// Blocks of keys and values in a cache, beside copying into a mapped file, files, vLLM's fs tier, LMCache, Redis and Mooncake.
     Kv(kv::Arguments),
 }
 
 /// Runs one benchmark and prints its rows.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let show = |row: &Row| print(row, arguments.json);
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
@@ -94,39 +91,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Bench::Pages(arguments) => pages::run(arguments)?,
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Ranks(arguments) => ranks::run(arguments)?,
-        Bench::Collectives(collectives) => {
-            collectives::run(collectives, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Torch(torch) => {
-            torch::run(torch, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Weights(weights) => {
-            weights::run(weights, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Kv(kv) => {
-            kv::run(kv, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Snapshot(snapshot) => {
-            snapshot::run(snapshot, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Offload(offload) => {
-            offload::run(offload, |row| print(row, arguments.json))?;
-            return Ok(());
-        }
-        Bench::Mpi(mpi) => {
-            mpi::run(mpi, arguments.json)?;
-            return Ok(());
-        }
+        Bench::Collectives(what) => return what.run(show),
+        Bench::Torch(what) => return what.run(show),
+        Bench::Weights(what) => return what.run(show),
+        Bench::Snapshot(what) => return what.run(show),
+        Bench::Offload(what) => return what.run(show),
+        Bench::Kv(what) => return kv::run(what, show),
+        Bench::Mpi(what) => return mpi::run(what, arguments.json),
     };
-    for row in &rows {
-        print(row, arguments.json)?;
-    }
-    Ok(())
+    rows.iter().try_for_each(show)
 }
 
 fn print(row: &Row, json: bool) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use crate::Failure;
 use polder_measure::{Row, Sample};
 use polder_plan::table;
 
-use crate::bench::collectives;
+use crate::bench::python::{Collectives, Rounds, Runs};
 
 /// The benchmark deals its ranks out to so many hosts in turn.
 const HOSTS: u16 = 2;
@@ -164,20 +164,13 @@ impl Demo {
 fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
     let mut runs = arguments.rows.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
     if runs.is_empty() {
-        let what = collectives::Arguments {
-            runs: collectives::Runs {
-                procs: arguments.procs.clone(),
-                sizes: arguments.sizes.clone(),
-                rounds: collectives::Rounds { rounds: ROUNDS },
-            },
-            alone: true,
-            pin: true,
-            without_rust: true,
-        };
+        let (procs, sizes) = (arguments.procs.clone(), arguments.sizes.clone());
+        let of = Runs { procs, sizes, rounds: Rounds { rounds: ROUNDS } };
+        let what = Collectives { runs: of, alone: true, pin: true, without_rust: true };
         for run in 1..=arguments.runs {
             eprintln!("polder: measuring all-reduces, run {run} of {}", arguments.runs);
             let mut rows = Vec::new();
-            collectives::run(&what, |row| {
+            what.run(|row| {
                 rows.push(row.clone());
                 Ok(())
             })?;

@@ -298,6 +298,10 @@ impl Memory for Heap {
         fence(Ordering::Acquire);
     }
 
+    fn now(&self) -> Nanos {
+        clock::now()
+    }
+
     #[track_caller]
     fn local_load(&self, word: LocalWord) -> u64 {
         self.local(word).load(Ordering::SeqCst)

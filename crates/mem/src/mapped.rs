@@ -9,7 +9,7 @@ use crate::instructions::Instructions;
 use crate::memory::fold_in_pieces;
 use crate::{
     Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
-    fault,
+    clock, fault,
 };
 
 /// The smallest page.
@@ -315,6 +315,10 @@ impl Memory for Mapped {
     #[inline(always)]
     fn fence_invalidations(&self) {
         self.instructions.fence_invalidations();
+    }
+
+    fn now(&self) -> Nanos {
+        clock::now()
     }
 
     #[inline(always)]

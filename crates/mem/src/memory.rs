@@ -5,8 +5,8 @@ use std::ops::Add;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::Offset;
 use crate::fold::{BLOCK, Fold};
-use crate::{Offset, clock};
 
 /// A word of the memory that the processes of one host share among themselves, outside the pool. They are cached
 /// coherently and survive the death of a process, not of the host.
@@ -255,9 +255,7 @@ pub trait Memory: Clone {
     }
 
     /// This thread's clock.
-    fn now(&self) -> Nanos {
-        clock::now()
-    }
+    fn now(&self) -> Nanos;
 
     /// Loads a word of the host's own memory; all operations on local words are sequentially consistent.
     fn local_load(&self, word: LocalWord) -> u64;

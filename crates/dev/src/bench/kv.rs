@@ -14,7 +14,7 @@ use polder_pool::Geometry;
 use polder_pool::kv::{Cache, Identity, Key, Options};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::collectives::Rounds;
+use super::python::Rounds;
 use crate::Failure;
 
 /// What to measure.

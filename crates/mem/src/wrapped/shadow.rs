@@ -350,6 +350,7 @@ impl Memory for Shadow {
     forward! { region {}
         fn sfence(&self);
         fn mfence(&self);
+        fn now(&self) -> Nanos;
         fn local_load(&self, word: LocalWord) -> u64;
         fn local_store(&self, word: LocalWord, value: u64);
         fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64>;
