@@ -1,4 +1,4 @@
-//! The on-media format, version 7.
+//! The on-media format, version 8.
 //!
 //! Everything is little-endian. A region holds, from offset 0:
 //!
@@ -85,7 +85,7 @@ const VERSION_BITS: u32 = 32;
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
 /// The format that this program reads and writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The superblock's size in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.
