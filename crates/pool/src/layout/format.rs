@@ -20,7 +20,7 @@
 //! | byte | size | what |
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
-//! | 8 | 4 | version, 7 |
+//! | 8 | 4 | version, 8 |
 //! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software, 3 hdm-db |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
