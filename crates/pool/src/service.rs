@@ -352,6 +352,7 @@ impl<M: Memory> Parts<M> {
         self.memory.sfence();
         self.memory.store(at, place::encode(self.step, shard));
         self.memory.write_back(at, 8);
+        // SYNC: pairs with `Client::kept`, which reads the log while the word stands: moments that change reach memory after it.
         self.memory.sfence();
     }
 

@@ -281,8 +281,8 @@ fn agreement(script: &mut Script<'_>) -> Agreement {
         agreed.dtypes.iter_mut().for_each(|dtype| *dtype = script.of(&dtypes));
     }
     if keeps_state {
-        agreed.moments = u16::from(script.byte() % 3);
         agreed.groups = (0..agreed.exchange.shards().len()).map(|shard| shard as u16 % 2).collect();
+        agreed.moments = if agreed.keeps_state() { u16::from(script.byte() % 3) } else { 0 };
     }
     if script.byte() < 32 {
         let link = EmulatedLink { latency_ns: script.near(10), bytes_per_second: script.near(1 << 30) };
