@@ -126,9 +126,11 @@ def ledger_rows() -> list[Row]:
 def newest(rows: list[Row], kind: str) -> dict[tuple[str, str], Row]:
     """The newest line of each suite or canary that the newest run had, on each kind of memory."""
     of_kind = [row for row in rows if row["kind"] == kind]
-    sources = {row["on"]: row["sources"] for row in of_kind}
+    sources = {row["on"]: row.get("sources") for row in of_kind}
     return {
-        (row.get("suite") or row["canary"], row["on"]): row for row in of_kind if row["sources"] == sources[row["on"]]
+        (row.get("suite") or row["canary"], row["on"]): row
+        for row in of_kind
+        if row.get("sources") == sources[row["on"]]
     }
 
 

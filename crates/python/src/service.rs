@@ -246,33 +246,13 @@ impl Client {
         Ok(())
     }
 
-    /// Copies this worker's gradients of a shard whose sum has not come: from the pool, or from where they wait.
-    ///
-    /// # Safety
-    /// As [`Client::push`].
-    unsafe fn gradients(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
-        let client = self.service.client()?;
-        if !self.waiting.iter().any(|shards| shards.contains(&shard)) {
-            return client.pushed(shard, into);
-        }
-        let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
-        if bytes != into.len() as u64 {
-            let value = format!("{shard} into {} bytes", into.len());
-            return Err(PoolError::Argument { what: "the shard", value, expected: "its bytes" });
-        }
-        // SAFETY: the caller's promise.
-        let whole = unsafe { self.given[&tensor].0.bytes() };
-        into.copy_from_slice(&whole[start as usize..(start + bytes) as usize]);
-        Ok(())
-    }
-
     /// The shards of this step whose sums have not come, in one order on all clients.
-    fn unsummed(&mut self) -> Result<Vec<(u32, Shard)>, PoolError> {
+    fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError> {
         let client = self.service.client()?;
         let waiting = self.waiting.iter().flatten().copied();
         let missing: BTreeSet<u32> = client.unsummed().into_iter().chain(waiting).collect();
         let shards = client.agreed().exchange.shards();
-        Ok(missing.into_iter().map(|shard| (shard, shards[shard as usize])).collect())
+        Ok(missing.into_iter().map(|shard| shards[shard as usize]).collect())
     }
 }
 
@@ -346,9 +326,9 @@ impl ServiceClient {
 
     /// Exchanges these shards from now on, in elements of `dtypes`, one of each tensor: those of the first layers first, or as they come.
     /// `links` emulates one for each proxy: seconds of a shard besides its bytes, and bytes a second. With `groups`, that of each shard,
-    /// the proxies keep an optimizer's state, and `moments` of each parameter. Shards of a proxy take turns in windows of `window_bytes`, or of the largest of them; 0
+    /// the proxies keep an optimizer's state. Shards of a proxy take turns in windows of `window_bytes`, or of the largest of them; 0
     /// gives each a place of its own.
-    #[pyo3(signature = (shards, proxies, dtypes, first_layers_first=true, links=vec![], groups=vec![], window_bytes=0, moments=0))]
+    #[pyo3(signature = (shards, proxies, dtypes, first_layers_first=true, links=vec![], groups=vec![], window_bytes=0))]
     #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
     fn begin(
         &self,
@@ -360,7 +340,6 @@ impl ServiceClient {
         links: Vec<(f64, f64)>,
         groups: Vec<u16>,
         window_bytes: u64,
-        moments: u16,
     ) -> PyResult<()> {
         let shard = |(tensor, start, bytes, proxy)| Shard { tensor, start, bytes, proxy };
         let exchange = Exchange::new(shards.into_iter().map(shard).collect(), proxies);
@@ -378,7 +357,7 @@ impl ServiceClient {
         };
         let links = links.into_iter().map(link).collect();
         let exchange = exchange.ordered(order).windowed(window_bytes);
-        let agreed = Agreement { exchange, dtypes, links, groups, moments };
+        let agreed = Agreement { exchange, dtypes, links, groups };
         self.run(py, |service| service.begin(&agreed, signals::interrupt()))
     }
 
@@ -407,8 +386,10 @@ impl ServiceClient {
 
     /// Says that this step brings the proxies what client 0 pushes, or brings all clients what they keep: 0 parameters, 1 and 2 moments.
     fn order_move(&self, py: Python<'_>, slot: u8, is_load: bool) -> PyResult<()> {
-        let slot = slot_of(slot)?;
-        let order = if is_load { Order::Load(slot) } else { Order::Save(slot) };
+        let slots = [Slot::Parameters, Slot::Mean, Slot::Square];
+        let slot =
+            slots.get(usize::from(slot)).ok_or_else(|| argument(format!("slot {slot}; give 0 to 2")))?;
+        let order = if is_load { Order::Load(*slot) } else { Order::Save(*slot) };
         self.run(py, move |service| service.service.client()?.order(&order))
     }
 
@@ -461,30 +442,10 @@ impl ServiceClient {
         self.run(py, |service| unsafe { service.wait() })
     }
 
-    /// The shards of this step that were pushed and whose sums have not come, by number: tensor, first byte, bytes, proxy.
-    fn unsummed(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Row>> {
+    /// The shards of this step that were pushed and whose sums have not come: tensor, first byte, bytes, proxy.
+    fn unsummed(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
         let shards = self.run(py, |service| service.unsummed())?;
-        Ok(shards.into_iter().map(|(shard, it)| (shard, (it.tensor, it.start, it.bytes, it.proxy))).collect())
-    }
-
-    /// Whether a shard's proxy, which may have died in this step, has done the optimizer's step with it.
-    fn has_stepped(&self, py: Python<'_>, shard: u32) -> PyResult<bool> {
-        self.run(py, |service| service.service.client()?.has_stepped(shard))
-    }
-
-    /// Copies what a shard's proxy has kept, dead or alive: 1 and 2 the moments after the last step that it did with the shard, and 0
-    /// parameters where that is this step.
-    fn kept(&self, py: Python<'_>, shard: u32, slot: u8, into: (usize, usize)) -> PyResult<()> {
-        let (slot, into) = (slot_of(slot)?, span_of(into, "float32")?);
-        // SAFETY: the front holds it for the length of this call.
-        self.run(py, move |service| service.service.client()?.kept(shard, slot, unsafe { into.bytes_mut() }))
-    }
-
-    /// Copies this worker's gradients of a shard whose sum does not come in this step.
-    fn unsummed_gradients(&self, py: Python<'_>, shard: u32, into: (usize, usize)) -> PyResult<()> {
-        let into = span_of(into, "float32")?;
-        // SAFETY: the front holds it for the length of this call, and the gradients of this step.
-        self.run(py, move |service| unsafe { service.gradients(shard, into.bytes_mut()) })
+        Ok(shards.into_iter().map(|it| (it.tensor, it.start, it.bytes, it.proxy)).collect())
     }
 
     /// What each proxy says that it has done in this exchange: host, process id, steps, shards, bytes of sums, whether it lives.
@@ -529,11 +490,6 @@ impl ServiceClient {
                 .map_or(Ok(()), |service| service.service.leave())
         })
     }
-}
-
-fn slot_of(slot: u8) -> PyResult<Slot> {
-    let slots = [Slot::Parameters, Slot::Mean, Slot::Square];
-    slots.get(usize::from(slot)).copied().ok_or_else(|| argument(format!("slot {slot}; give 0 to 2")))
 }
 
 /// So many elements at an address.

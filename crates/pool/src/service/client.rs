@@ -8,7 +8,7 @@ use polder_mem::Memory;
 
 use super::order::FACTORS;
 use super::place::{self, Places, Queue, order_lines, state_line};
-use super::{Agreement, Failure, Order, Parts, ServiceOptions, Slot};
+use super::{Agreement, Failure, Order, Parts, ServiceOptions};
 use crate::collectives::fill;
 use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
@@ -299,79 +299,6 @@ impl<M: Memory> Client<M> {
             return Err(PoolError::Argument { what: "the shard", value, expected });
         };
         self.copy_out(shard, known.proxy, into)
-    }
-
-    /// Whether the shard's proxy has done the optimizer's step of the current step with it, dead or alive.
-    ///
-    /// # Errors
-    /// [`PoolError::Argument`] for a shard that is none; [`PoolError::Memory`].
-    // SYNC: pairs with `Parts::say_in_order`: what the proxy wrote before that can be read.
-    pub fn has_stepped(&mut self, shard: u32) -> Result<bool, PoolError> {
-        let (number, proxy) = self.keeper_of(shard)?;
-        let at = self.parts.places.step_word(self.parts.members[number].at, proxy, shard);
-        self.parts.says(number, at, shard).map_err(|failure| self.parts.fail(failure))
-    }
-
-    /// Copies a moment of a shard to `into`, after its proxy has died, or is done with the step: that of the current step if
-    /// [`Client::has_stepped`], else that of the step before. Parameters are those of the current step, and there only then.
-    ///
-    /// # Errors
-    /// [`PoolError::Argument`] for a shard or a moment that there is none of, or another size; [`PoolError::Memory`].
-    pub fn kept(&mut self, shard: u32, slot: Slot, into: &mut [u8]) -> Result<(), PoolError> {
-        let has_stepped = self.has_stepped(shard)?;
-        let (number, proxy) = self.keeper_of(shard)?;
-        let of = self.parts.exchange().shards()[shard as usize];
-        let is_there = slot.moment().map_or(has_stepped, |moment| moment < self.parts.agreed.moments.into());
-        if of.bytes != into.len() as u64 || !is_there {
-            let value = format!("{slot:?} of shard {shard} into {} bytes", into.len());
-            return Err(PoolError::Argument { what: "the state", value, expected: "what its proxy keeps" });
-        }
-        let Parts { places, members, .. } = &self.parts;
-        let at = members[number].at;
-        let place = self.parts.exchange().place(shard);
-        let at = match slot.moment() {
-            None => places.buffer_of(at, proxy) + place,
-            Some(moment) => {
-                let log = places.log_word(at, proxy);
-                let is_logged = !has_stepped
-                    && self.parts.says(number, log, shard).map_err(|failure| self.parts.fail(failure))?;
-                let Parts { places, .. } = &self.parts;
-                if is_logged {
-                    places.log_of(at, proxy, moment)
-                } else {
-                    places.moment_of(at, proxy, moment) + place
-                }
-            }
-        };
-        self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), into.len() as u64);
-        self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
-    }
-
-    /// Copies the gradients of a shard that this client has pushed in this step, and whose sum has not come.
-    ///
-    /// # Errors
-    /// [`PoolError::Argument`] for any other, or another size; [`PoolError::Memory`].
-    pub fn pushed(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
-        let known = self.parts.exchange().shards().get(shard as usize).copied();
-        let is_there = self.states.get(shard as usize) == Some(&State::Pushed);
-        let Some(of) = known.filter(|of| is_there && of.bytes == into.len() as u64) else {
-            let (value, expected) = (shard.to_string(), "one that was pushed and not summed, and its bytes");
-            return Err(PoolError::Argument { what: "the shard", value, expected });
-        };
-        let own = self.parts.members[self.parts.own].at;
-        let at = self.parts.places.buffer_for(own, of.proxy) + self.parts.exchange().window(shard);
-        self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
-    }
-
-    /// The proxy that keeps the optimizer's state of a shard, among all and among the proxies.
-    fn keeper_of(&self, shard: u32) -> Result<(usize, u16), PoolError> {
-        match self.parts.exchange().shards().get(shard as usize) {
-            Some(of) if self.parts.agreed.moments > 0 => Ok((self.parts.number_of(of.proxy), of.proxy)),
-            _ => {
-                let (value, expected) = (shard.to_string(), "one whose proxy keeps an optimizer's state");
-                Err(PoolError::Argument { what: "the shard", value, expected })
-            }
-        }
     }
 
     /// Copies what a proxy has written of a shard.

@@ -41,7 +41,7 @@ const HARMLESS: &[Harmless] = &[
 ];
 
 /// Bytes behind a rank's extent: any part, and a heartbeat.
-const EXTRA: u64 = 40 * LINE;
+const EXTRA: u64 = 24 * LINE;
 
 /// What is exchanged in a schedule, and by whom.
 struct Script {
@@ -95,7 +95,6 @@ fn service(seed: u64) -> Outcome {
     agreed.dtypes.iter_mut().for_each(|dtype| *dtype = [Dtype::F64, Dtype::F32][dice.roll(2) as usize]);
     if dice.roll(3) == 0 {
         agreed.dtypes.fill(Dtype::F32);
-        agreed.moments = 1;
         agreed.groups = (0..shards).map(|shard| shard as u16 % 2).collect();
     }
     let is_kept = !agreed.groups.is_empty() && dice.roll(2) == 0;
@@ -128,46 +127,6 @@ fn run(
         return Proxy::over(memory, members, script.clients, proxy, agreed, options)?.serve();
     }
     let mut client = Client::over(memory, members, script.clients, rank, agreed, options)?;
-    let trained = train(script, &mut client, rank);
-    if let Err(PoolError::PeerDead { peer, .. }) = &trained
-        && let Some(proxy) = peer.rank.and_then(|rank| (rank as usize).checked_sub(script.clients))
-        && script.agreed.moments > 0
-    {
-        salvage(script, &mut client, proxy as u16)?;
-    }
-    trained
-}
-
-/// What a proxy that died has kept is that of a whole step of each shard, this one or the one before.
-fn salvage(script: &Script, client: &mut Client<ModelMemory>, proxy: u16) -> Result<(), PoolError> {
-    let step = u64::from(client.step()) - 1;
-    let unsummed = client.unsummed();
-    for &shard in script.agreed.exchange.of_proxy(proxy) {
-        let mut found = vec![0; script.agreed.exchange.shards()[shard as usize].bytes as usize];
-        let has_stepped = client.has_stepped(shard)?;
-        client.kept(shard, Slot::Mean, &mut found)?;
-        let steps = script.steps_before(step) + u64::from(has_stepped);
-        script.check_each(shard, &found, |index| script.moment(steps, shard, index));
-        if has_stepped {
-            client.kept(shard, Slot::Parameters, &mut found)?;
-            script.check(step, shard, &found);
-        }
-        if !unsummed.contains(&shard) {
-            continue;
-        }
-        if matches!(script.of(step), Of::Load | Of::Mean | Of::Pushes) {
-            client.pushed(shard, &mut found)?;
-            assert_eq!(
-                found,
-                gradients(script, client.number(), step, shard),
-                "shard {shard} of step {step}"
-            );
-        }
-    }
-    Ok(())
-}
-
-fn train(script: &Script, client: &mut Client<ModelMemory>, rank: usize) -> Result<(), PoolError> {
     for step in 0..script.steps {
         assert_eq!(u64::from(client.step()), step + 1);
         let mut pulled = 0;
@@ -187,19 +146,19 @@ fn train(script: &Script, client: &mut Client<ModelMemory>, rank: usize) -> Resu
                 }
                 _ => later.push(shard),
             }
-            push_what_may(script, client, step, &mut later)?;
+            push_what_may(script, &mut client, step, &mut later)?;
             if script.eager[rank]
                 && let Some(shard) = client.ready()?
             {
-                pull(script, client, step, shard)?;
+                pull(script, &mut client, step, shard)?;
                 pulled += 1;
-                push_what_may(script, client, step, &mut later)?;
+                push_what_may(script, &mut client, step, &mut later)?;
             }
         }
         while let Some(shard) = client.wait()? {
-            pull(script, client, step, shard)?;
+            pull(script, &mut client, step, shard)?;
             pulled += 1;
-            push_what_may(script, client, step, &mut later)?;
+            push_what_may(script, &mut client, step, &mut later)?;
         }
         assert_eq!(pulled, script.agreed.exchange.shards().len(), "each shard is handed out once");
     }
@@ -251,7 +210,7 @@ impl Script {
     fn order(&self, step: u64) -> Order {
         let sgd = |group| {
             let lr = f64::from(group) + 1.0;
-            Optimizer::Sgd(Sgd { lr, momentum: 1.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false })
+            Optimizer::Sgd(Sgd { lr, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false })
         };
         let last = self.agreed.groups.iter().max().copied().unwrap_or_default();
         let groups = (0..=last).map(sgd).collect();
@@ -269,33 +228,15 @@ impl Script {
         (0..clients).map(|client| element(self, client, step, shard, index)).sum::<f64>() / clients as f64
     }
 
-    /// The optimizer's steps before a step.
-    fn steps_before(&self, step: u64) -> u64 {
-        if self.is_kept { step.saturating_sub(1) / 2 } else { step.saturating_sub(1) }
-    }
-
-    /// The momentum after so many of the optimizer's steps: the sum of all gradients.
-    fn moment(&self, steps: u64, shard: u32, index: u64) -> f64 {
-        let of = |number: u64| match self.is_kept {
-            true => 2.0 * self.mean(2 * number - 1, shard, index),
-            false => self.mean(number, shard, index),
-        };
-        (1..=steps).map(of).sum()
-    }
-
     /// Whether these bytes are those that the clients find of a shard.
     fn check(&self, step: u64, shard: u32, bytes: &[u8]) {
-        self.check_each(shard, bytes, |index| self.expected(step, shard, index));
-    }
-
-    /// Whether the elements of a shard are those of `expected`.
-    fn check_each(&self, shard: u32, bytes: &[u8], expected: impl Fn(u64) -> f64) {
         for (index, word) in (0..).zip(bytes.chunks_exact(self.agreed.dtype(shard).bytes())) {
             let value = match word.first_chunk() {
                 Some(word) => f64::from_le_bytes(*word),
                 None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
             };
-            assert_eq!(value, expected(index), "element {index} of shard {shard}");
+            let expected = self.expected(step, shard, index);
+            assert_eq!(value, expected, "element {index} of shard {shard} in step {step}");
         }
     }
 
@@ -304,11 +245,11 @@ impl Script {
         let Some(group) = self.agreed.groups.get(shard as usize) else {
             return self.mean(step, shard, index);
         };
-        if matches!(self.of(step), Of::Mean) {
-            return self.mean(step, shard, index);
-        }
-        let moved: f64 =
-            (1..=self.steps_before(step + 1)).map(|steps| self.moment(steps, shard, index)).sum();
+        let moved: f64 = match self.of(step) {
+            Of::Mean => return self.mean(step, shard, index),
+            Of::Means => (1..step).step_by(2).map(|step| 2.0 * self.mean(step, shard, index)).sum(),
+            _ => (1..=step).map(|step| self.mean(step, shard, index)).sum(),
+        };
         element(self, 0, 0, shard, index) - (f64::from(*group) + 1.0) * moved
     }
 }
