@@ -141,7 +141,7 @@ impl RegionError {
 
 /// A mapping of a whole file or device, shared with all other processes that map it.
 ///
-/// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
+/// The memory is reached through [`crate::Mapped`] only: there is no slice of it.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,

@@ -348,10 +348,8 @@ impl InferenceLoad {
                 "rack" => (tier.capacity_bytes - (serving - 1.0) * own.capacity_bytes) / serving,
                 _ => tier.capacity_bytes / serving,
             };
-            if tier.name == "own" {
-                if room < 0.0 {
-                    return None;
-                }
+            if tier.name == "own" && room < 0.0 {
+                return None;
             }
             let bytes = left.min(room.max(0.0));
             left -= bytes;
