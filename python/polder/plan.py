@@ -576,6 +576,9 @@ def memory(
     node_latency: str = "given",
     bulk: bool = False,
     host: bool = False,
+    cache: float | None = None,
+    snoop_filter: float = 256e6,
+    skew: float = 0.8,
 ) -> dict[str, NDArray[Any]]:
     """Predict mean access times of many working sets with one call, as ``polder plan memory`` does.
 
@@ -599,6 +602,10 @@ def memory(
         Whether data of coherent loads in a rack come over its own fabric.
     host
         Whether the CPU's memory is taken too, after an accelerator's own.
+    cache
+        Bytes that each accelerator caches of what it loads over CXL; none by default.
+    snoop_filter, skew
+        As for `coherence`, of what is cached.
 
     Returns
     -------
@@ -629,13 +636,26 @@ def memory(
         "against": against,
         "rack": rack,
         "accelerators": accelerators,
-        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency, "bulk": bulk, "host": host},
+        "ways": {
+            "nodes": nodes,
+            "inside": inside,
+            "node_latency": node_latency,
+            "bulk": bulk,
+            "host": host,
+            "caching": _caching(cache, snoop_filter, skew),
+        },
     }
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
     names, seconds = _core.plan_memory(_json(question), *flat)
     table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
     found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
     return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
+
+
+def _caching(cache: float | None, snoop_filter: float, skew: float) -> dict[str, float] | None:
+    if cache is None:
+        return None
+    return {"cache_bytes": cache, "snoop_filter_bytes": snoop_filter, "skew": skew}
 
 
 _OF_PATTERN = ("total_s", "p50_s", "p90_s", "p99_s", "max_s", "bytes_per_s")
@@ -736,6 +756,9 @@ def inference(
     node_latency: str = "given",
     bulk: bool = False,
     host: bool = False,
+    cache: float | None = None,
+    snoop_filter: float = 256e6,
+    skew: float = 0.8,
     fidelity: str = "L0",
     window: int | None = None,
     virtual_channels: int | None = None,
@@ -746,8 +769,8 @@ def inference(
 
     Parameters
     ----------
-    platform, against, accelerators, rack, nodes, inside, node_latency, bulk, host
-        As for `memory`.
+    platform, against, accelerators, rack, nodes, inside, node_latency, bulk, host, cache, snoop_filter, skew
+        As for `memory`. A cache is not of ``"kv"``, because a step reads each key and value once.
     sequences
         Sequences that are served at once, whole numbers or arrays above 0.
     context
@@ -814,6 +837,7 @@ def inference(
                 "node_latency": node_latency,
                 "bulk": bulk,
                 "host": host,
+                "caching": _caching(cache, snoop_filter, skew),
             },
         },
         "serving": serving,

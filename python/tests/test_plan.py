@@ -230,9 +230,25 @@ def test_inference_is_that_of_the_command() -> None:
         ({"sequences": 1, "serving": 73}, "serving: expected 1 to 72, the accelerators of a rack, found 73"),
         ({"sequences": 1, "nodes": "up"}, "nodes: unknown variant `up`"),
         ({"sequences": 1, "load": "storm"}, "load: unknown variant `storm`"),
+        ({"sequences": 1, "working_set": 1e12}, "set: a step of load kv does not read it"),
+        ({"sequences": 1, "load": "embedding", "context": 8}, "context: a step of load embedding does not read it"),
+        ({"sequences": 1, "cache": 1e9}, "cache: a step of load kv does not read it"),
     ):
         with pytest.raises(polder.ArgumentError, match=why):
             plan.inference("nvl72-cxl", **given)
+
+
+def test_hits_of_caches_count_as_in_the_command() -> None:
+    table = plan.memory("nvl72-cxl", working_set=[1e12, 10e12], cache=1e9, snoop_filter=100e9, skew=0.9)
+    points = said(
+        "memory --platform nvl72-cxl --working-set 1TB,10TB --cache 1GB --snoop-filter 100GB --skew 0.9"
+    )["points"]
+    assert table["tiered_s"].tolist() == [point["seconds"][-1] for point in points]
+    plain = plan.memory("nvl72-cxl", working_set=[1e12, 10e12])
+    assert (table["tiered_s"] < plain["tiered_s"]).all() and all(0 < point["hits"][-1] < 1 for point in points)
+    rows = plan.inference("nvl72-cxl", sequences=4096, load="embedding", cache=1e9, skew=0.9)
+    (row,) = said("inference --platform nvl72-cxl --sequences 4096 --load embedding --cache 1GB --skew 0.9")["rows"]
+    assert rows["tiered_s"] == row["steps"]["tiered"]["seconds"]
 
 
 def test_coherent_regions_are_those_of_the_command() -> None:

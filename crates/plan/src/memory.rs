@@ -4,13 +4,13 @@ use clap::{Args, ValueEnum};
 use polder_platform::{Bytes, Platform};
 use polder_sim::accelerators;
 use polder_sim::memory::{
-    Configuration, Curves, How, Inside, NodeLatency, Nodes, PAYS, Pays, Point, Question, Tier, Ways, curves,
-    landmarks,
+    Caching, Configuration, Curves, How, Inside, NodeLatency, Nodes, PAYS, Pays, Point, Question, Tier, Ways,
+    curves, landmarks,
 };
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::option::{Machine, accelerator_count, quantity};
+use super::option::{Machine, accelerator_count, of_memory, quantity};
 use super::page::filled;
 use super::table::{self, access_size, size, time};
 use super::written::{Outputs, escaped_csv};
@@ -85,7 +85,20 @@ pub(super) struct WayArguments {
     /// The CPU's memory too: loaded where CPUs attach by c2c or ucie, copied by software where they attach by PCIe.
     #[arg(long)]
     host: bool,
+    /// What each accelerator caches of the memory that it loads over CXL, such as "64 MB" [default: nothing].
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
+    cache: Option<Bytes>,
+    /// Lines that snoop filters have entries for, in bytes of these lines [default: 256 MB].
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse, requires = "cache")]
+    snoop_filter: Option<Bytes>,
+    /// The exponent of Zipf's law, by which bytes are popular: 0 if all are equally likely [default: 0.8].
+    #[arg(long, value_name = "EXPONENT", requires = "cache")]
+    skew: Option<f64>,
 }
+
+/// Bytes of the lines that a snoop filter has entries for, where none are given, and the exponent of Zipf's law.
+const SNOOP_FILTER: f64 = 256e6;
+const SKEW: f64 = 0.8;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum LatencyKind {
@@ -106,7 +119,7 @@ enum InsideKind {
 }
 
 impl WayArguments {
-    pub(super) const fn ways(&self) -> Ways {
+    pub(super) fn ways(&self) -> Ways {
         let nodes = match self.nodes {
             NodesKind::Near => Nodes::Near,
             NodesKind::Far => Nodes::Far,
@@ -119,7 +132,12 @@ impl WayArguments {
             LatencyKind::Given => NodeLatency::Given,
             LatencyKind::Added => NodeLatency::Added,
         };
-        Ways { nodes, inside, node_latency, bulk: self.bulk, host: self.host }
+        let caching = self.cache.map(|cache| Caching {
+            cache_bytes: cache.value(),
+            snoop_filter_bytes: self.snoop_filter.map_or(SNOOP_FILTER, Bytes::value),
+            skew: self.skew.unwrap_or(SKEW),
+        });
+        Ways { nodes, inside, node_latency, bulk: self.bulk, host: self.host, caching }
     }
 }
 
@@ -136,7 +154,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let question = arguments.machines.question(&arguments.ways)?;
     let access = sizes("--access", &arguments.access)?;
     let sets = sizes("--working-set", &arguments.working_set)?;
-    let curves = curves(&question, &access, &sets)?;
+    let curves = curves(&question, &access, &sets).map_err(of_memory)?;
     expect_held(&curves)?;
     let title = |configuration: &Configuration| {
         Ok(format!("{}: {}", titled(configuration), Platform::load(&configuration.platform)?.title))
@@ -170,10 +188,12 @@ fn print(curves: &Curves, titles: &[String], access: &[f64], sets: &[f64]) {
         println!("\naccess of {}: its parts, there and back, in each memory", access_size(*bytes));
         table::print(&parts(&curves.configurations, *bytes));
         println!();
-        table::print(&times(&curves.configurations, *bytes, &rows));
-        println!(
-            "  (a working set takes the nearest memory first, and each byte of it is as likely; empty: more than it holds)"
-        );
+        table::print(&times(&curves.configurations, *bytes, &rows, curves.ways));
+        let likely = match curves.ways.caching {
+            Some(_) => "whatever is popular: no memory has more of that than of bytes",
+            None => "and each byte of it is as likely",
+        };
+        println!("  (a working set takes the nearest memory first, {likely}; empty: more than it holds)");
         for pays in curves.pays.iter().filter(|it| it.access_bytes == *bytes) {
             println!("{}", pays_line(pays, &curves.configurations));
         }
@@ -204,8 +224,12 @@ pub fn ways_line(ways: Ways) -> String {
     };
     let bulk = if ways.bulk { "; data of coherent loads in a rack over its own fabric (--bulk)" } else { "" };
     let host = if ways.host { "; the CPU's memory too (--host)" } else { "" };
+    let caches = ways.caching.map_or_else(String::new, |it| {
+        let [cache, filter] = [it.cache_bytes, it.snoop_filter_bytes].map(size);
+        format!("; each accelerator caches {cache} of what it loads over CXL (--cache), filters know {filter} of lines, skew {}", it.skew)
+    });
     format!(
-        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}{host}"
+        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}{host}{caches}"
     )
 }
 
@@ -257,11 +281,17 @@ fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
 }
 
 /// The access times of each configuration, and how many times faster the last is.
-fn times(configurations: &[Configuration], bytes: f64, sets: &[f64]) -> Vec<Vec<String>> {
+fn times(configurations: &[Configuration], bytes: f64, sets: &[f64], ways: Ways) -> Vec<Vec<String>> {
     let Some((last, others)) = configurations.split_last() else { return vec![] };
     let mut head = vec!["working set".to_owned()];
     head.extend(configurations.iter().map(|configuration| configuration.name.to_owned()));
     head.extend(others.iter().map(|configuration| format!("over {}", configuration.name)));
+    // Which of them loads over CXL, and how much of all is then cached.
+    let cached: Vec<_> = configurations
+        .iter()
+        .filter(|it| ways.caching.is_some() && it.tiers.iter().any(|tier| tier.is_cached))
+        .collect();
+    head.extend(cached.iter().map(|configuration| format!("hits, {}", configuration.name)));
     let mut rows = vec![head];
     for set in sets {
         let mut row = vec![size(*set)];
@@ -273,6 +303,9 @@ fn times(configurations: &[Configuration], bytes: f64, sets: &[f64]) -> Vec<Vec<
         let ratio = |other| polder_sim::memory::ratio(last, other, bytes, *set);
         row.extend(others.iter().map(|configuration| {
             ratio(configuration).map_or_else(String::new, |times| format!("{times:.2}"))
+        }));
+        row.extend(cached.iter().map(|configuration| {
+            configuration.hits(bytes, *set).map_or_else(String::new, |part| format!("{:.1}%", 100.0 * part))
         }));
         rows.push(row);
     }
@@ -315,7 +348,7 @@ fn csv(curves: &Curves) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
     let names = curves.configurations.iter().map(|configuration| format!("{}_s", configuration.name));
     writer.write_record(["access_bytes", "working_set_bytes"].map(String::from).into_iter().chain(names))?;
-    for Point { access_bytes, working_set_bytes, seconds } in &curves.points {
+    for Point { access_bytes, working_set_bytes, seconds, .. } in &curves.points {
         let seconds = seconds.iter().map(|cell| cell.map_or_else(String::new, |seconds| seconds.to_string()));
         writer
             .write_record([access_bytes, working_set_bytes].map(f64::to_string).into_iter().chain(seconds))?;

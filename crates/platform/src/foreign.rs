@@ -338,6 +338,7 @@ fn platform_of<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platfo
         rack: BTreeMap::from([("calculon".into(), rack)]),
         between: between.map(|(_, fabric, _)| fabric),
         pool: None,
+        storage: None,
         server: BTreeMap::new(),
         local_tiers: BTreeMap::new(),
         disk: BTreeMap::new(),

@@ -27,6 +27,8 @@ pub struct Platform {
     pub between: Option<Fabric>,
     /// Memory nodes on the fabric between the racks.
     pub pool: Option<MemoryNodes>,
+    /// Storage on it, of which software copies what is read. No training step goes through it.
+    pub storage: Option<MemoryNodes>,
     /// What ranks pay that exchange bytes by copying them.
     pub sharing: Option<Sharing>,
     /// Kinds of host without accelerators, by name.
@@ -187,6 +189,27 @@ pub struct MemoryNodes {
     pub ports: u32,
 }
 
+impl MemoryNodes {
+    /// What an accelerator has of them over this fabric.
+    #[must_use]
+    pub fn share(&self, between: &Fabric) -> TierShare {
+        let parts = f64::from(self.accelerators);
+        let ports = between.link.payload().value() * f64::from(self.ports) / parts;
+        let roof = (between.payload().value() * between.carried()[1]).min(ports);
+        self.memory.share(parts, roof)
+    }
+
+    fn check(&self, name: &str, between: Option<&Fabric>) -> Result<(), (String, String)> {
+        if between.is_none() {
+            return Err((name.into(), "expected a fabric between the racks that it hangs on".into()));
+        }
+        if self.accelerators == 0 || self.ports == 0 {
+            return Err((name.into(), "expected at least one port, and one accelerator to a node".into()));
+        }
+        self.memory.check().map_err(|(key, problem)| (format!("{name}.memory.{key}"), problem))
+    }
+}
+
 impl Platform {
     /// The tier of this name, behind the first kind of server or host that has one.
     pub fn tier(&self, name: &str) -> Option<&BuiltTier> {
@@ -199,12 +222,11 @@ impl Platform {
         let host = &rack.host;
         let (parts, roof) = (f64::from(host.accelerators), host.attach.each().value());
         let own = (TierId::Host, host.memory.share(parts, roof));
-        let pool = self.pool.as_ref().zip(self.between.as_ref()).map(|(pool, between)| {
-            let parts = f64::from(pool.accelerators);
-            let ports = between.link.payload().value() * f64::from(pool.ports) / parts;
-            let roof = (between.payload().value() * between.carried()[1]).min(ports);
-            (TierId::Pool, pool.memory.share(parts, roof))
-        });
+        let pool = self
+            .pool
+            .as_ref()
+            .zip(self.between.as_ref())
+            .map(|(pool, between)| (TierId::Pool, pool.share(between)));
         let named = host
             .tiers
             .iter()
@@ -288,18 +310,19 @@ impl Platform {
     }
 
     fn check_pool(&self) -> Result<(), (String, String)> {
-        let Some(pool) = &self.pool else { return Ok(()) };
-        let Some(between) = &self.between else {
-            return Err(("pool".into(), "expected a fabric between the racks that it hangs on".into()));
-        };
-        if pool.accelerators == 0 || pool.ports == 0 {
-            return Err(("pool".into(), "expected at least one port, and one accelerator to a node".into()));
+        let between = self.between.as_ref();
+        if let Some(storage) = &self.storage {
+            storage.check("storage", between)?;
         }
-        pool.memory.check().map_err(|(key, problem)| (format!("pool.memory.{key}"), problem))?;
-        match between.carries.contains(&Protocol::Mem) {
+        let Some(pool) = &self.pool else { return Ok(()) };
+        pool.check("pool", between)?;
+        let carries = between.map_or(&[][..], |it| &it.carries);
+        match carries.iter().any(|it| matches!(it, Protocol::Mem | Protocol::Io)) {
             true => Ok(()),
             false => {
-                Err(("between.carries".into(), "expected \"mem\", which a memory pool is reached by".into()))
+                let problem =
+                    "expected \"mem\", by which a memory pool is loaded, or \"io\", by which it is copied";
+                Err(("between.carries".into(), problem.into()))
             }
         }
     }

@@ -189,8 +189,8 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
         ),
         (over("[between]\npbr = { ids = 4096, domains = 0 }"), "between.pbr.domains: expected at least one"),
         (
-            refused("extends = \"nvl72-cxl\"\n[between]\ncarries = [\"io\"]"),
-            "between.carries: expected \"mem\", which a memory pool is reached by",
+            refused("extends = \"nvl72-cxl\"\n[between]\ncarries = [\"cache\"]"),
+            "between.carries: expected \"mem\", by which a memory pool is loaded, or \"io\", by which it is copied",
         ),
         (
             over("[between]\nlinks = 1.5"),

@@ -21,7 +21,7 @@ pub use region::{RegionLoad, RegionRates};
 
 use self::access::Way;
 use self::holders::Holders;
-use polder_platform::{AttachKind, DataError, Fabric, Platform, Protocol, Rack, TierId};
+use polder_platform::{AttachKind, Bytes, DataError, Fabric, Platform, Protocol, Rack, TierId};
 use serde::{Deserialize, Serialize};
 
 use crate::contention::TransferError;
@@ -65,8 +65,20 @@ pub enum NodeLatency {
     Added,
 }
 
+/// What each accelerator caches of memory that hardware keeps coherent, and how popular its bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Caching {
+    /// Bytes of it that each accelerator may cache.
+    pub cache_bytes: f64,
+    /// Bytes of the lines that snoop filters have entries for.
+    pub snoop_filter_bytes: f64,
+    /// How much more often some of it is accessed: the exponent of Zipf's law, 0 where all is alike.
+    pub skew: f64,
+}
+
 /// What a platform leaves open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ways {
     /// How far memory nodes are.
@@ -79,6 +91,8 @@ pub struct Ways {
     pub bulk: bool,
     /// Whether the CPU's memory is taken too, after an accelerator's own.
     pub host: bool,
+    /// What accelerators cache of what they load coherently; nothing when left out.
+    pub caching: Option<Caching>,
 }
 
 /// What access times are asked of.
@@ -108,6 +122,8 @@ pub struct Tier {
     /// What an access takes.
     #[serde(flatten)]
     pub access: Access,
+    /// Whether an accelerator may cache what it loads of it: CXL keeps it coherent.
+    pub is_cached: bool,
     /// What holds it, where that is reached over a fabric.
     #[serde(skip)]
     holders: Option<Holders>,
@@ -122,6 +138,9 @@ pub struct Configuration {
     pub platform: String,
     /// The memories, in the order in which they are taken.
     pub tiers: Vec<Tier>,
+    /// What accelerators cache of them, and how many share what is cached: those of a rack.
+    #[serde(skip)]
+    caching: Option<(Caching, u32)>,
 }
 
 impl Tier {
@@ -133,9 +152,34 @@ impl Tier {
 }
 
 impl Configuration {
+    /// What comes of the caches, an access to memory that is cached, where so much of it is accessed, `unit` bytes at a time: each unit is as
+    /// popular as it is, and its lines with it.
+    fn cached(&self, region: f64, unit: f64) -> RegionRates {
+        let Some((caching, sharers)) = self.caching.filter(|_| region > 0.0) else {
+            return RegionRates::default();
+        };
+        let unit = (unit / LINE).ceil() * LINE;
+        let [lines, cached, filter] =
+            [region, caching.cache_bytes, caching.snoop_filter_bytes].map(|bytes| bytes / unit);
+        let load = RegionLoad {
+            accelerators: sharers,
+            lines: lines.max(1.0),
+            cached,
+            filter,
+            writes: 0.0,
+            skew: caching.skew,
+        };
+        // An access that is larger than the cache or the filter leaves nothing there.
+        load.rates().unwrap_or_default()
+    }
+
     /// Whether each memory beyond an accelerator's own and its CPU's has holders.
     fn expect_holders(&self) -> Result<(), MemoryError> {
-        match self.tiers.iter().find(|it| !["own", "host"].contains(&it.name) && it.holders.is_none()) {
+        match self
+            .tiers
+            .iter()
+            .find(|it| !["own", "host", "storage"].contains(&it.name) && it.holders.is_none())
+        {
             None => Ok(()),
             Some(_) => {
                 let problem = "expected a multiple of between.links, because fidelities L1 and L2 send a part of each read over each of them";
@@ -187,6 +231,10 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
     let machine = Platform::load(platform)?;
     let job = job(platform, &machine, rack.as_deref())?;
     let accelerators = accelerators.unwrap_or(RACKS * job.rack().accelerators);
+    if let Some(caching) = &ways.caching {
+        caching.check(job.rack().accelerator.memory.capacity.value())?;
+    }
+    let caching = |job: &Job<'_>| Some((ways.caching?, accelerators.min(job.rack().accelerators)));
     let mut configurations = vec![];
     if let Some(name) = against {
         let other = Platform::load(name)?;
@@ -196,6 +244,7 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
             name: "baseline",
             platform: name.clone(),
             tiers: site.clusters(),
+            caching: caching(&job),
         });
     }
     let site = Site::new(platform, &machine, &job, accelerators, *ways)?;
@@ -203,10 +252,20 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
         name: "clusters",
         platform: platform.clone(),
         tiers: site.clusters(),
+        caching: caching(&job),
     });
     let tiers = site.tiers();
     if tiers != configurations[configurations.len() - 1].tiers {
-        configurations.push(Configuration { name: "tiered", platform: platform.clone(), tiers });
+        configurations.push(Configuration {
+            name: "tiered",
+            platform: platform.clone(),
+            tiers,
+            caching: caching(&job),
+        });
+    }
+    if ways.caching.is_some() && !configurations.iter().flat_map(|it| &it.tiers).any(|tier| tier.is_cached) {
+        let problem = "expected memory that is loaded over CXL, which caches keep coherent; take nvl72-cxl, or leave it out";
+        return Err(GivenError::new("cache", problem).into());
     }
     Ok((accelerators, configurations))
 }
@@ -219,6 +278,28 @@ fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job
     }
     Job::chosen(platform, rack, None, None)
         .map_err(|refusal| MemoryError::Refused { platform: name.into(), refusal })
+}
+
+impl Caching {
+    fn check(&self, own_bytes: f64) -> Result<(), GivenError> {
+        let Self { cache_bytes, snoop_filter_bytes, skew } = *self;
+        for (key, bytes, most) in
+            [("cache", cache_bytes, own_bytes), ("snoop-filter", snoop_filter_bytes, f64::MAX)]
+        {
+            if !(LINE..=most).contains(&bytes) {
+                let up_to = if most < f64::MAX {
+                    format!(" to {}, an accelerator's own memory", Bytes::new(most))
+                } else {
+                    " or more".into()
+                };
+                return Err(GivenError::new(key, format!("expected {LINE} B{up_to}, found {bytes} B")));
+            }
+        }
+        match (0.0..=4.0).contains(&skew) {
+            true => Ok(()),
+            false => Err(GivenError::new("skew", format!("expected a number from 0 to 4, found {skew}"))),
+        }
+    }
 }
 
 /// So many accelerators of a machine.
@@ -261,7 +342,7 @@ impl<'a> Site<'a> {
         let memory = &self.rack.accelerator.memory;
         let access =
             Access { how: How::Own, memory_s: memory.latency.value(), ..Access::at(memory.read.value()) };
-        Tier { name: "own", capacity_bytes: memory.capacity.value(), access, holders: None }
+        Tier { name: "own", capacity_bytes: memory.capacity.value(), access, is_cached: false, holders: None }
     }
 
     /// An accelerator's share of its CPU's memory. C2C and UCIe let an accelerator load it; over PCIe software copies it, as inside the rack.
@@ -281,6 +362,7 @@ impl<'a> Site<'a> {
             name: "host",
             capacity_bytes: host.memory.capacity.value() / share,
             access,
+            is_cached: false,
             holders: None,
         })
     }
@@ -302,7 +384,8 @@ impl<'a> Site<'a> {
         let rate = (back.payload().value() * back.carried()[1]).min(memory.read.value());
         let access = Access::over([Way::far(fabric), Way::far(back)], how, memory.latency.value(), rate);
         let capacity_bytes = count * memory.capacity.value();
-        Tier { name, capacity_bytes, access, holders: Some(self.accelerators(name, back)) }
+        let is_cached = how == How::Load && fabric.carries.contains(&Protocol::Cache);
+        Tier { name, capacity_bytes, access, is_cached, holders: Some(self.accelerators(name, back)) }
     }
 
     /// The accelerators that hold such memory: those of the rack, or all others.
@@ -336,6 +419,7 @@ impl<'a> Site<'a> {
             self.other_accelerators_over("rack", self.inside - 1.0, [fabric, back], How::Load)
         });
         let pool = self.pool();
+        let storage = self.storage();
         // Without nodes what the rack lacks is in others.
         let others = self.clusters().into_iter().filter(|tier| tier.name == "racks");
         let far: Vec<_> = others.filter(|_| pool.is_none()).collect();
@@ -344,8 +428,22 @@ impl<'a> Site<'a> {
                 .chain(self.host())
                 .chain(rack.or_else(|| self.rack()))
                 .chain(pool)
-                .chain(far),
+                .chain(far)
+                .chain(storage),
         )
+    }
+
+    /// Storage on the fabric: software copies what is read of it.
+    fn storage(&self) -> Option<Tier> {
+        let (nodes, fabric) = self.platform.storage.as_ref().zip(self.platform.between.as_ref())?;
+        let share = nodes.share(fabric);
+        let latency = nodes.memory.latency.value();
+        let access = Access {
+            controllers_s: 0.0,
+            ..Access::over([Way::far(fabric); 2], How::Copy, latency, share.read)
+        };
+        let capacity_bytes = share.capacity * (self.inside + self.outside);
+        Some(Tier { name: "storage", capacity_bytes, access, is_cached: false, holders: None })
     }
 
     /// The memory of the nodes.
@@ -358,10 +456,12 @@ impl<'a> Site<'a> {
         let [node, own, cpu] = [node, own, cpu].map(|memory| memory.latency.value());
         let memory_s =
             if self.ways.node_latency == NodeLatency::Added { own + (node - cpu).max(0.0) } else { node };
-        // A node's latency has the controllers at both ends.
+        // Without CXL.mem nothing loads it: software has it copied. A node's latency has the controllers at both ends.
+        let loads = fabric.carries.contains(&Protocol::Mem);
+        let how = if loads { How::Load } else { How::Copy };
         let access = Access {
             controllers_s: 0.0,
-            ..Access::over([Way { fabric, switches }; 2], How::Load, memory_s, share.read)
+            ..Access::over([Way { fabric, switches }; 2], how, memory_s, share.read)
         };
         let all = self.inside + self.outside;
         // A node is as many endpoints as accelerators of as many links have ports.
@@ -375,7 +475,8 @@ impl<'a> Site<'a> {
         };
         let is_whole = each * fabric.links == pool.ports;
         let capacity_bytes = share.capacity * all;
-        Some(Tier { name: "pool", capacity_bytes, access, holders: is_whole.then_some(holders) })
+        let holders = is_whole.then_some(holders);
+        Some(Tier { name: "pool", capacity_bytes, access, is_cached: loads, holders })
     }
 }
 

@@ -1,9 +1,12 @@
 //! Access times by working set: what they are made of, how they grow, and what of Figure 7 of ScalePool follows.
 
-use polder_platform::{Folder, names};
+use polder_platform::{Folder, Platform, names};
+use polder_sim::Fidelity;
+use polder_sim::contention::FlitOptions;
 use polder_sim::memory::{
-    Configuration, How, Inside, LINE, NodeLatency, Nodes, Question, Ways, configurations, curves, landmarks,
-    pays_from, ratio,
+    Caching, CoherentRack, Configuration, How, Inference, InferenceKind, InferenceQuestion, InferenceRow,
+    Inside, LINE, MemoryError, NodeLatency, Nodes, Question, RegionQuestion, Ways, configurations, curves,
+    landmarks, pays_from, ratio,
 };
 use polder_sim::scalepool_tiers::{Over, TierFigure};
 
@@ -25,7 +28,7 @@ fn ways() -> Vec<Ways> {
                 inside,
                 node_latency,
                 bulk: nodes == Nodes::Near,
-                host: false,
+                ..Ways::default()
             })
         })
     });
@@ -127,7 +130,7 @@ fn an_access_is_the_sum_of_what_its_way_has() {
         node_latency: NodeLatency::Added,
         inside: Inside::Load,
         bulk: false,
-        host: false,
+        ..Ways::default()
     };
     let (_, all) = configurations(&question("nvl72-cxl", None, near)).unwrap();
     // One switch and two wires; 100 ns that a node adds to a Grace's own 150, and the accelerator's own 400.
@@ -202,7 +205,7 @@ fn what_has_no_accelerators_or_too_few_ports_is_refused_with_the_file_and_the_ke
 #[test]
 fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
     let report = TierFigure::load().unwrap().predict().unwrap();
-    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false, host: false };
+    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, ..Ways::default() };
     let expected: [(Ways, &[f64]); 6] = [
         (way(Inside::Copy, Nodes::Near, NodeLatency::Given), &[1.4, 1.4, 4.5]),
         (way(Inside::Copy, Nodes::Far, NodeLatency::Given), &[1.4, 1.4, 1.6]),
@@ -251,4 +254,126 @@ fn the_memory_of_a_cpu_is_loaded_over_c2c_and_copied_over_pcie() {
     assert_eq!((near.access.how, near.access.software_s), (How::Load, 0.0));
     assert_eq!((far.access.how, far.access.software_s), (How::Copy, 1e-6));
     assert!(near.access.seconds(64.0) < far.access.seconds(64.0));
+}
+
+fn cached(caching: Caching, platform: &str) -> Result<Vec<Configuration>, MemoryError> {
+    let ways = Ways { caching: Some(caching), ..Ways::default() };
+    configurations(&question(platform, None, ways)).map(|(_, found)| found)
+}
+
+const CACHING: Caching = Caching { cache_bytes: 64e6, snoop_filter_bytes: 8e9, skew: 0.9 };
+
+/// The part of a working set that lies in the rack is a region of `plan coherence` that nobody writes.
+#[test]
+fn what_a_rack_caches_hits_as_often_as_its_region_does() {
+    let tiered = cached(CACHING, "nvl72-cxl").unwrap().pop().unwrap();
+    let plain = configurations(&question("nvl72-cxl", None, Ways::default())).unwrap().1.pop().unwrap();
+    let own = tiered.tiers[0].capacity_bytes;
+    let rack = CoherentRack::new("nvl72-cxl", None).unwrap();
+    for region_bytes in [1e9, 1e12] {
+        let Caching { cache_bytes, snoop_filter_bytes, skew } = CACHING;
+        let asked = RegionQuestion { region_bytes, cache_bytes, snoop_filter_bytes, writes: 0.0, skew };
+        let region = rack.region(&asked).unwrap();
+        let set = own + region_bytes;
+        let expected = (own * tiered.tiers[0].access.seconds(64.0) + region_bytes * region.coherent_s) / set;
+        let found = tiered.seconds(64.0, set).unwrap();
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        assert!(found < plain.seconds(64.0, set).unwrap());
+        let hits = tiered.hits(64.0, set).unwrap();
+        assert!((hits / (region.rates.hits * region_bytes / set) - 1.0).abs() < 1e-9 && hits > 0.0, "{hits}");
+    }
+    assert_eq!(tiered.seconds(64.0, own), plain.seconds(64.0, own), "own memory is cached nowhere else");
+    assert_eq!(plain.hits(64.0, 2.0 * own), Some(0.0));
+    let [small, large] = [64e6, 1e9].map(|cache_bytes| {
+        cached(Caching { cache_bytes, snoop_filter_bytes: 1e12, ..CACHING }, "nvl72-cxl")
+            .unwrap()
+            .pop()
+            .unwrap()
+    });
+    assert!(large.seconds(64.0, 20e12) < small.seconds(64.0, 20e12), "and so do loads of memory nodes");
+    for (caching, platform, expected) in [
+        (CACHING, "nvl72-ndr", "cache: expected memory that is loaded over CXL"),
+        (
+            Caching { cache_bytes: 1e12, ..CACHING },
+            "nvl72-cxl",
+            "cache: expected 64 B to 186 GB, an accelerator's own memory",
+        ),
+        (Caching { skew: 5.0, ..CACHING }, "nvl72-cxl", "skew: expected a number from 0 to 4, found 5"),
+    ] {
+        let refusal = cached(caching, platform).unwrap_err().to_string();
+        assert!(refusal.starts_with(expected), "{refusal}");
+    }
+}
+
+/// Where hits bend the line of access times, a memory pays from where it does, to a part in a hundred.
+#[test]
+fn a_memory_pays_where_an_access_with_its_hits_is_faster_by_a_twentieth() {
+    let ways = Ways { caching: Some(CACHING), ..Ways::default() };
+    let found = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), ways)).unwrap().1;
+    let [baseline, tiered] = [&found[0], found.last().unwrap()];
+    let from = pays_from(tiered, 1, baseline, 64.0).unwrap();
+    let own = tiered.tiers[0].capacity_bytes;
+    assert!(from > own && from < 1.05 * own, "{from}");
+    let ratio = ratio(tiered, baseline, 64.0, 1.02 * from).unwrap();
+    assert!(ratio > 1.05, "{ratio}");
+}
+
+#[test]
+fn rows_of_a_table_that_are_popular_are_read_from_caches() {
+    let step = |caching, load| {
+        let question = InferenceQuestion {
+            machines: question("nvl72-cxl", None, Ways { caching, ..Ways::default() }),
+            serving: None,
+            load,
+            model: None,
+            fidelity: Fidelity::L0,
+            flits: FlitOptions::default(),
+        };
+        let inference = Inference::new(&question)?;
+        let row = InferenceRow {
+            sequences: 4096,
+            context: None,
+            set_bytes: None,
+            access_bytes: None,
+            outstanding: None,
+            visits: None,
+        };
+        Ok::<_, MemoryError>(inference.steps(&[inference.load(&row)?])?[0].last().unwrap().clone().unwrap())
+    };
+    let [plain, cached] =
+        [None, Some(CACHING)].map(|caching| step(caching, InferenceKind::Embedding).unwrap());
+    let tier = cached.tiers.last().unwrap();
+    assert!(cached.seconds < plain.seconds && tier.hits > 0.05 && tier.hits < 1.0, "{cached:?}");
+    assert_eq!((cached.tiers[0].hits, plain.tiers.last().unwrap().hits), (0.0, 0.0));
+    let parts: f64 = cached.tiers.iter().map(|tier| tier.seconds).sum();
+    assert!((cached.seconds / parts - 1.0).abs() < 1e-12);
+    let refusal = step(Some(CACHING), InferenceKind::Kv).unwrap_err().to_string();
+    assert_eq!(refusal, "cache: a step of load kv does not read it; leave it out");
+}
+
+/// Without CXL.mem software copies what lies in memory nodes, and storage always.
+#[test]
+fn memory_nodes_over_io_and_storage_are_copied() {
+    let path = std::env::temp_dir().join(format!("polder-io-{}.toml", std::process::id()));
+    let text = "extends = \"nvl72-cxl\"\ntitle = \"io\"\nsource = \"made up\"\n[between]\ncarries = [\"io\"]\n[storage]\naccelerators = 8\nports = 1\n\
+                memory = { capacity = \"100 TB\", read = \"20 GB/s\", write = \"10 GB/s\", latency = \"80 us\" }\n";
+    std::fs::write(&path, text).unwrap();
+    let found = configurations(&question(path.to_str().unwrap(), None, Ways::default())).unwrap().1;
+    std::fs::remove_file(&path).unwrap();
+    let tiered = found.last().unwrap();
+    let of = |name| tiered.tiers.iter().find(|tier| tier.name == name).unwrap();
+    let loaded = configurations(&question("nvl72-cxl", None, Ways::default())).unwrap().1.pop().unwrap();
+    let software = Platform::load("nvl72-cxl").unwrap().between.unwrap().software.message.value();
+    let pool = loaded.tiers.iter().find(|tier| tier.name == "pool").unwrap();
+    assert_eq!(
+        (pool.access.how, of("pool").access.how, of("storage").access.how),
+        (How::Load, How::Copy, How::Copy)
+    );
+    assert!((of("pool").access.seconds(64.0) - pool.access.seconds(64.0) - software).abs() < 1e-15);
+    assert!(pool.is_cached && !of("pool").is_cached && !of("storage").is_cached);
+    assert_eq!(tiered.tiers.last().unwrap().name, "storage", "it comes last");
+    // 1,152 accelerators, eight to 100 TB that eight read at once.
+    assert!((of("storage").capacity_bytes / 14.4e15 - 1.0).abs() < 1e-9);
+    assert_eq!(of("storage").access.bytes_per_s, 2.5e9);
+    assert!(of("storage").access.seconds(4096.0) > 80e-6);
 }

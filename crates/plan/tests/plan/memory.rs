@@ -322,6 +322,33 @@ fn readers_that_share_links_of_few_holders_wait_for_them() {
 }
 
 #[test]
+fn hits_of_caches_stand_beside_the_working_set() {
+    let asked = "memory --platform nvl72-cxl --against nvl72-ndr --working-set 1TB,10TB";
+    let cached = format!("{asked} --cache 1GB --snoop-filter 100GB");
+    let [plain, found] = [asked, &cached].map(|words| json(&format!("{words} --json")));
+    let tiered = |found: &Value, at: usize| found["points"][at]["seconds"][2].as_f64().unwrap();
+    for at in [0, 1] {
+        assert!(tiered(&found, at) < tiered(&plain, at), "{found:#}");
+        assert_eq!(
+            found["points"][at]["seconds"][0], plain["points"][at]["seconds"][0],
+            "copies hit nowhere"
+        );
+        assert_eq!(
+            (&found["points"][at]["hits"][0], &plain["points"][at]["hits"][2]),
+            (&0.0.into(), &0.0.into())
+        );
+        let hits = found["points"][at]["hits"][2].as_f64().unwrap();
+        assert!(hits > 0.0 && hits < 1.0, "{hits}");
+    }
+    let text = stdout_of(&cached);
+    for line in ["hits, tiered", "each accelerator caches 1.00 GB of what it loads over CXL (--cache)"] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    let why = refused("memory --platform nvl72-ndr --cache 1GB");
+    assert!(why.starts_with("polder: --cache: expected memory that is loaded over CXL"), "{why}");
+}
+
+#[test]
 fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
     let found = json("coherence --platform nvl72-cxl --region 4GB --writes 0 --json");
     let rates = |found: &Value| found["regions"][0]["rates"].clone();

@@ -181,8 +181,7 @@ impl TierFigure {
         let accelerators = self.racks * rack.accelerators;
         let own = rack.accelerator.memory.capacity.value();
         let ends = [own, own * f64::from(rack.accelerators)];
-        let way =
-            |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false, host: false };
+        let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, ..Ways::default() };
         let ways = [
             way(Inside::Copy, Nodes::Near, NodeLatency::Given),
             way(Inside::Copy, Nodes::Far, NodeLatency::Given),

@@ -48,6 +48,8 @@ pub struct Point {
     pub working_set_bytes: f64,
     /// Seconds, in the order of the configurations; `None` where one holds less.
     pub seconds: Vec<Option<f64>>,
+    /// The part of the accesses that caches answer, in the same order.
+    pub hits: Vec<Option<f64>>,
 }
 
 /// Access times of accesses of these sizes, to these working sets; where none are given, to as many as a picture takes.
@@ -59,7 +61,8 @@ pub fn curves(question: &Question, access: &[f64], sets: &[f64]) -> Result<Curve
     let sets = if sets.is_empty() { drawn(&configurations) } else { sets.to_vec() };
     let point = |access_bytes: f64, working_set_bytes: f64| {
         let seconds = configurations.iter().map(|it| it.seconds(access_bytes, working_set_bytes)).collect();
-        Point { access_bytes, working_set_bytes, seconds }
+        let hits = configurations.iter().map(|it| it.hits(access_bytes, working_set_bytes)).collect();
+        Point { access_bytes, working_set_bytes, seconds, hits }
     };
     let points = access.iter().flat_map(|bytes| sets.iter().map(|set| point(*bytes, *set))).collect();
     let pays = access.iter().flat_map(|bytes| pays(&configurations, *bytes)).collect();

@@ -52,8 +52,31 @@ impl Configuration {
 
     /// The access times of all bytes of a working set, added up.
     fn sum(&self, bytes: f64, set: f64) -> f64 {
-        let parts = self.lines(bytes).into_iter();
-        parts.map(|Line { span, seconds }| (set.min(span.until) - span.from).max(0.0) * seconds).sum()
+        let held = |Line { span, .. }: &Line| (set.min(span.until) - span.from).max(0.0);
+        let lines = self.lines(bytes);
+        let all = lines.iter().map(|line| held(line) * line.seconds).sum();
+        if self.caching.is_none() {
+            return all;
+        }
+        // What caches answer comes as soon as own memory; a filter without room asks first for its entry back.
+        let cached = || self.tiers.iter().zip(&lines).filter(|(tier, _)| tier.is_cached);
+        let rates = self.cached(cached().map(|(_, line)| held(line)).sum(), bytes);
+        let own = lines.first().map_or(0.0, |line| line.seconds);
+        let each = cached().map(|(tier, line)| {
+            let snoop = tier.access.idle() - tier.access.memory_s;
+            held(line) * (rates.hits * (own - line.seconds) + rates.waited * snoop)
+        });
+        all + each.sum::<f64>()
+    }
+
+    /// The part of the accesses to a working set that caches answer, of all; `None` where it holds less.
+    #[must_use]
+    pub fn hits(&self, bytes: f64, set: f64) -> Option<f64> {
+        let held = |Line { span, .. }: &Line| (set.min(span.until) - span.from).max(0.0);
+        let lines = self.lines(bytes);
+        let cached = self.tiers.iter().zip(&lines).filter(|(tier, _)| tier.is_cached);
+        let region: f64 = cached.map(|(_, line)| held(line)).sum();
+        (set > 0.0 && set <= self.capacity()).then(|| self.cached(region, bytes).hits * region / set)
     }
 
     /// Seconds of an access to so many bytes of a working set, each byte of which is as likely, on average; `None` where it holds less.
@@ -63,13 +86,21 @@ impl Configuration {
     }
 }
 
+/// Into how many straight parts a span is cut where caches answer accesses.
+const BENDS: u32 = 16;
+
 /// Where either has the end of a memory inside a span, and the ends of the span.
 fn corners(one: &Configuration, other: &Configuration, span: Span) -> Vec<f64> {
     let until = span.until.min(one.capacity()).min(other.capacity());
     if until <= span.from {
         return vec![];
     }
-    let inner = one.ends().chain(other.ends()).filter(|end| *end > span.from && *end < until);
+    // Hits bend the lines: so close to one another they are straight enough.
+    let is_bent = one.caching.or(other.caching).is_some();
+    let bends = (1..BENDS)
+        .filter(|_| is_bent)
+        .map(|at| span.from + (until - span.from) * f64::from(at) / f64::from(BENDS));
+    let inner = one.ends().chain(other.ends()).chain(bends).filter(|end| *end > span.from && *end < until);
     let mut corners: Vec<_> = inner.chain([span.from, until]).collect();
     corners.sort_by(f64::total_cmp);
     corners
@@ -130,9 +161,10 @@ mod tests {
     fn configuration(tiers: &[(f64, f64)]) -> Configuration {
         let tier = |&(capacity_bytes, memory_s): &(f64, f64)| {
             let access = Access { how: How::Load, memory_s, ..Access::at(f64::INFINITY) };
-            Tier { name: "own", capacity_bytes, access, holders: None }
+            Tier { name: "own", capacity_bytes, access, is_cached: false, holders: None }
         };
-        Configuration { name: "tiered", platform: "p".into(), tiers: tiers.iter().map(tier).collect() }
+        let tiers = tiers.iter().map(tier).collect();
+        Configuration { name: "tiered", platform: "p".into(), tiers, caching: None }
     }
 
     #[test]

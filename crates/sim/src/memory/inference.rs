@@ -150,6 +150,8 @@ impl Inference {
         }
         let readers = Readers { count: serving, fidelity, flits };
         kind.expect_read("model", question.model.is_some())?;
+        // A step reads each key and value once, so that all others come before it is read again.
+        kind.expect_read("cache", machines.ways.caching.is_some())?;
         let model = Model::load(question.model.as_deref().unwrap_or(MODEL))?;
         Ok(Self { accelerators, serving, configurations, model, kind, readers })
     }
@@ -258,7 +260,8 @@ impl Inference {
                 }
             };
             let access = Access { bytes_per_s: rate, ..tier.access };
-            let seconds = load.taken(&access, part.bytes);
+            let own = &on.tiers[0].access;
+            let seconds = load.taken(&access, own, part.bytes, part.hits);
             step.seconds += seconds - part.seconds;
             *part = InferenceTier { seconds, bytes_per_s: rate, flits, ..*part };
         }
@@ -301,6 +304,8 @@ pub struct InferenceTier {
     pub seconds: f64,
     /// The rate at which their data come.
     pub bytes_per_s: f64,
+    /// The part of its accesses that the accelerator's own cache answers.
+    pub hits: f64,
     /// What was followed for it flit by flit.
     pub flits: Option<FlitCount>,
 }
@@ -333,8 +338,7 @@ impl InferenceLoad {
     #[must_use]
     pub fn step(&self, on: &Configuration, serving: f64) -> Option<InferenceStep> {
         let mut left = self.set_bytes;
-        let mut seconds = 0.0;
-        let mut tiers = vec![];
+        let mut parts = vec![];
         let own = on.tiers.first()?;
         for tier in &on.tiers {
             let room = match tier.name {
@@ -344,39 +348,50 @@ impl InferenceLoad {
                 "rack" => (tier.capacity_bytes - (serving - 1.0) * own.capacity_bytes) / serving,
                 _ => tier.capacity_bytes / serving,
             };
-            if tier.name == "own" {
-                if room < 0.0 {
-                    return None;
-                }
-                seconds += self.resident_bytes / tier.access.bytes_per_s;
+            if tier.name == "own" && room < 0.0 {
+                return None;
             }
             let bytes = left.min(room.max(0.0));
             left -= bytes;
-            let taken = self.taken(&tier.access, bytes);
-            seconds += taken;
-            let bytes_per_s = tier.access.bytes_per_s;
-            tiers.push(InferenceTier { name: tier.name, bytes, seconds: taken, bytes_per_s, flits: None });
+            parts.push((tier, bytes));
         }
         // What rounding leaves is nothing.
-        (left <= self.set_bytes * 1e-12).then_some(InferenceStep { seconds, tiers })
+        if left > self.set_bytes * 1e-12 {
+            return None;
+        }
+        let region = parts.iter().filter(|(tier, _)| tier.is_cached).map(|(_, bytes)| bytes).sum::<f64>();
+        let rates = on.cached(region * serving, self.access_bytes);
+        let part = |(tier, bytes): (&Tier, f64)| {
+            let hits = if tier.is_cached { rates.hits } else { 0.0 };
+            let seconds = self.taken(&tier.access, &own.access, bytes, hits);
+            let bytes_per_s = tier.access.bytes_per_s;
+            InferenceTier { name: tier.name, bytes, seconds, bytes_per_s, hits, flits: None }
+        };
+        let tiers: Vec<_> = parts.into_iter().map(part).collect();
+        let resident = self.resident_bytes / own.access.bytes_per_s;
+        Some(InferenceStep { seconds: resident + tiers.iter().map(|it| it.seconds).sum::<f64>(), tiers })
     }
 
     /// What is asked of those that hold a part of the set, if that is reached over a fabric.
     fn reads_of<'a>(&self, tier: &'a Tier, part: &InferenceTier) -> Option<(&'a Holders, ReadRequest)> {
         let holders = tier.holders.as_ref().filter(|_| part.bytes > 0.0)?;
-        let accesses = self.accesses * part.bytes / self.set_bytes;
+        let accesses = self.accesses * part.bytes / self.set_bytes * (1.0 - part.hits);
         Some((holders, ReadRequest { bytes: accesses * self.access_bytes, accesses }))
     }
 
-    fn taken(&self, access: &Access, bytes: f64) -> f64 {
+    /// What accesses to so many bytes of the set take, a part of which the cache answers as soon as own memory does.
+    fn taken(&self, access: &Access, own: &Access, bytes: f64, hits: f64) -> f64 {
         if bytes == 0.0 {
             return 0.0;
         }
         let accesses = self.accesses * bytes / self.set_bytes;
-        let idle = access.idle();
-        let moved = access.seconds(self.access_bytes) - idle;
-        // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for.
-        accesses * moved.max((idle + moved) / self.outstanding)
+        let each = |access: &Access| {
+            let idle = access.idle();
+            let moved = access.seconds(self.access_bytes) - idle;
+            // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for.
+            moved.max((idle + moved) / self.outstanding)
+        };
+        accesses * ((1.0 - hits) * each(access) + hits * each(own))
     }
 }
 
