@@ -240,9 +240,9 @@ def test_inference_is_that_of_the_command() -> None:
 
 def test_hits_of_caches_count_as_in_the_command() -> None:
     table = plan.memory("nvl72-cxl", working_set=[1e12, 10e12], cache=1e9, snoop_filter=100e9, skew=0.9)
-    points = said(
-        "memory --platform nvl72-cxl --working-set 1TB,10TB --cache 1GB --snoop-filter 100GB --skew 0.9"
-    )["points"]
+    points = said("memory --platform nvl72-cxl --working-set 1TB,10TB --cache 1GB --snoop-filter 100GB --skew 0.9")[
+        "points"
+    ]
     assert table["tiered_s"].tolist() == [point["seconds"][-1] for point in points]
     plain = plan.memory("nvl72-cxl", working_set=[1e12, 10e12])
     assert (table["tiered_s"] < plain["tiered_s"]).all() and all(0 < point["hits"][-1] < 1 for point in points)
