@@ -8,7 +8,9 @@ PATH="$HOME/.cargo/bin:$PATH"
 cargo build --quiet --release -p polder-dev -p polder-lab -p polder-cli -p polder-ofi -p polder-mpi-mpich
 out=.cache/dev
 mkdir -p $out/bin $out/lib/libfabric $out/lib/polder
-cp -f target/release/polder-dev $out/
-for name in polder polder-guest polder-rack; do cp -f target/release/$name $out/bin/; done
-cp -f target/release/libpolder_fi.so $out/lib/libfabric/libpolder-fi.so
-cp -f target/release/libpolder_mpich.so $out/lib/polder/libpolder-mpich.so
+# A file that a process has mapped is replaced, not written to: the lab builds again while tests run.
+put() { cp "target/release/$1" "$out/$2.new" && mv -f "$out/$2.new" "$out/$2"; }
+put polder-dev polder-dev
+for name in polder polder-guest polder-rack; do put $name bin/$name; done
+put libpolder_fi.so lib/libfabric/libpolder-fi.so
+put libpolder_mpich.so lib/polder/libpolder-mpich.so
