@@ -74,11 +74,13 @@ impl<T: Send + 'static> Background<T> {
     }
 
     /// Can be read when a job has ended that [`Background::drain`] has not told of.
+    #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
 
     /// The jobs that have ended, each once.
+    #[must_use]
     pub fn drain(&self) -> Vec<Ended<T>> {
         let mut state = lock(&self.shared.state);
         // It has counted nothing if nothing has ended.

@@ -33,6 +33,7 @@ pub struct JobPool {
 
 impl JobPool {
     /// Where the pool of this user's job `job` lies.
+    #[must_use]
     pub fn place(job: &str) -> PathBuf {
         Path::new(HostPlan::DIRECTORY).join(format!("{}{job}.pool", prefix()))
     }
@@ -70,6 +71,7 @@ impl JobPool {
 
 /// The size of a job's own pool of so many ranks where so many bytes are free: a GiB for each rank, 64 GiB and half of what is free at
 /// most. It takes memory only as it is used.
+#[must_use]
 pub fn usual_bytes(free: u64, ranks: u16) -> u64 {
     let wanted = RANK_BYTES.saturating_mul(ranks.max(1).into());
     wanted.min(MOST_BYTES).min(free / 2 / HUGE_PAGE * HUGE_PAGE)

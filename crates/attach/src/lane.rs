@@ -114,11 +114,13 @@ impl Lane {
     }
 
     /// Whether nothing is queued or runs.
+    #[must_use]
     pub fn is_idle(&self) -> bool {
         !lock(&self.shared.queue).is_busy()
     }
 
     /// The same, once that is so or `grace` has passed.
+    #[must_use]
     pub fn is_idle_within(&self, grace: Duration) -> bool {
         self.shared.is_idle_within(grace)
     }
@@ -176,6 +178,7 @@ impl Lane {
     }
 
     /// The operation that `rank` has called and this one has not; unknown while a call runs here.
+    #[must_use]
     pub fn called_ahead(&self, rank: usize) -> Option<String> {
         self.shared.runner.try_lock().ok()?.as_ref()?.group.called_ahead(rank)
     }
@@ -331,11 +334,13 @@ impl Ticket {
     }
 
     /// How it ended, once it has.
+    #[must_use]
     pub fn outcome(&self) -> Option<Result<(), PoolError>> {
         lock(&self.state).outcome.clone()
     }
 
     /// The same, once that is so or `span` has passed.
+    #[must_use]
     pub fn outcome_within(&self, span: Duration) -> Option<Result<(), PoolError>> {
         let state = lock(&self.state);
         let waited = self.done.wait_timeout_while(state, span, |state| state.outcome.is_none());

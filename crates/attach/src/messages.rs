@@ -593,6 +593,7 @@ impl<B: MessageBuffer + Send + 'static> Channel<B> {
     }
 
     /// How many ranks the group has.
+    #[must_use]
     pub fn size(&self) -> usize {
         self.seats.len()
     }
@@ -653,6 +654,7 @@ impl<B: MessageBuffer + Send + 'static> Channel<B> {
     }
 
     /// How a message ended, once it has or `span` has passed. Meanwhile one of the callers that wait drives the endpoint.
+    #[must_use]
     pub fn wait(&self, ticket: &Ticket, span: Duration) -> Option<Result<(), PoolError>> {
         self.station.shared.wait(ticket, span, self.patience)
     }

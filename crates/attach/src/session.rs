@@ -223,6 +223,7 @@ pub struct ProcessSession(Mutex<Option<(Arc<Session>, u32)>>);
 
 impl ProcessSession {
     /// One that is not attached.
+    #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
@@ -245,6 +246,7 @@ impl ProcessSession {
     }
 
     /// Which pool it is, once it is attached.
+    #[must_use]
     pub fn uuid(&self) -> Option<Uuid> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = kept.as_ref().filter(|(_, forks)| *forks == polder_mem::forks());
@@ -252,6 +254,7 @@ impl ProcessSession {
     }
 
     /// Hands the session out for good; nothing where it is the parent's, or there is none.
+    #[must_use]
     pub fn take(&self) -> Option<Arc<Session>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         match kept {
@@ -329,6 +332,7 @@ impl Session {
     }
 
     /// How an endpoint of this process sends, as the settings say.
+    #[must_use]
     pub fn endpoint_options(&self) -> EndpointOptions {
         let usual = EndpointOptions::default();
         let memory_bytes = self.memory_per_rank.map_or(usual.memory_bytes, |ByteCount(bytes)| bytes);
@@ -354,6 +358,7 @@ impl Session {
     }
 
     /// The pool.
+    #[must_use]
     pub const fn pool(&self) -> &Arc<AnyPool> {
         &self.pool
     }

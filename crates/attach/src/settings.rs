@@ -33,6 +33,7 @@ pub enum CoherenceChoice {
 
 impl CoherenceChoice {
     /// The coherence that was chosen; `None` for automatic, which looks at the kind of the region.
+    #[must_use]
     pub const fn chosen(self) -> Option<Coherence> {
         match self {
             Self::Auto => None,
@@ -132,6 +133,7 @@ impl FromStr for Wrap {
 #[cfg(feature = "instruments")]
 impl Wrap {
     /// Whether each host works on a private copy.
+    #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
@@ -177,6 +179,7 @@ impl FromStr for Wrap {
 #[cfg(not(feature = "instruments"))]
 impl Wrap {
     /// Whether each host works on a private copy.
+    #[must_use]
     pub const fn is_shadow(&self) -> bool {
         match *self {}
     }

@@ -169,6 +169,7 @@ enum Second {
 }
 
 /// Runs the command line of this process.
+#[must_use]
 pub fn main() -> ExitCode {
     polder_front::main(command(), mpi::with_np(std::env::args_os().collect()), run)
 }

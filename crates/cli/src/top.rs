@@ -196,6 +196,7 @@ fn runs(pid: u32) -> bool {
 }
 
 /// The letter for the state of a process of this kernel, while there is one.
+#[must_use]
 pub fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state stands behind the name, which is in parentheses.

@@ -49,6 +49,7 @@ impl Dtype {
     ];
 
     /// Its name, as NumPy and torch spell it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "float64",
@@ -67,11 +68,13 @@ impl Dtype {
     }
 
     /// The type of this name.
+    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
     /// The size of an element in bytes.
+    #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 => 1,
@@ -82,6 +85,7 @@ impl Dtype {
     }
 
     /// Whether elements have an exponent.
+    #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::BF16 | Self::F16)
     }
@@ -128,6 +132,7 @@ impl Op {
     ];
 
     /// Its name, as users write it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -142,6 +147,7 @@ impl Op {
     }
 
     /// The operation of this name. The names that torch has instead of ours name it too.
+    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let name = match name {
             "prod" => "product",
@@ -155,6 +161,7 @@ impl Op {
     }
 
     /// Whether it works on bits, which floats do not take.
+    #[must_use]
     pub const fn is_bitwise(self) -> bool {
         matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }

@@ -21,6 +21,7 @@ const CHUNK: usize = 128 << 10;
 /// let overflown = [1.0, f32::INFINITY];
 /// assert_eq!(squares(&[Gradients::F32(&[3e30, 4e30]), Gradients::F32(&overflown)], 2)[1], f64::INFINITY);
 /// ```
+#[must_use]
 pub fn squares(gradients: &[Gradients<'_>], threads: usize) -> Vec<f64> {
     squares_at(Level::best(), gradients, threads)
 }

@@ -61,6 +61,7 @@ pub(crate) enum Formulas {
 
 impl Adam {
     /// The coefficients of step number `step`, which starts at 1. Computed in 64 bits and rounded once, as torch does.
+    #[must_use]
     pub fn update(&self, step: f64) -> Update {
         let Self { lr, beta1, beta2, eps, weight_decay, is_decoupled } = *self;
         let weight = (1.0 - beta1) as f32;
@@ -89,6 +90,7 @@ impl Adam {
 
 impl Lion {
     /// The coefficients of a step; they are the same for every step.
+    #[must_use]
     pub fn update(&self) -> Update {
         let Self { lr, beta1, beta2, weight_decay } = *self;
         Update(Formulas::Lion(LionFormula {
@@ -104,6 +106,7 @@ impl Lion {
 
 impl Sgd {
     /// The coefficients of step number `step`, which starts at 1: the first gradients become the moment as they are.
+    #[must_use]
     pub fn update(&self, step: f64) -> Update {
         let Self { lr, momentum, dampening, weight_decay, is_nesterov } = *self;
         Update(Formulas::Sgd(SgdFormula {
@@ -120,6 +123,7 @@ impl Sgd {
 impl Update {
     /// The memory traffic of Adam with next to no arithmetic: the floor that its time is set beside. Finite
     /// numbers stay what they are.
+    #[must_use]
     pub const fn traffic() -> Self {
         Self(Formulas::Traffic(Traffic))
     }
@@ -153,6 +157,7 @@ impl Default for Factor {
 /// assert_eq!(polder_kernels::clip(0.5, 1.0), 1.0);
 /// assert!(polder_kernels::clip(f64::NAN, 1.0).is_nan());
 /// ```
+#[must_use]
 pub fn clip(norm: f64, max_norm: f64) -> f32 {
     let factor = max_norm as f32 / (norm as f32 + 1e-6);
     // `min` would prefer 1 to NaN.

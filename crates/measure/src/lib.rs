@@ -18,6 +18,7 @@ pub use row::{Better, Kind, Row, Sample, short, times};
 pub use scratch::{Scratch, Tied};
 
 /// A number of bytes in plain words.
+#[must_use]
 pub fn size(bytes: usize) -> String {
     match bytes {
         _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),

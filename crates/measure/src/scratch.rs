@@ -32,6 +32,7 @@ impl Scratch {
     }
 
     /// Where it is.
+    #[must_use]
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -3,6 +3,7 @@
 use std::io;
 
 /// The CPUs that this thread may run on.
+#[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };

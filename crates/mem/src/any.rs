@@ -31,6 +31,7 @@ macro_rules! inner {
 
 impl AnyMemory {
     /// Access to `region` alone, its caches kept in step by the program, which is right for each kind.
+    #[must_use]
     pub fn new(region: Region) -> Self {
         Self::Mapped(Mapped::new(region))
     }
@@ -47,6 +48,7 @@ impl AnyMemory {
 
     /// The same access before it is attached, for instruments to be wrapped around: a shadow, or nothing yet.
     #[cfg(feature = "instruments")]
+    #[must_use]
     pub fn wrapped(self, in_shadow: bool) -> Wrapped {
         match self {
             Self::Mapped(memory) if in_shadow => Wrapped::shadow(memory.with_coherence(Coherence::Coherent)),
@@ -70,6 +72,7 @@ impl AnyMemory {
 
     /// What is wrapped around it.
     #[cfg(feature = "instruments")]
+    #[must_use]
     pub const fn instruments(&self) -> Option<&Wrapped> {
         match self {
             Self::Mapped(_) => None,
@@ -79,6 +82,7 @@ impl AnyMemory {
     }
 
     /// The region.
+    #[must_use]
     pub fn region(&self) -> &Region {
         inner!(self, memory => memory.region())
     }

@@ -88,6 +88,7 @@ static LOST: AtomicBool = AtomicBool::new(false);
 /// Whether a file that the processes of a host share was cut while this process had it mapped: what this process has seen
 /// there since is its own.
 #[inline(always)]
+#[must_use]
 pub fn host_file_lost() -> bool {
     LOST.load(Ordering::Relaxed)
 }

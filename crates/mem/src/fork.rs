@@ -10,6 +10,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 ///
 /// # Panics
 /// When there is no memory for a fork handler.
+#[must_use]
 pub fn forks() -> u32 {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     extern "C" fn count() {

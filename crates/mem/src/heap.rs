@@ -38,6 +38,7 @@ pub struct HeapCounts {
 
 impl HeapCounts {
     /// All operations.
+    #[must_use]
     pub const fn all(self) -> u64 {
         self.loads + self.stores + self.flushes + self.fences
     }
@@ -108,6 +109,7 @@ impl Heap {
     ///
     /// # Panics
     /// When the shape has no host, no process, or bytes that are no multiple of the line.
+    #[must_use]
     pub fn new(shape: HeapShape) -> Self {
         assert!(shape.hosts > 0 && shape.processes > 0, "a heap region needs a host and a process");
         assert!(shape.bytes.is_multiple_of(LINE), "{} bytes are no multiple of {LINE}", shape.bytes);
@@ -126,6 +128,7 @@ impl Heap {
     ///
     /// # Panics
     /// When there is no such slot, or it is held.
+    #[must_use]
     pub fn process(&self, host: u16, slot: ProcessSlot) -> Self {
         Self::hold(Arc::clone(&self.shared), host, slot)
     }
@@ -140,6 +143,7 @@ impl Heap {
     }
 
     /// What this process did to the region so far.
+    #[must_use]
     pub fn counts(&self) -> HeapCounts {
         let Counters { loads, stores, flushes, fences } = &self.process.counts;
         let [loads, stores, flushes, fences] =

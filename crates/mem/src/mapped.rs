@@ -44,6 +44,7 @@ unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// Access to `region` alone, its caches kept in step by the program: local words, bells and slots need [`Mapped::attach`] first.
+    #[must_use]
     pub fn new(region: Region) -> Self {
         let region = Arc::new(region);
         let instructions = Instructions::new(Cpu::detect(), Coherence::Software);
@@ -51,6 +52,7 @@ impl Mapped {
     }
 
     /// The same, its caches kept in step by the hardware: no flushes, and compiler fences for most fences.
+    #[must_use]
     pub fn coherent(region: Region) -> Self {
         Self::new(region).with_coherence(Coherence::Coherent)
     }
@@ -66,6 +68,7 @@ impl Mapped {
     ///
     /// # Panics
     /// When this CPU lacks one of them.
+    #[must_use]
     pub fn using(&self, cpu: Cpu) -> Self {
         assert!(cpu.within(Cpu::detect()), "this CPU lacks some of {cpu:?}");
         Self { instructions: Instructions::new(cpu, self.coherence()), ..self.clone() }
@@ -87,6 +90,7 @@ impl Mapped {
     }
 
     /// The region.
+    #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }

@@ -50,16 +50,19 @@ impl Coherence {
     pub const ALL: [Self; 3] = [Self::Coherent, Self::Software, Self::HdmDb];
 
     /// Whether a host that dies may lose what it stored and did not write back.
+    #[must_use]
     pub const fn needs_write_back(self) -> bool {
         matches!(self, Self::Software | Self::HdmDb)
     }
 
     /// Whether what another host showed may be gone at a later look: its dirty line was seen, and the host died with it.
+    #[must_use]
     pub const fn takes_back(self) -> bool {
         matches!(self, Self::HdmDb)
     }
 
     /// Whether a cache may hold what another host has changed.
+    #[must_use]
     pub const fn needs_invalidation(self) -> bool {
         matches!(self, Self::Software)
     }

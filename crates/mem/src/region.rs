@@ -30,6 +30,7 @@ pub enum RegionKind {
 
 impl RegionKind {
     /// Who keeps caches in step unless someone knows better: of all these only dax memory can have a second host.
+    #[must_use]
     pub const fn coherence(self) -> Coherence {
         match self {
             Self::DaxDevice | Self::DaxFile => Coherence::Software,
@@ -134,6 +135,7 @@ pub enum RegionError {
 
 impl RegionError {
     /// Whether the path lies where devices do.
+    #[must_use]
     pub fn is_of_device(&self) -> bool {
         matches!(self, Self::Missing { path } | Self::NoDevice { path } if is_of_devices(path))
     }
@@ -230,16 +232,19 @@ impl Region {
     }
 
     /// The size in bytes.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// What stands behind the path.
+    #[must_use]
     pub fn kind(&self) -> RegionKind {
         self.kind
     }
 
     /// The path that was opened.
+    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -366,6 +371,7 @@ impl MemoryFile {
     }
 
     /// The size that it has now, at `path` where it was opened; 0 for a device that is gone.
+    #[must_use]
     pub fn present_size(&self, path: &Path) -> u64 {
         let now = self.file.metadata().map_err(|e| system(path, "look at it", e));
         now.and_then(|metadata| measure(path, &self.file, &metadata)).map_or(0, |(_, bytes, _)| bytes)

@@ -23,6 +23,7 @@ unsafe impl<T: Send> Sync for Serial<T> {}
 
 impl<T> Serial<T> {
     /// Behind a lock.
+    #[must_use]
     pub const fn locked(value: T) -> Self {
         Self::new(true, value)
     }
@@ -32,6 +33,7 @@ impl<T> Serial<T> {
     /// # Safety
     /// Of any two calls of [`Serial::take_turn`], with all that is done until what it returns is dropped, one happens before the other;
     /// so it does of such a call and one of [`Serial::lock_turns`]. Calls that one of `lock_turns` happens before may come at any time.
+    #[must_use]
     pub const unsafe fn promised(value: T) -> Self {
         Self::new(false, value)
     }

@@ -31,6 +31,7 @@ impl Child {
     ///
     /// # Panics
     /// When the system has no room for another process.
+    #[must_use]
     pub fn fork(body: impl FnOnce()) -> Self {
         Self::fork_and(body, || ())
     }
@@ -39,6 +40,7 @@ impl Child {
     ///
     /// # Panics
     /// When the system has no room for another process.
+    #[must_use]
     pub fn fork_tied(body: impl FnOnce()) -> Self {
         let parent = std::process::id();
         Self::fork_and(body, || end_with(parent))
@@ -66,6 +68,7 @@ impl Child {
     }
 
     /// The process id.
+    #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid.unsigned_abs()
     }
@@ -160,6 +163,7 @@ fn end_with(parent: u32) {
 
 /// Gives this process a /dev/shm of its own, as a container has one. False where that is not permitted; then nothing has changed
 /// that others see.
+#[must_use]
 pub fn own_shm() -> bool {
     let root = c"/".as_ptr();
     let null = std::ptr::null();
@@ -206,6 +210,7 @@ impl Scratch {
     ///
     /// # Panics
     /// When that is impossible.
+    #[must_use]
     #[expect(clippy::new_without_default, reason = "making a directory is no default")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -216,11 +221,13 @@ impl Scratch {
     }
 
     /// Where it is.
+    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// What lies in it.
+    #[must_use]
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         let mut names: Vec<_> =

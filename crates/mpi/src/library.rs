@@ -83,6 +83,7 @@ fn library() -> *mut c_void {
 }
 
 /// Where a symbol of this name lies, of the library or of the program.
+#[must_use]
 pub fn symbol_at(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: an address, of which nothing is asked.
     unsafe { symbol(libc::RTLD_DEFAULT, name).or_else(|| symbol(library(), name)) }
@@ -95,6 +96,7 @@ pub fn symbol_at(name: &CStr) -> Option<*mut c_void> {
 ///
 /// # Safety
 /// `F` is a function pointer of the type that the function has.
+#[must_use]
 pub unsafe fn real<F: Copy>(name: &str) -> F {
     let name = CString::new(name).expect("a name");
     // SAFETY: by this function's contract.

@@ -56,6 +56,7 @@ impl<A: Abi> Default for Shim<A> {
 
 impl<A: Abi> Shim<A> {
     /// One that knows nothing.
+    #[must_use]
     pub const fn new() -> Self {
         Self {
             library: OnceLock::new(),

@@ -93,6 +93,7 @@ impl<A: Abi> Default for Tracer<A> {
 
 impl<A: Abi> Tracer<A> {
     /// None.
+    #[must_use]
     pub const fn new() -> Self {
         Self { trace: OnceLock::new() }
     }
@@ -201,11 +202,13 @@ impl<A: Abi> Trace<A> {
     }
 
     /// The type of a byte.
+    #[must_use]
     pub fn byte(&self) -> A::Handle {
         self.library.handles.byte
     }
 
     /// Whether this process has this rank of a communicator.
+    #[must_use]
     pub fn is(&self, rank: c_int, comm: A::Handle) -> bool {
         let mut own = 0;
         // SAFETY: the program's own communicator, and a place for a number.
@@ -435,6 +438,7 @@ pub struct Statuses {
 
 impl Statuses {
     /// The program's, or so many of ours while a trace needs them.
+    #[must_use]
     pub fn new<A: Traced>(given: *mut c_void, count: usize) -> Self {
         let is_ignored = given.addr() == A::NUMBERS.status_ignore;
         let own = match is_ignored && of::<A>().is_some() {
@@ -454,6 +458,7 @@ impl Statuses {
 ///
 /// # Safety
 /// `requests` has so many.
+#[must_use]
 pub unsafe fn before<A: Traced>(count: c_int, requests: *const A::Handle) -> Vec<A::Handle> {
     match (of::<A>().is_some(), usize::try_from(count)) {
         // SAFETY: by this function's contract.
@@ -740,6 +745,7 @@ macro_rules! traced {
 
 /// The request at an index, which libraries give as a number below 0 when there is none.
 #[doc(hidden)]
+#[must_use]
 pub fn at<H: Copy>(before: &[H], index: c_int) -> Option<H> {
     before.get(usize::try_from(index).ok()?).copied()
 }

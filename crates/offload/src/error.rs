@@ -224,6 +224,7 @@ pub enum TierError {
 
 impl TierError {
     /// Whether the tier is there and has no room.
+    #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(
             self,

@@ -108,6 +108,7 @@ impl Moments {
     }
 
     /// How many moments an element has, 1 or 2.
+    #[must_use]
     pub const fn count(&self) -> usize {
         self.count
     }
@@ -192,11 +193,13 @@ impl Moments {
     }
 
     /// Why stripes lie in memory of the kernel's choice: their tiers had no room.
+    #[must_use]
     pub fn missed(&self) -> &[String] {
         &self.missed
     }
 
     /// Bytes of each file, and of the memory that stages them.
+    #[must_use]
     pub fn on_disk(&self) -> (Vec<u64>, usize) {
         (self.disks.iter().map(|it| it.file.size()).collect(), self.staging.len() * TRANSFER_BYTES)
     }

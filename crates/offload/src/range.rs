@@ -114,6 +114,7 @@ impl Range {
     }
 
     /// Where it begins.
+    #[must_use]
     pub fn address(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -125,6 +126,7 @@ impl Range {
     }
 
     /// Bytes of its pages.
+    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

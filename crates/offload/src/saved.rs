@@ -159,6 +159,7 @@ impl Saved {
     }
 
     /// The most bytes at once in memory, in each other tier of memory and on each disk, and those of buffers between them.
+    #[must_use]
     pub fn most(&self) -> MostSaved {
         MostSaved {
             memory: self.most_memory,
@@ -169,6 +170,7 @@ impl Saved {
     }
 
     /// Bytes of the buffers between memory and disks that a step fills. Two tensors, each with more than half as much on disks, need more.
+    #[must_use]
     pub fn staging(&self) -> usize {
         if self.files.is_empty() { 0 } else { IN_FLIGHT * TRANSFER_BYTES }
     }

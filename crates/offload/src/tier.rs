@@ -143,6 +143,7 @@ impl TierFile {
     }
 
     /// Bytes of the tier.
+    #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.size
     }

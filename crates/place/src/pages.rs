@@ -100,6 +100,7 @@ const fn is_zero(count: &u64) -> bool {
 
 impl ServiceBytes {
     /// The share of its bytes on the fast tier, from 0 to 1; 1 for a service without bytes.
+    #[must_use]
     pub fn local_share(&self) -> f64 {
         let all = self.fast + self.slow;
         if all == 0 { 1.0 } else { self.fast as f64 / all as f64 }
@@ -144,6 +145,7 @@ impl Pace {
     const LEAST_A_SECOND: f64 = 0.005;
 
     /// Of rounds that are so many seconds apart.
+    #[must_use]
     pub fn of(period_s: f64) -> Self {
         let ppm = |part: f64| (part.min(1.0) * 1e6).round() as u32;
         let part = 1.0 - (-period_s / Self::HALF_S).exp2();
@@ -174,6 +176,7 @@ impl Link {
     pub const FIRST: u64 = 32 << 20;
 
     /// A link of which so much is known by the machine's word.
+    #[must_use]
     pub const fn new(bandwidth: Option<f64>) -> Self {
         Self { bandwidth, moved: None, pending: (0, 0.0) }
     }
@@ -196,6 +199,7 @@ impl Link {
 
     /// Bytes a second that may move each way, once moves were measured; [`None`] while nothing is known. Where the bandwidth is not known, it
     /// is at least what moves came to.
+    #[must_use]
     pub fn rate(&self) -> Option<f64> {
         let part = self.bandwidth.or(self.moved)? * Self::PART;
         Some(part.min(self.moved.unwrap_or(f64::INFINITY)))
@@ -203,12 +207,14 @@ impl Link {
 
     /// Bytes that a round of so many seconds may move each way. They take a round's time at most. The first that move are few, because it is
     /// not known how long they take.
+    #[must_use]
     pub fn step(&self, period_s: f64) -> u64 {
         let steady = self.steady_step(period_s);
         if self.moved.is_some() { steady } else { steady.min(Self::FIRST) }
     }
 
     /// The same as if moves had been measured; [`Self::FIRST`] while nothing is known.
+    #[must_use]
     pub fn steady_step(&self, period_s: f64) -> u64 {
         self.rate().map_or(Self::FIRST, |rate| ((rate * period_s) as u64).max(PAGE))
     }
@@ -281,6 +287,7 @@ pub enum PageMove {
 
 impl PageMove {
     /// The index of the service whose pages move.
+    #[must_use]
     pub const fn service(&self) -> usize {
         match *self {
             Self::Demote { service, .. }
@@ -366,6 +373,7 @@ impl RoundLimits {
     }
 
     /// Why a service that suffers is left alone; [`None`] of one that does not.
+    #[must_use]
     pub fn suffering(&self, seen: &ServiceBytes) -> Option<HoldReason> {
         match *seen {
             ServiceBytes { pressure, .. } if pressure > self.pressure => Some(HoldReason::Pressure),
@@ -482,6 +490,7 @@ impl Past {
 }
 
 /// Decides the moves of one control round.
+#[must_use]
 pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -> Decision {
     let returned = past.returned(services);
     let (halvings, reasons) = past.back_off(services, limits, &returned).into_iter().unzip();
@@ -788,6 +797,7 @@ pub struct RecordedRound {
 }
 
 /// Decides the rounds of a record anew. Returns how many moves there were, and the first round that comes out otherwise.
+#[must_use]
 pub fn replay<'r>(rounds: impl IntoIterator<Item = &'r RecordedRound>) -> (usize, Option<(u64, Decision)>) {
     let (mut past, mut moves) = (Past::default(), 0);
     for recorded in rounds {

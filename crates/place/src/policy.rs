@@ -32,6 +32,7 @@ impl Policy {
     pub const ALL: [Self; 4] = [Self::Dram, Self::Interleave, Self::Paper, Self::Optimal];
 
     /// As options have it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dram => "dram",

@@ -158,6 +158,7 @@ impl Default for Computing {
 
 impl Computing {
     /// Seconds of both, where transfers take so long.
+    #[must_use]
     pub fn beside(&self, transfers: f64) -> f64 {
         let Self { seconds, overlap } = *self;
         seconds.max(transfers) + (1.0 - overlap) * seconds.min(transfers)
@@ -346,6 +347,7 @@ impl Problem {
     }
 
     /// Bytes in a tier.
+    #[must_use]
     pub fn held(&self, placement: &Placement, tier: usize) -> f64 {
         self.objects
             .iter()
@@ -355,6 +357,7 @@ impl Problem {
     }
 
     /// Seconds of each phase: the slowest of its links, and of the computation beside it what cannot run at the same time.
+    #[must_use]
     pub fn seconds(&self, placement: &Placement) -> Vec<f64> {
         self.phases
             .iter()
@@ -369,6 +372,7 @@ impl Problem {
     }
 
     /// Seconds of all copies of a phase, then of those of each stream alone: the slowest link of each.
+    #[must_use]
     pub fn copies(&self, phase: &Phase, placement: &Placement) -> Vec<f64> {
         let slowest = |turn: Turn<'_>| {
             let links = self.links_of(phase, turn.moved.into_iter(), placement);
@@ -378,6 +382,7 @@ impl Problem {
     }
 
     /// Seconds of each tier's link in a phase.
+    #[must_use]
     pub fn links(&self, phase: &Phase, placement: &Placement) -> Vec<f64> {
         self.links_of(phase, phase.moved.iter(), placement)
     }

@@ -27,6 +27,7 @@ pub struct Link {
 
 impl Link {
     /// Seconds of so many bytes.
+    #[must_use]
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.latency_s + bytes / self.bandwidth.value()
     }
@@ -51,6 +52,7 @@ impl Routing {
     /// threshold. A local proxy of less latency and less bandwidth (anti-locality) has small tensors alone. Bandwidths within
     /// `slack` of the highest count as equal: below that a measurement says nothing, and the threshold of two bandwidths that
     /// hardly differ is enormous.
+    #[must_use]
     pub fn over(links: &[Link], slack: f64) -> Option<Self> {
         let best = |cost: fn(&Link) -> f64| {
             (0..links.len()).min_by(|&one, &other| cost(&links[one]).total_cmp(&cost(&links[other])))
@@ -75,6 +77,7 @@ impl Routing {
 ///
 /// # Panics
 /// Without links.
+#[must_use]
 pub fn routes(shards: &[u64], links: &[Link], slack: f64) -> Vec<usize> {
     let routing = Routing::over(links, slack).expect("a service has proxies");
     let mut busy_s = vec![0.0; links.len()];
@@ -101,6 +104,7 @@ pub fn pieces(bytes: u64, shard_bytes: u64, grain: u64) -> impl Iterator<Item = 
 }
 
 /// The smallest size whose bandwidth is full (section III-E): within `slack` of the highest. `None` when nothing was measured.
+#[must_use]
 pub fn full_from(measured: &[(u64, Bandwidth)], slack: f64) -> Option<u64> {
     let highest = measured.iter().map(|(_, rate)| rate.value()).max_by(f64::total_cmp)?;
     let is_full = |rate: Bandwidth| rate.value() >= highest * (1.0 - slack);
@@ -122,12 +126,14 @@ pub struct Pace {
 }
 
 /// `2(p-1)/p`, what a ring moves of each byte.
+#[must_use]
 pub fn ring(workers: u32) -> f64 {
     if workers == 0 { 0.0 } else { 2.0 * f64::from(workers - 1) / f64::from(workers) }
 }
 
 /// Seconds of a step with `proxied` of `bytes` bytes on the proxies (section III-F): `T_FP` and the longer of
 /// `T_BP + T_sync(worker)` and `T_sync(proxy)`.
+#[must_use]
 pub fn step_seconds(bytes: f64, workers: u32, pace: &Pace, proxied: f64) -> f64 {
     let by_workers = ring(workers) * (bytes - proxied) / pace.worker.value();
     let by_proxies = ring(workers) * proxied / pace.proxy.value();
@@ -136,6 +142,7 @@ pub fn step_seconds(bytes: f64, workers: u32, pace: &Pace, proxied: f64) -> f64 
 
 /// The paper's m (section III-F): how many of `bytes` bytes the proxies synchronise so that [`step_seconds`] is least. They are
 /// those whose gradients come first. Both terms are equal there, unless the proxies take all within a backward pass.
+#[must_use]
 pub fn split(bytes: f64, workers: u32, pace: &Pace) -> f64 {
     let ring = ring(workers);
     let [worker, proxy] = [pace.worker, pace.proxy].map(|rate| ring / rate.value());
@@ -173,6 +180,7 @@ impl Timeline<'_> {
     /// Seconds from the begin of the backward pass to the last average, if the proxies take the first `taken` tensors. The longer of two
     /// ends counts: the workers' all-reduce begins after the pass, and each proxy sums one shard after the other. The way back of the
     /// last shard takes as long as its way there; that of the others goes on beside it.
+    #[must_use]
     pub fn seconds(&self, taken: usize) -> f64 {
         let (proxied, rest) = self.gradients.split_at(taken.min(self.gradients.len()));
         let (mut shards, mut copied_s) = (vec![], 0.0);
@@ -198,6 +206,7 @@ impl Timeline<'_> {
     }
 
     /// How many tensors the proxies take so that [`Timeline::seconds`] is least; of equally good counts the smallest.
+    #[must_use]
     pub fn best(&self) -> usize {
         let seconds: Vec<f64> = (0..=self.gradients.len()).map(|taken| self.seconds(taken)).collect();
         let shorter = |&one: &usize, &other: &usize| seconds[one].total_cmp(&seconds[other]);
@@ -207,6 +216,7 @@ impl Timeline<'_> {
 
 /// How many of these tensors, in the order of gradients, the proxies take: their bytes come nearest to `proxied`, because a
 /// tensor goes one way whole.
+#[must_use]
 pub fn proxied_tensors(tensors: &[u64], proxied: f64) -> usize {
     let mut sum = 0.0;
     let (mut best, mut taken) = (proxied.abs(), 0);

@@ -49,6 +49,7 @@ pub struct ThreadRates {
 impl LocalTier {
     /// Read and write rates of so many threads: of as many as were measured, or of the next fewer. Without a number, of
     /// the most.
+    #[must_use]
     pub fn rates(&self, threads: Option<u32>) -> (Bandwidth, Bandwidth) {
         let fits = |it: &&ThreadRates| threads.is_none_or(|most| it.threads <= most);
         let found = self.threads.iter().rev().find(fits).unwrap_or(&self.threads[0]);

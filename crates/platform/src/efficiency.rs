@@ -35,6 +35,7 @@ pub struct Curve<U: Unit>(Vec<Reached<U>>);
 
 impl<U: Unit> Curve<U> {
     /// What is reached at so many of the base unit.
+    #[must_use]
     pub fn at(&self, size: f64) -> f64 {
         let next = self.0.partition_point(|point| point.size.value() <= size);
         let (Some(before), Some(after)) = (next.checked_sub(1).map(|it| &self.0[it]), self.0.get(next))
@@ -46,6 +47,7 @@ impl<U: Unit> Curve<U> {
     }
 
     /// The most that is reached.
+    #[must_use]
     pub fn most(&self) -> f64 {
         self.0.iter().fold(0.0, |most, point| point.reached.max(most))
     }

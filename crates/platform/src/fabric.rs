@@ -34,6 +34,7 @@ pub struct Packet {
 
 impl Packet {
     /// The part that is payload.
+    #[must_use]
     pub fn efficiency(&self) -> f64 {
         self.payload.value() / self.bytes.value()
     }
@@ -44,17 +45,20 @@ impl Link {
     const SLOWEST: f64 = 1e6;
 
     /// What the wire carries, framing included.
+    #[must_use]
     pub fn raw(&self) -> Bandwidth {
         Bandwidth::new(self.rate.value() * f64::from(self.lanes) / 8.0 * self.encoding)
     }
 
     /// What a program can send at most: the rate less line code, flit framing and packet headers.
+    #[must_use]
     pub fn payload(&self) -> Bandwidth {
         Bandwidth::new(self.raw().value() * self.flit.efficiency() * self.packet.efficiency())
     }
 
     /// What lines come to, both directions together, when this part of them is read and the others are written. What is read takes a
     /// packet's header one way and a packet the other; what is written the reverse. The busier direction sets the pace.
+    #[must_use]
     pub fn lines(&self, reads: f64) -> Bandwidth {
         let Packet { bytes, payload } = self.packet;
         let header = (bytes.value() - payload.value()) / payload.value();
@@ -164,6 +168,7 @@ pub enum Protocol {
 
 impl Protocol {
     /// As files have it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cache => "cache",
@@ -245,11 +250,13 @@ fn mean_distance(switches: u32) -> f64 {
 
 impl Fabric {
     /// What an accelerator can send into it, in one direction.
+    #[must_use]
     pub fn payload(&self) -> Bandwidth {
         Bandwidth::new(self.link.payload().value() * f64::from(self.links))
     }
 
     /// Switches between two ports that are far apart; in a torus and a dragonfly on average over all pairs.
+    #[must_use]
     pub fn hops(&self) -> f64 {
         match self.topology {
             Topology::SingleHop => 1.0,
@@ -264,6 +271,7 @@ impl Fabric {
     /// send, and to all others alike. The load of the busiest links by shortest paths (Dally and Towles, 2004, chapter 3); to
     /// neighbours over all axes of a torus, and in a dragonfly by way of another switch, which takes two links for one (Kim
     /// et al., 2008).
+    #[must_use]
     pub fn carried(&self) -> [f64; 2] {
         match self.topology {
             Topology::SingleHop | Topology::Clos { .. } => [1.0; 2],
@@ -288,6 +296,7 @@ impl Fabric {
     }
 
     /// Endpoint ports that it can have.
+    #[must_use]
     pub fn ports(&self) -> u64 {
         let radix = u64::from(self.switch.ports);
         match self.topology {
@@ -305,6 +314,7 @@ impl Fabric {
     }
 
     /// Ports of switches that so many endpoint ports take, those between switches counted.
+    #[must_use]
     pub fn switch_ports(&self, endpoints: u64) -> u64 {
         let (each, of) = match self.topology {
             Topology::SingleHop => (1, 1),
@@ -317,11 +327,13 @@ impl Fabric {
     }
 
     /// The time of an empty message: what software adds, the switches, the wires between, and a flit at each.
+    #[must_use]
     pub fn latency(&self) -> Time {
         self.latency_over(self.hops())
     }
 
     /// The same by way of so many switches.
+    #[must_use]
     pub fn latency_over(&self, hops: f64) -> Time {
         let flit = self.link.flit.bytes.value() / self.link.raw().value();
         let wires = (hops + 1.0) * self.link.propagation.value();
@@ -345,6 +357,7 @@ impl Topology {
     ///
     /// # Panics
     /// When switches of so many ports cannot be joined so, which a platform's file is refused for.
+    #[must_use]
     pub fn graph(self, ports: u32) -> Graph {
         assert!(self.check(ports).is_ok(), "a topology that was checked");
         match self {

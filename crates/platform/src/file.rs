@@ -27,6 +27,7 @@ pub struct DataError {
 
 impl DataError {
     /// What is wrong at `key` of `file`.
+    #[must_use]
     pub fn new(file: &str, key: &str, problem: impl Into<String>) -> Self {
         Self { file: file.into(), key: key.into(), problem: problem.into() }
     }
@@ -49,6 +50,7 @@ fn is_printable(character: char) -> bool {
 }
 
 /// `text` with escapes such as `\u{1b}` in place of what a terminal takes as a command.
+#[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_printable) {
         return text.into();
@@ -71,6 +73,7 @@ const QUOTED_BYTES: usize = 200;
 /// assert_eq!(quoted("/train/\u{1b}"), "/train/\\u{1b}");
 /// assert!(quoted(&"x".repeat(5000)).ends_with("xx… (5000 bytes)"));
 /// ```
+#[must_use]
 pub fn quoted(text: &(impl AsRef<OsStr> + ?Sized)) -> String {
     let text = text.as_ref().to_string_lossy();
     if text.len() <= QUOTED_BYTES {
@@ -88,6 +91,7 @@ pub fn quoted(text: &(impl AsRef<OsStr> + ?Sized)) -> String {
 /// let said = format!("unknown field `{}`, expected `job`", "x".repeat(5000));
 /// assert!(quoted_words(&said).starts_with("unknown field `xx") && quoted_words(&said).len() < 300);
 /// ```
+#[must_use]
 pub fn quoted_words(text: &str) -> String {
     // The colon behind a word is not the word's.
     let word = |word: &str| match word.strip_suffix(':') {
@@ -105,6 +109,7 @@ pub fn quoted_words(text: &str) -> String {
 /// assert_eq!([4 << 20, 1000].map(sized), ["4 MiB", "1000 bytes"]);
 /// assert_eq!(sized((4 << 20) + 320), "4194624 bytes (4.0 MiB)");
 /// ```
+#[must_use]
 pub fn sized(bytes: u64) -> String {
     let unit = |power: u64| ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][power as usize];
     let whole = if bytes == 0 { 0 } else { u64::from(bytes.trailing_zeros() / 10) };
@@ -187,6 +192,7 @@ impl Folder {
 }
 
 /// The names of what lies in a folder, sorted.
+#[must_use]
 pub fn names(folder: Folder) -> Vec<&'static str> {
     let names =
         folder.files().files().filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
@@ -255,6 +261,7 @@ pub fn files_of(
 static READ: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// Whether this process has read the file at `path`, which it would lose by writing there.
+#[must_use]
 pub fn was_read(path: &Path) -> bool {
     let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
     path.canonicalize().is_ok_and(|path| read.contains(&path))
@@ -391,6 +398,7 @@ fn merge_tables(under: &mut Table, over: Table) {
 }
 
 /// What serde says of a value that does not fit, in one line and without names of Rust's types.
+#[must_use]
 pub fn in_words(message: &str) -> String {
     let message = one_line(message);
     // What is expected is ours, and stands last.

@@ -101,6 +101,7 @@ fn string_length(text: &str) -> usize {
 }
 
 /// That a file is in another format than the one that was expected.
+#[must_use]
 pub fn other_json(file: &str, expected: &str, kind: JsonKind) -> DataError {
     DataError::new(file, "", format!("expected {expected}, found {}", kind.kind_name()))
 }
@@ -144,6 +145,7 @@ impl<'a> JsonObject<'a> {
     }
 
     /// What is wrong at a key.
+    #[must_use]
     pub fn wrong(&self, key: &str, expected: &str) -> DataError {
         wrong(self.file, &self.key(key), expected, self.keys.get(key))
     }

@@ -84,6 +84,7 @@ impl Graph {
     }
 
     /// Links on the shortest way from one switch to each.
+    #[must_use]
     pub fn distances(&self, from: usize) -> Vec<Option<u32>> {
         let mut distances = vec![None; self.links.len()];
         distances[from] = Some(0);
@@ -101,6 +102,7 @@ impl Graph {
 
     /// What each link of each switch carries when every endpoint sends one in all to all endpoints, itself too, by shortest ways
     /// that share equally.
+    #[must_use]
     pub fn loads_of_all_to_all(&self) -> Vec<Vec<f64>> {
         let mut loads: Vec<_> = self.links.iter().map(|links| vec![0.0; links.len()]).collect();
         let all: f64 = self.endpoints.iter().copied().map(f64::from).sum();

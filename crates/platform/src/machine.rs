@@ -146,6 +146,7 @@ const fn one() -> u32 {
 
 impl Attach {
     /// What each accelerator has of it while all move bytes.
+    #[must_use]
     pub fn each(&self) -> Bandwidth {
         Bandwidth::new(self.bandwidth.value() / f64::from(self.accelerators))
     }
@@ -167,6 +168,7 @@ pub enum AttachKind {
 
 impl AttachKind {
     /// As files have it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::C2c => "c2c",
@@ -212,12 +214,14 @@ impl MemoryNodes {
 
 impl Platform {
     /// The tier of this name, behind the first kind of server or host that has one.
+    #[must_use]
     pub fn tier(&self, name: &str) -> Option<&BuiltTier> {
         let servers = self.server.values().map(|server| &server.tiers);
         servers.chain(self.rack.values().map(|rack| &rack.host.tiers)).find_map(|tiers| tiers.get(name))
     }
 
     /// Every tier beyond an accelerator's own memory, with the share of it that each accelerator of `rack` has.
+    #[must_use]
     pub fn tiers(&self, rack: &Rack) -> Vec<(TierId, TierShare)> {
         let host = &rack.host;
         let (parts, roof) = (f64::from(host.accelerators), host.attach.each().value());
@@ -236,6 +240,7 @@ impl Platform {
 
     /// The same with a fabric between racks that gives an accelerator this payload in each direction: its lanes are as much faster. `None`
     /// where no fabric joins racks.
+    #[must_use]
     pub fn with_between(&self, payload: Bandwidth) -> Option<Self> {
         let mut platform = self.clone();
         let fabric = platform.between.as_mut()?;
@@ -246,6 +251,7 @@ impl Platform {
 
     /// The same with memory nodes that an accelerator of their share reads as fast, and writes as much faster; ports do not limit them, an
     /// accelerator's own link does. `None` where there are no memory nodes.
+    #[must_use]
     pub fn with_pool(&self, read: Bandwidth) -> Option<Self> {
         let mut platform = self.clone();
         let nodes = platform.pool.as_mut()?;
@@ -411,12 +417,14 @@ impl Fitted {
         ["matrix", "depth", "attention", "stream", "launch", "inside", "between", "straggle"];
 
     /// The constants in the order of [`Fitted::NAMES`]; times in seconds.
+    #[must_use]
     pub fn values(&self) -> [f64; 8] {
         let Self { matrix, depth, attention, stream, launch, inside, between, straggle } = *self;
         [matrix, depth, attention, stream, launch.value(), inside, between, straggle]
     }
 
     /// The constants from their values.
+    #[must_use]
     pub const fn from_values(values: [f64; 8]) -> Self {
         let [matrix, depth, attention, stream, launch, inside, between, straggle] = values;
         Self { matrix, depth, attention, stream, launch: Time::new(launch), inside, between, straggle }

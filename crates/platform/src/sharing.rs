@@ -68,6 +68,7 @@ impl Sharing {
 
 impl Exchange {
     /// The constants in their order, in seconds and bytes a second; infinite where nothing takes longer.
+    #[must_use]
     pub fn values(&self) -> [f64; 9] {
         let Self { call, turn, switch, cached, copied, passed, near, write, read } = self;
         let [call, turn, switch] = [call, turn, switch].map(|time| time.value());
@@ -80,6 +81,7 @@ impl Exchange {
     ///
     /// # Panics
     /// When one is negative or no number, or one of the first seven infinite.
+    #[must_use]
     pub fn from_values(values: [f64; 9]) -> Self {
         let [call, turn, switch, cached, copied, passed, near, write, read] = values;
         let far = |rate: f64| (rate < f64::INFINITY).then(|| Bandwidth::new(rate));

@@ -31,6 +31,7 @@ const READ: [&str; 7] = ["id", "radical", "bw", "lat", "topology", "topo_paramet
 
 impl Cluster {
     /// Whether a file of this name is read as a platform of SimGrid.
+    #[must_use]
     pub fn is_named(file: &str) -> bool {
         file.ends_with(".xml")
     }

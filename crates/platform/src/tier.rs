@@ -39,6 +39,7 @@ impl TierName {
     const MOST: usize = 24;
 
     /// The name, unless it is empty, too long or holds a zero.
+    #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let mut bytes = [0; Self::MOST];
         bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
@@ -198,23 +199,27 @@ pub struct TierShare {
 
 impl BuiltTier {
     /// What its channels carry.
+    #[must_use]
     pub fn peak(&self) -> Bandwidth {
         Bandwidth::new(self.rate.value() * 8.0 * f64::from(self.channels))
     }
 
     /// Bytes a second that one host gets of it, `reads` of them read and the others written: the lower of two roofs, what its
     /// channels reach and what lines leave of the links.
+    #[must_use]
     pub fn bandwidth(&self, reads: f64) -> f64 {
         self.channel_bandwidth(reads).min(self.port_bandwidth(reads))
     }
 
     /// Bytes a second of its channels, for all hosts together.
+    #[must_use]
     pub fn channel_bandwidth(&self, reads: f64) -> f64 {
         let part = if reads == 1.0 { self.fitted.reads } else { self.fitted.mixed };
         self.peak().value() * part
     }
 
     /// Bytes a second through one host's links; no bound when the channels are its own.
+    #[must_use]
     pub fn port_bandwidth(&self, reads: f64) -> f64 {
         self.port.as_ref().map_or(f64::INFINITY, |port| {
             port.link.lines(reads).value() * f64::from(port.links) * port.reached
@@ -223,6 +228,7 @@ impl BuiltTier {
 
     /// Seconds from a load to its value while nothing else goes on: the memory, the controllers of its port, the switches and the
     /// wires there and back.
+    #[must_use]
     pub fn idle_latency(&self) -> f64 {
         let way = self.port.as_ref().map_or(0.0, |port| {
             let wires = port.link.propagation.value() * (port.hops.len() + 1) as f64;
@@ -234,11 +240,13 @@ impl BuiltTier {
 
     /// Seconds from a load to its value at this part of the channels' peak: a queue of random arrivals and constant service before
     /// it (M/D/1: T + S u / (2 (1 - u))).
+    #[must_use]
     pub fn loaded_latency(&self, utilisation: f64) -> f64 {
         self.idle_latency() + self.fitted.service.value() * utilisation / (2.0 * (1.0 - utilisation))
     }
 
     /// One of so many parts of what a host has of it, through a link of `roof` bytes a second each way.
+    #[must_use]
     pub fn share(&self, parts: f64, roof: f64) -> TierShare {
         let hosts = f64::from(self.hosts);
         let at = |reads| (self.channel_bandwidth(reads) / hosts).min(self.port_bandwidth(reads)) / parts;
@@ -293,6 +301,7 @@ pub(crate) fn check_rate(rate: Bandwidth) -> Result<(), String> {
 
 impl MemoryTier {
     /// One of so many parts of it, through a link of `roof` bytes a second each way.
+    #[must_use]
     pub fn share(&self, parts: f64, roof: f64) -> TierShare {
         let [read, write] = [self.read, self.write].map(|rate| rate.value() / parts);
         // Each way of the link is its own; the memory does one thing at a time.

@@ -112,12 +112,14 @@ impl<U: Unit> Quantity<U> {
     ///
     /// # Panics
     /// When it is negative or no number.
+    #[must_use]
     pub const fn new(value: f64) -> Self {
         assert!(value.is_finite() && value >= 0.0, "a quantity is a number from 0 on");
         Self(value, PhantomData)
     }
 
     /// How much it is in the base unit, which is that of its type: bytes, bytes a second, seconds, and so on.
+    #[must_use]
     #[inline]
     pub const fn value(self) -> f64 {
         self.0

@@ -18,6 +18,7 @@ pub struct Peer {
 
 impl Peer {
     /// A process of no group.
+    #[must_use]
     pub const fn new(host: u16, pid: u32) -> Self {
         Self { host, pid, rank: None }
     }

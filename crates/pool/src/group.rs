@@ -132,6 +132,7 @@ impl Default for GroupOptions {
 }
 
 /// The bytes of one rank's extent.
+#[must_use]
 pub fn extent_bytes(options: &GroupOptions) -> u64 {
     staging_at(Offset(0)).0 + options.staging_bytes
 }
@@ -280,16 +281,19 @@ impl<M: Memory> Group<M> {
     }
 
     /// This process's rank.
+    #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// How many ranks there are.
+    #[must_use]
     pub fn size(&self) -> usize {
         self.members.len()
     }
 
     /// The ranks, as this one sees them.
+    #[must_use]
     pub fn members(&self) -> &[RankPlace] {
         &self.members
     }
@@ -300,16 +304,19 @@ impl<M: Memory> Group<M> {
     }
 
     /// How many operations were begun.
+    #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
     /// How the group waits and stages.
+    #[must_use]
     pub fn options(&self) -> &GroupOptions {
         &self.options
     }
 
     /// The operation that `rank` has called and this one has not, with what it works on; none where they are as far.
+    #[must_use]
     pub fn called_ahead(&self, rank: usize) -> Option<String> {
         let (standing, at) = (self.peers_progress.get(rank)?, self.members[rank].at);
         if self.is_remote(rank) {
@@ -360,6 +367,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// The memory that the group works on.
+    #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
     }

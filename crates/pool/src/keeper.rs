@@ -207,6 +207,7 @@ impl<M: Memory> Keeper<M> {
     }
 
     /// The view that this keeper has published.
+    #[must_use]
     pub const fn view(&self) -> &View {
         &self.view
     }

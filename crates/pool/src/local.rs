@@ -36,38 +36,45 @@ pub struct LocalLayout {
 
 impl LocalLayout {
     /// The local words of a host of this pool.
+    #[must_use]
     pub fn new(layout: &Layout) -> Self {
         let processes = layout.geometry().processes.into();
         Self { processes, state: StateLayout::new(layout, 1 + 2 * processes) }
     }
 
     /// Local words that a host needs.
+    #[must_use]
     pub const fn words(&self) -> u32 {
         self.state.end()
     }
 
     /// The words that stay when no process of the host is left: without them nobody could tell the processes that were killed
     /// from those that do not share the host's file.
+    #[must_use]
     pub const fn kept_words(&self) -> Range<u32> {
         1..1 + self.processes
     }
 
     /// Guards the host line and the process lines.
+    #[must_use]
     pub const fn membership(&self) -> LocalLock {
         LocalLock(LocalWord(0))
     }
 
     /// The words of the directory and the allocator.
+    #[must_use]
     pub const fn state(&self) -> &StateLayout {
         &self.state
     }
 
     /// The incarnation of the newest process at `slot`; written by that process alone.
+    #[must_use]
     pub fn incarnation(&self, slot: ProcessSlot) -> LocalWord {
         LocalWord(1 + self.slot(slot))
     }
 
     /// The process id of the newest process at `slot`; written by that process alone.
+    #[must_use]
     pub fn pid(&self, slot: ProcessSlot) -> LocalWord {
         LocalWord(1 + self.processes + self.slot(slot))
     }
@@ -94,6 +101,7 @@ pub struct Local {
 impl Local {
     /// Enters the process that holds `memory`'s slot. Call it once a process, before it takes a lock; `older` is an
     /// incarnation that was seen elsewhere, so that a lost host-local file does not bring an old one back.
+    #[must_use]
     pub fn enter<M: Memory>(memory: &M, layout: LocalLayout, host: u16, pid: u32, older: u64) -> Self {
         let slot = memory.slot();
         let last = memory.local_load(layout.incarnation(slot)).max(older);
@@ -229,6 +237,7 @@ pub struct LocalGuard<'a, M: Memory> {
 impl<M: Memory> LocalGuard<'_, M> {
     /// Whether an earlier holder died, or failed, in the middle: repair what the lock guards and call
     /// [`LocalGuard::repaired`].
+    #[must_use]
     pub const fn recovered(&self) -> bool {
         self.recovered
     }

@@ -185,6 +185,7 @@ impl Process {
     }
 
     /// As errors name it.
+    #[must_use]
     pub const fn peer(&self) -> Peer {
         Peer::new(self.host, self.pid)
     }
@@ -269,11 +270,13 @@ pub struct HeartbeatMonitor {
 
 impl HeartbeatMonitor {
     /// Calls a heartbeat silent that stays the same for `silence`.
+    #[must_use]
     pub fn new(silence: Duration) -> Self {
         Self { silence, seen: BTreeMap::new() }
     }
 
     /// How long a heartbeat must stay the same.
+    #[must_use]
     pub const fn silence(&self) -> Duration {
         self.silence
     }

@@ -69,31 +69,37 @@ pub struct Object {
 
 impl Object {
     /// Its name.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// What its creator says that it holds; empty where it said nothing.
+    #[must_use]
     pub fn note(&self) -> &str {
         &self.note
     }
 
     /// Where its data begins: a multiple of 64.
+    #[must_use]
     pub const fn at(&self) -> Offset {
         self.at
     }
 
     /// Its size in bytes.
+    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Tells it from every other object that its owner ever had.
+    #[must_use]
     pub const fn generation(&self) -> u64 {
         self.generation
     }
 
     /// The host that created it, and whose chunks hold it.
+    #[must_use]
     pub const fn owner(&self) -> u16 {
         self.owner
     }

@@ -41,6 +41,7 @@ pub struct Member {
 
 impl Member {
     /// This process as a member of `host`, with job 0, no quota, 10 seconds for a call and 2 of silence.
+    #[must_use]
     pub fn new(host: u16, boot: u64) -> Self {
         Self {
             host,
@@ -289,6 +290,7 @@ impl<M: Memory> Pool<M> {
     }
 
     /// This process, as its line says.
+    #[must_use]
     pub fn this_process(&self) -> Process {
         let Member { host, pid, job, quota, .. } = self.member;
         Process {

@@ -88,24 +88,28 @@ impl RingShape {
     }
 
     /// How many messages are under way at most.
+    #[must_use]
     #[inline(always)]
     pub fn slots(self) -> u64 {
         self.slots.into()
     }
 
     /// How many of them are in cells at most.
+    #[must_use]
     #[inline(always)]
     pub fn cells(self) -> u64 {
         self.cells.into()
     }
 
     /// The size of a cell in bytes: longer messages are streamed through several.
+    #[must_use]
     #[inline(always)]
     pub fn cell_bytes(self) -> u64 {
         self.cell_bytes.into()
     }
 
     /// Bytes of the extent that the producer owns: the header lines, then the cells.
+    #[must_use]
     pub fn producer_bytes(self) -> u64 {
         self.slots() * PAIR + self.cells() * self.cell_bytes()
     }
@@ -116,6 +120,7 @@ impl RingShape {
     }
 
     /// Bytes of the extent that the consumer owns: a line, and its neighbour to keep others away.
+    #[must_use]
     pub const fn consumer_bytes(self) -> u64 {
         PAIR
     }

@@ -94,12 +94,14 @@ pub struct Agreement {
 
 impl Agreement {
     /// An exchange of elements of `dtype`, over the links that are there.
+    #[must_use]
     pub fn new(exchange: Exchange, dtype: Dtype) -> Self {
         let dtypes = vec![dtype; exchange.shards().len()];
         Self { exchange, dtypes, links: vec![], groups: vec![] }
     }
 
     /// The type of a shard's elements.
+    #[must_use]
     pub fn dtype(&self, shard: u32) -> Dtype {
         self.dtypes[shard as usize]
     }

@@ -94,11 +94,13 @@ impl<M: Memory> Store<M> {
     }
 
     /// Its name.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The pool that it is in.
+    #[must_use]
     pub const fn pool(&self) -> &Arc<Pool<M>> {
         &self.pool
     }

@@ -30,6 +30,7 @@ impl Patience {
     pub const SHARED: Self = Self { spins: 50, yields: 50, nap: Duration::from_micros(500) };
 
     /// What suits `ranks` processes that wait for each other under this kernel.
+    #[must_use]
     pub fn for_ranks(ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if ranks <= cores { Self::DEDICATED } else { Self::SHARED }

@@ -160,16 +160,19 @@ impl<M: Memory> Window<M> {
     }
 
     /// This process's rank.
+    #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
     }
 
     /// How many ranks there are.
+    #[must_use]
     pub const fn ranks(&self) -> u32 {
         self.ranks
     }
 
     /// Where this rank's data lies, also before [`Window::join`].
+    #[must_use]
     pub const fn own_data(&self) -> DataRange {
         DataRange { at: self.own.at, bytes: self.own.bytes }
     }

@@ -30,6 +30,7 @@ impl Cut {
     ///
     /// # Panics
     /// When `limit` is 0.
+    #[must_use]
     pub fn new(plan: &Plan, bytes: u64, limit: u64) -> Self {
         let chunk = match plan.collective {
             Collective::AllReduce | Collective::Reduce | Collective::Broadcast if plan.chunks > 1 => {
@@ -49,6 +50,7 @@ impl Cut {
     ///
     /// # Panics
     /// When `limit` is 0.
+    #[must_use]
     pub fn staged(plan: &Plan, bytes: u64, staging: u64, limit: u64) -> Option<Self> {
         let fits = |slots: u64| staging / (plan.blocks as u64 * slots) / GRAIN * GRAIN;
         let whole = Self::new(plan, bytes, u64::MAX);
@@ -60,6 +62,7 @@ impl Cut {
     }
 
     /// What round `round` moves of a chunk, in bytes of the buffer that it belongs to; empty past the buffer's end.
+    #[must_use]
     pub fn part(&self, chunk: Chunk, round: u64) -> Range<u64> {
         let (chunk, total) = match chunk {
             Chunk::Input(chunk) => (chunk, self.input),
@@ -72,6 +75,7 @@ impl Cut {
     }
 
     /// Where the block with this index lies in a rank's staging in a round.
+    #[must_use]
     pub fn block_at(&self, plan: &Plan, index: usize, round: u64) -> u64 {
         (round % SLOTS * plan.blocks as u64 + index as u64) * self.segment
     }

@@ -214,11 +214,13 @@ impl Exchange {
     }
 
     /// Which of the shards that wait goes first.
+    #[must_use]
     pub fn order(&self) -> ShardOrder {
         self.order
     }
 
     /// The rank of a shard among those that wait: the lowest goes first, and of equals the one that came first.
+    #[must_use]
     pub fn rank(&self, shard: u32) -> u32 {
         match self.order {
             ShardOrder::FirstInFirstOut => 0,
@@ -227,31 +229,37 @@ impl Exchange {
     }
 
     /// The shards, in the order of gradients.
+    #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
     /// How many proxies there are.
+    #[must_use]
     pub fn proxies(&self) -> u16 {
         self.parts.len() as u16
     }
 
     /// The shards of a proxy, in the order of gradients.
+    #[must_use]
     pub fn of_proxy(&self, proxy: u16) -> &[u32] {
         &self.parts[usize::from(proxy)].0
     }
 
     /// The bytes of a window that were asked for; 0 where no byte is used twice.
+    #[must_use]
     pub fn asked_window_bytes(&self) -> u64 {
         self.windows.as_ref().map_or(0, |(asked, _)| *asked)
     }
 
     /// Where a shard begins in the windows of its proxy.
+    #[must_use]
     pub fn window(&self, shard: u32) -> u64 {
         self.windows.as_ref().map_or_else(|| self.place(shard), |(_, windows)| windows.places[shard as usize])
     }
 
     /// Bytes of a window of this proxy.
+    #[must_use]
     pub fn window_bytes(&self, proxy: u16) -> u64 {
         self.windows
             .as_ref()
@@ -259,16 +267,19 @@ impl Exchange {
     }
 
     /// The shards, earlier in the order of gradients, whose bytes of the window a shard takes over.
+    #[must_use]
     pub fn before(&self, shard: u32) -> &[u32] {
         self.windows.as_ref().map_or(&[], |(_, windows)| &windows.before[shard as usize])
     }
 
     /// Where a shard begins in a buffer of its proxy that uses no byte twice.
+    #[must_use]
     pub fn place(&self, shard: u32) -> u64 {
         self.places[shard as usize]
     }
 
     /// Bytes of a buffer of this proxy that uses no byte twice.
+    #[must_use]
     pub fn buffer_bytes(&self, proxy: u16) -> u64 {
         self.parts[usize::from(proxy)].1
     }

@@ -18,6 +18,7 @@ impl Schedule {
     ///
     /// # Panics
     /// When there is no rank, or the root is none.
+    #[must_use]
     pub fn direct(collective: Collective, ranks: usize, root: usize) -> Self {
         match collective {
             Collective::Barrier => Self::empty(collective, ranks, root, 0).phase(|_| Vec::new()),
@@ -112,6 +113,7 @@ impl Schedule {
     ///
     /// # Panics
     /// When there is no rank, the root is none, or the collective is another one.
+    #[must_use]
     pub fn sharded(collective: Collective, ranks: usize, root: usize) -> Self {
         assert!(
             matches!(collective, Collective::AllReduce | Collective::Reduce),

@@ -66,6 +66,7 @@ impl<'a> Places<'a> {
 impl Schedule {
     /// Whether a second level saves anything: some ranks share a host and some do not, and the collective has bytes that
     /// several ranks of a host read, or can combine before they cross.
+    #[must_use]
     pub fn has_two_levels(collective: Collective, hosts: &[u16]) -> bool {
         let saves = matches!(
             collective,
@@ -84,6 +85,7 @@ impl Schedule {
     ///
     /// # Panics
     /// When there is no rank, or the root is none.
+    #[must_use]
     pub fn two_level(collective: Collective, hosts: &[u16], root: usize) -> Option<Self> {
         assert!(root < hosts.len(), "{collective} over {} ranks has no root {root}", hosts.len());
         if !Self::has_two_levels(collective, hosts) {

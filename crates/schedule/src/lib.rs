@@ -71,6 +71,7 @@ impl Collective {
     ];
 
     /// Its name, as users write it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -86,6 +87,7 @@ impl Collective {
     }
 
     /// Whether it combines elements.
+    #[must_use]
     pub const fn combines(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
@@ -97,11 +99,13 @@ impl Collective {
     }
 
     /// Whether one side of it, or both, has a chunk for each rank.
+    #[must_use]
     pub const fn has_chunks(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
     /// The collective of this name.
+    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|collective| collective.name() == name)
     }
@@ -208,6 +212,7 @@ impl Schedule {
     }
 
     /// Whether `rank` has an input in this collective.
+    #[must_use]
     pub fn has_input(&self, rank: usize) -> bool {
         match self.collective {
             Collective::Barrier => false,
@@ -217,6 +222,7 @@ impl Schedule {
     }
 
     /// Whether `rank` gets an output in this collective.
+    #[must_use]
     pub fn has_output(&self, rank: usize) -> bool {
         match self.collective {
             Collective::Barrier => false,

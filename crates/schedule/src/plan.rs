@@ -104,6 +104,7 @@ impl Plan {
     ///
     /// # Panics
     /// When the schedule does not pass it.
+    #[must_use]
     pub fn new(schedule: &Schedule, hosts: &[u16], rank: usize) -> Self {
         let work = Work { schedule, hosts, rank };
         let steps = (0..schedule.phases.len()).map(|phase| work.step(phase)).collect();
@@ -128,6 +129,7 @@ impl Plan {
     }
 
     /// What a rank publishes after a phase of a round. More than this by one comes after the last phase of the last.
+    #[must_use]
     pub fn number(&self, round: u64, phase: usize) -> u64 {
         (round + phase as u64) * self.steps.len() as u64 + phase as u64 + 1
     }
@@ -149,6 +151,7 @@ impl Plan {
     /// Whether a peer may be waiting for this rank to finish a phase of a round so that it can fill a slot again, with no
     /// later step that is published soon. (A step is published when it fills something, when this holds, or when the
     /// rank has to wait.)
+    #[must_use]
     pub fn frees(&self, rounds: u64, round: u64, phase: usize) -> bool {
         let phases = self.steps.len();
         let filled_again = round + SLOTS < rounds;
@@ -157,6 +160,7 @@ impl Plan {
     }
 
     /// Whether blocks can be the chunks of data in the pool themselves.
+    #[must_use]
     pub fn shows_only_chunks(&self) -> bool {
         let blocks = self.steps.iter().flat_map(|step| &step.actions).filter_map(|act| act.block.as_ref());
         blocks.into_iter().all(|block| block.chunk.is_some())

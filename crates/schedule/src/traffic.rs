@@ -42,6 +42,7 @@ impl Schedule {
     ///
     /// # Panics
     /// When `hosts` does not name a host for each rank.
+    #[must_use]
     pub fn traffic(&self, hosts: &[u16], rank: usize) -> Traffic {
         assert_eq!(hosts.len(), self.ranks, "a host for each rank");
         let mut traffic = Traffic::default();

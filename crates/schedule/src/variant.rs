@@ -41,6 +41,7 @@ impl Variant {
     }
 
     /// What data takes that lies in the pool and is read there.
+    #[must_use]
     pub const fn in_pool(collective: Collective) -> Self {
         match collective {
             Collective::AllReduce => Self::Sharded,
@@ -52,6 +53,7 @@ impl Variant {
     ///
     /// # Panics
     /// When it is to have two levels and [`Schedule::has_two_levels`] says no.
+    #[must_use]
     pub fn schedule(self, collective: Collective, hosts: &[u16], root: usize) -> Schedule {
         match self {
             Self::Direct => Schedule::direct(collective, hosts.len(), root),

@@ -19,6 +19,7 @@ impl Fidelity {
     pub const ALL: [Self; 3] = [Self::L0, Self::L1, Self::L2];
 
     /// As options have it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::L0 => "L0",

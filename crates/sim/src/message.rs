@@ -6,6 +6,7 @@ use polder_platform::{MessagePath, Server, Time};
 ///
 /// # Panics
 /// When `path` is over nothing that `server` has: no path of its own is.
+#[must_use]
 pub fn latency(server: &Server, path: &MessagePath, bytes: f64, senders: f64) -> f64 {
     let Carrier { one, all, wires, flush } = Carrier::of(server, path);
     let flushes = cells(path, bytes) * f64::from(path.flushes) * flush;
@@ -18,6 +19,7 @@ pub fn latency(server: &Server, path: &MessagePath, bytes: f64, senders: f64) ->
 ///
 /// # Panics
 /// As [`latency`].
+#[must_use]
 pub fn throughput(server: &Server, path: &MessagePath, bytes: f64, senders: f64) -> f64 {
     let Carrier { one, all, .. } = Carrier::of(server, path);
     let busy = cells(path, bytes) * path.gap.value() + bytes / one;

@@ -60,12 +60,14 @@ const WIDE: f64 = 4.0;
 const NARROW: f64 = 2.0;
 
 /// The step of Adam alone: 28 bytes of traffic a parameter, in the order of Table I's lower half.
+#[must_use]
 pub fn optimizer(parameters: f64, tiers: Vec<Tier>) -> Problem {
     Optimizer::Adam.step(parameters, tiers)
 }
 
 impl Optimizer {
     /// The step alone: states and parameters are read and written, gradients are read.
+    #[must_use]
     pub fn step(self, parameters: f64, tiers: Vec<Tier>) -> Problem {
         let states: &[_] = match self {
             Self::Adam => &[("momentum", Kind::Momentum), ("variance", Kind::Variance)],
@@ -103,6 +105,7 @@ impl Offloaded {
     }
 
     /// The objects of Table I, and the phases FWD, BWD and STEP that move them.
+    #[must_use]
     pub fn problem(&self, tiers: Vec<Tier>) -> Problem {
         let Problem { tiers, mut objects, phases } = self.optimizer.step(self.trained, tiers);
         let [parameters, activations, gradients] = [0, 1, 2].map(|offset| objects.len() + offset);
@@ -153,6 +156,7 @@ impl Offloaded {
 
 /// Seconds of the optimizer's step where `cache` bytes of it stay in the CPU's last caches: as much less as they are of
 /// its traffic. Below some 20 million parameters it is most of it.
+#[must_use]
 pub fn cached(problem: &Problem, placement: &Placement, cache: Bytes) -> f64 {
     let step = problem.phases.iter().zip(problem.seconds(placement)).next_back();
     step.map_or(0.0, |(phase, seconds)| {

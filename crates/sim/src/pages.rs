@@ -105,6 +105,7 @@ pub struct Service {
 
 impl Service {
     /// A service that may use both tiers, without bounds.
+    #[must_use]
     pub fn opt_in(name: &str, pages: u32) -> Self {
         let policy = ServicePolicy { rule: TierRule::OptIn, local: None, slow_cache: false };
         Self { name: name.to_owned(), pages, policy, limit: None }
@@ -259,6 +260,7 @@ impl Pages {
     ///
     /// # Panics
     /// When there is no such service.
+    #[must_use]
     pub fn first_page(&self, service: usize) -> u32 {
         self.groups[service].first as u32
     }
@@ -267,6 +269,7 @@ impl Pages {
     ///
     /// # Panics
     /// When there is no such service.
+    #[must_use]
     pub fn seen(&self, service: usize) -> Seen {
         let [fast_accesses, slow_accesses] = self.touched[service];
         let seen = self.groups[service].seen;
@@ -283,6 +286,7 @@ impl Pages {
     }
 
     /// Pages free on the fast and on the slow tier.
+    #[must_use]
     pub const fn free(&self) -> [u32; 2] {
         [self.fast_free, self.slow_free]
     }
@@ -291,6 +295,7 @@ impl Pages {
     ///
     /// # Panics
     /// When the page is of no service.
+    #[must_use]
     pub fn is_slow(&self, page: u32) -> Option<bool> {
         let state = self.state[page as usize];
         (state & ABSENT == 0).then_some(state & SLOW != 0)

@@ -96,6 +96,7 @@ impl SyncQuestion {
 }
 
 /// Gradient bytes of a model's embedding and of each block, in 32 bits.
+#[must_use]
 pub fn layers_of(model: &Model) -> Vec<u64> {
     let embedding = model.embedding_parameters();
     let block = (model.parameters() - embedding) / f64::from(model.layers);
@@ -169,6 +170,7 @@ impl Resource {
 
 impl SyncJob {
     /// All gradient bytes.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.layers.iter().sum()
     }
@@ -199,12 +201,14 @@ impl SyncJob {
     }
 
     /// One all-reduce after the backward pass.
+    #[must_use]
     pub fn all_reduce(&self) -> SyncSeconds {
         let end = self.backward_s + self.summed_s(self.bytes() as f64);
         self.seconds(&vec![end; self.layers.len()])
     }
 
     /// An all-reduce a layer, as soon as its gradients are there; the forward pass waits for all, as DDP's does.
+    #[must_use]
     pub fn overlapped(&self) -> SyncSeconds {
         let gradients = self.gradients();
         let mut ring = Resource::default();
@@ -216,6 +220,7 @@ impl SyncJob {
     }
 
     /// One server whose device all workers write to and read from at these rates, after the backward pass (section III-B).
+    #[must_use]
     pub fn central(&self, write: Bandwidth, read: Bandwidth) -> SyncSeconds {
         let all = f64::from(self.workers) * self.bytes() as f64;
         let end = self.backward_s + all / write.value() + all / read.value();
@@ -236,6 +241,7 @@ impl SyncJob {
     }
 
     /// What the split rests on.
+    #[must_use]
     pub fn pace(&self) -> Pace {
         // The slowest stage is what a byte takes.
         let slowest = self.stages_s().into_iter().fold(0.0, f64::max);
@@ -245,11 +251,13 @@ impl SyncJob {
     }
 
     /// The paper's m, in bytes (section III-F).
+    #[must_use]
     pub fn split_bytes(&self) -> f64 {
         split(self.bytes() as f64, self.workers, &self.pace())
     }
 
     /// The service with so many bytes on the proxies: the last layers, whose gradients come first.
+    #[must_use]
     pub fn service(&self, proxied: f64) -> SplitPoint {
         let by_gradient: Vec<_> = self.layers.iter().rev().copied().collect();
         let taken = proxied_tensors(&by_gradient, proxied);
@@ -313,6 +321,7 @@ impl SyncJob {
 
     /// The share of a hundred with which the step is shortest. The paper's formula lets the forward pass wait for all proxies; this knows that
     /// layers are there one after the other.
+    #[must_use]
     pub fn best(&self) -> SplitPoint {
         let points = self.sweep(100).into_iter();
         let shorter = |one: SplitPoint, other: SplitPoint| {
@@ -322,6 +331,7 @@ impl SyncJob {
     }
 
     /// The step at shares of the bytes from 0 to 1, so many steps apart.
+    #[must_use]
     pub fn sweep(&self, steps: u32) -> Vec<SplitPoint> {
         (0..=steps)
             .map(|step| self.service(f64::from(step) / f64::from(steps) * self.bytes() as f64))

@@ -21,6 +21,7 @@ macro_rules! as_text {
 }
 
 /// 16,384 for 16384.
+#[must_use]
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
@@ -28,16 +29,19 @@ pub fn grouped(count: u64) -> String {
 }
 
 /// 1 layer, 1,024 layers.
+#[must_use]
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 
 /// 1 accelerator, 1,024 accelerators.
+#[must_use]
 pub fn accelerators(count: u32) -> String {
     counted(count.into(), "accelerator")
 }
 
 /// `a, b and c`.
+#[must_use]
 pub fn listed(words: &[&str]) -> String {
     match words {
         [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),

@@ -54,6 +54,7 @@ impl Section {
 
 impl Library {
     /// As a command names it.
+    #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Mpich => "mpich",
@@ -73,6 +74,7 @@ impl Library {
 
     /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
     /// knows one way for all messages: cm has no other. Its windows over UCX would go past the pool, and complain.
+    #[must_use]
     pub const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
         match (self, through_pool) {
             (Self::Mpich, false) => &[("MPIR_CVAR_CH4_NETMOD", "ofi")],
@@ -86,6 +88,7 @@ impl Library {
     }
 
     /// What may be the matter when its mpiexec fails, where that can be told.
+    #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         let is_set = |name| std::env::var_os(name).is_some();
         let allowed = is_set("OMPI_ALLOW_RUN_AS_ROOT") && is_set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
@@ -96,6 +99,7 @@ impl Library {
     }
 
     /// Where libfabric looks for providers: ours, then what was said, then the library's own, which stay in reach.
+    #[must_use]
     pub fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
         let mut folders = vec![ours.display().to_string()];
         let said = std::env::var("FI_PROVIDER_PATH").unwrap_or_default();
@@ -109,6 +113,7 @@ impl Library {
     }
 
     /// What stands behind `mpiexec` to start `program` in these sections.
+    #[must_use]
     pub fn arguments(
         self,
         sections: &[Section],

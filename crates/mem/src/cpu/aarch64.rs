@@ -30,6 +30,7 @@ impl Flush {
     pub const ALL: [Self; 2] = [Self::Civac, Self::Cvac];
 
     /// As an assembler calls it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Civac => "dc civac",
@@ -40,16 +41,19 @@ impl Flush {
 
 impl Cpu {
     /// This CPU.
+    #[must_use]
     pub const fn detect() -> Self {
         Self
     }
 
     /// The least that any aarch64 has.
+    #[must_use]
     pub const fn baseline() -> Self {
         Self
     }
 
     /// Whether `other` has all that this one has.
+    #[must_use]
     pub const fn within(self, _: Self) -> bool {
         true
     }
@@ -67,11 +71,13 @@ impl Cpu {
     }
 
     /// The best instruction to write a line back.
+    #[must_use]
     pub const fn write_back(self) -> Flush {
         Flush::Cvac
     }
 
     /// The best instruction to drop a line.
+    #[must_use]
     pub const fn invalidate(self) -> Flush {
         Flush::Civac
     }

@@ -46,6 +46,7 @@ impl Flush {
     pub const ALL: [Self; 3] = [Self::Clflush, Self::Clflushopt, Self::Clwb];
 
     /// As an assembler calls it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clflush => "clflush",
@@ -57,6 +58,7 @@ impl Flush {
 
 impl Cpu {
     /// What CPUID says of this CPU.
+    #[must_use]
     pub fn detect() -> Self {
         let leaf7 = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
         Self {
@@ -68,11 +70,13 @@ impl Cpu {
     }
 
     /// The least that any x86-64 has.
+    #[must_use]
     pub const fn baseline() -> Self {
         Self { clflushopt: false, clwb: false, avx2: false, avx512: false }
     }
 
     /// Whether `other` has all that this one has.
+    #[must_use]
     pub const fn within(self, other: Self) -> bool {
         (other.clflushopt || !self.clflushopt)
             && (other.clwb || !self.clwb)
@@ -95,11 +99,13 @@ impl Cpu {
     }
 
     /// The best instruction to write a line back.
+    #[must_use]
     pub const fn write_back(self) -> Flush {
         if self.clwb { Flush::Clwb } else { self.invalidate() }
     }
 
     /// The best instruction to drop a line.
+    #[must_use]
     pub const fn invalidate(self) -> Flush {
         if self.clflushopt { Flush::Clflushopt } else { Flush::Clflush }
     }

@@ -13,6 +13,7 @@ const WORDS: usize = LINE_BYTES / 8;
 ///
 /// # Panics
 /// When `bytes` holds less than two lines.
+#[must_use]
 pub fn memory_latency(bytes: usize, effort: Sampling) -> Timing {
     chase(&cycle(bytes / LINE_BYTES), effort)
 }
@@ -42,6 +43,7 @@ pub(super) fn chase(cycle: &[u64], effort: Sampling) -> Timing {
 }
 
 /// GB/s that `threads` threads read from ordinary memory, `bytes` bytes each, over and over.
+#[must_use]
 pub fn memory_bandwidth(threads: usize, bytes: usize, effort: Sampling) -> Timing {
     let parts: Vec<Vec<u64>> = (0..threads).map(|_| words(bytes / 8)).collect();
     effort.bandwidth(threads, bytes as u64, |thread| {

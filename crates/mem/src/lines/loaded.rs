@@ -33,6 +33,7 @@ impl Mix {
     ];
 
     /// As a row calls it: `3:1` is three lines read for each that is written.
+    #[must_use]
     pub fn name(self) -> String {
         match self.modified {
             0 => "all reads".to_owned(),

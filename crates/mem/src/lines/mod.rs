@@ -34,6 +34,7 @@ impl WriteMethod {
     }
 
     /// As a row calls it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",

@@ -35,6 +35,7 @@ impl Timing {
     ///
     /// # Panics
     /// When there is none.
+    #[must_use]
     pub fn of(mut samples: Vec<f64>) -> Self {
         assert!(!samples.is_empty(), "a median needs a sample");
         samples.sort_by(f64::total_cmp);

@@ -21,6 +21,7 @@ pub struct DeathLitmus {
 
 impl DeathLitmus {
     /// What may be seen on memory of this kind, of which `keeps_dirty` says how dirty lines go from host to host.
+    #[must_use]
     pub fn allowed(&self, coherence: Coherence, keeps_dirty: bool) -> &'static [&'static [u64]] {
         match coherence {
             Coherence::HdmDb if keeps_dirty => self.kept_dirty,

@@ -128,6 +128,7 @@ impl Litmus {
     }
 
     /// Whether two processes on two hosts can run it on real memory.
+    #[must_use]
     pub fn runs_on_two_hosts(&self) -> bool {
         let hosts: Vec<u16> = self.threads.iter().map(|thread| thread.host).collect();
         hosts == [0, 1] && !self.needs_clflush()
@@ -147,22 +148,26 @@ impl Litmus {
     }
 
     /// What may be seen.
+    #[must_use]
     pub fn allowed(&self, coherence: Coherence) -> &'static [&'static [u64]] {
         if coherence.needs_invalidation() { self.allowed } else { self.coherent }
     }
 
     /// Whether this test may show what a protocol fears, because it lacks a flush or a fence.
+    #[must_use]
     pub fn is_control(&self, coherence: Coherence) -> bool {
         self.allowed(coherence).iter().any(|outcome| self.is_relaxed(outcome, coherence))
     }
 
     /// Whether an outcome is one that a control is there to show: what a protocol fears, or what coherent memory never shows.
+    #[must_use]
     pub fn is_relaxed(&self, outcome: &[u64], coherence: Coherence) -> bool {
         let is_allowed = self.allowed(coherence).contains(&outcome);
         is_allowed && (outcome == self.feared || !self.coherent.contains(&outcome))
     }
 
     /// Everything that loads of the stored values could return, and that is not allowed.
+    #[must_use]
     pub fn forbidden(&self) -> Vec<Vec<u64>> {
         let loads =
             self.steps().filter_map(|step| if let Step::Load(place) = step { Some(place) } else { None });

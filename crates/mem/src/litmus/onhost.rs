@@ -35,6 +35,7 @@ pub struct Tally {
 
 impl Tally {
     /// Counts the outcomes of `test` on memory of this kind.
+    #[must_use]
     pub fn new(test: &'static Litmus, coherence: Coherence, outcomes: BTreeMap<Vec<u64>, u64>) -> Self {
         let count = |counts: &dyn Fn(&[u64]) -> bool| {
             outcomes.iter().filter(|(outcome, _)| counts(outcome)).map(|(_, times)| times).sum()
@@ -46,6 +47,7 @@ impl Tally {
     }
 
     /// How often the test ran.
+    #[must_use]
     pub fn rounds(&self) -> u64 {
         self.outcomes.values().sum()
     }
@@ -94,6 +96,7 @@ const NEEDED: [&str; 3] =
 
 impl Family {
     /// The families of a run, in order.
+    #[must_use]
     pub fn of(tallies: &[Tally]) -> Vec<Self> {
         let mut families: Vec<Self> = Vec::new();
         for tally in tallies {
@@ -112,11 +115,13 @@ impl Family {
     }
 
     /// Whether a run proves nothing unless it shows one of these controls.
+    #[must_use]
     pub fn needs_controls(&self) -> bool {
         NEEDED.contains(&self.name) && self.controls.0 > 0
     }
 
     /// What the run proves of this rule.
+    #[must_use]
     pub fn verdict(&self) -> Verdict {
         match (self.forbidden, self.seen.0) {
             (1.., _) => Verdict::Fail,

@@ -21,6 +21,7 @@ pub struct Canary {
 }
 
 /// Every canary.
+#[must_use]
 pub fn canaries() -> Vec<Canary> {
     let ring = |flaw| move |seed| ring(seed, flaw);
     let right_ring = || Suite::new("ring", "messages of two words through two slots", ring(Flaw::None));

@@ -111,6 +111,7 @@ pub struct Report {
 
 impl Report {
     /// Schedules a second, all OS threads together.
+    #[must_use]
     pub fn per_second(&self) -> f64 {
         self.schedules as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
@@ -129,6 +130,7 @@ impl Report {
     ///
     /// # Panics
     /// When no schedule failed.
+    #[must_use]
     pub fn expect_failure(&self) -> &Failure {
         let Some(failure) = self.failures.first() else {
             panic!("{}: known to be wrong, but none of {} schedules failed", self.name, self.schedules);
@@ -163,6 +165,7 @@ pub struct Explorer<'a> {
 
 impl<'a> Explorer<'a> {
     /// `schedules` schedules, from seed 0, on one OS thread, until the first failure.
+    #[must_use]
     pub fn new(name: &str, schedules: u64) -> Self {
         Self {
             name: name.into(),

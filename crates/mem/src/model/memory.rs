@@ -31,6 +31,7 @@ impl ModelMemory {
     }
 
     /// The host of this process.
+    #[must_use]
     pub fn host(&self) -> u16 {
         self.host
     }

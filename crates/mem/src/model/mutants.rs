@@ -39,6 +39,7 @@ pub enum SiteKind {
 
 impl SiteKind {
     /// The name of the operation.
+    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::WriteBack => "write_back",
@@ -236,6 +237,7 @@ fn source(site: &Location) -> Option<String> {
 }
 
 /// The file of a location, whose path is relative to the workspace, from where tests do not run.
+#[must_use]
 pub fn find(file: &str) -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     here.ancestors().map(|above: &Path| above.join(file)).find(|path| path.is_file())

@@ -45,6 +45,7 @@ impl Suite {
     }
 
     /// Whether its scenes can be on this kind of memory.
+    #[must_use]
     pub fn can_be_on(&self, coherence: Coherence) -> bool {
         !self.shares_caches || coherence != Coherence::Software
     }
@@ -72,6 +73,7 @@ impl Suite {
     }
 
     /// Runs `schedules` schedules on one OS thread, from seed 0, until the first failure.
+    #[must_use]
     pub fn explore(&self, schedules: u64) -> Report {
         Explorer::new(self.name, schedules).run(|seed| self.run(seed))
     }
@@ -80,6 +82,7 @@ impl Suite {
     ///
     /// # Panics
     /// When the suite fails.
+    #[must_use]
     pub fn sites(&self, explorer: &Explorer<'_>) -> Vec<(&'static Location<'static>, SiteKind)> {
         explorer.sites(&|seed| self.run(seed))
     }

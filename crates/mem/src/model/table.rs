@@ -17,11 +17,13 @@ pub struct Row {
 
 impl Row {
     /// Walks `test` on both kinds of memory.
+    #[must_use]
     pub fn of(test: &'static Litmus) -> Self {
         Self { test, software: walk(test, Coherence::Software), coherent: walk(test, Coherence::Coherent) }
     }
 
     /// Whether exactly what is allowed was seen.
+    #[must_use]
     pub fn agrees(&self) -> bool {
         let same = |walked: &Walked, allowed: &[&[u64]]| walked.outcomes.iter().eq(allowed.iter());
         same(&self.software, self.test.allowed) && same(&self.coherent, self.test.coherent)
@@ -46,6 +48,7 @@ impl fmt::Display for Row {
 }
 
 /// The table of docs/memory-model.md.
+#[must_use]
 pub fn table(rows: &[Row]) -> String {
     let mut text = String::from(
         "An outcome is what the reads saw, host by host and from left to right. If nothing is read, it is the words `X` and `X.1` in\n\
@@ -73,6 +76,7 @@ pub struct DeathRow {
 
 impl DeathRow {
     /// Walks `test` on each kind of memory.
+    #[must_use]
     pub fn of(test: &'static DeathLitmus) -> Self {
         let on = |coherence| walk_deaths(test, coherence, BackInvalidation::default());
         let hdm_db =
@@ -86,6 +90,7 @@ impl DeathRow {
     }
 
     /// Whether exactly what is allowed was seen; where lines are poisoned, nothing else and not what a protocol fears.
+    #[must_use]
     pub fn agrees(&self) -> bool {
         let same = |walked: &Walked, coherence, keeps_dirty| {
             walked.outcomes.iter().eq(self.test.allowed(coherence, keeps_dirty).iter())
@@ -117,6 +122,7 @@ impl fmt::Display for DeathRow {
 }
 
 /// The table of docs/memory-model.md of the tests whose host may die.
+#[must_use]
 pub fn death_table(rows: &[DeathRow]) -> String {
     let mut text = String::from(
         "| test | threads | dies | software | hdm-db, written back | written back, poison | hdm-db, kept dirty | kept dirty, poison | coherent | states of hdm-db |\n\

@@ -41,6 +41,7 @@ struct Walk<'a> {
 }
 
 /// Walks every state of `litmus` on memory of this kind.
+#[must_use]
 pub fn walk(litmus: &Litmus, coherence: Coherence) -> Walked {
     walk_on(litmus, coherence, BackInvalidation::default())
 }
@@ -52,6 +53,7 @@ pub(super) fn walk_on(litmus: &Litmus, coherence: Coherence, device: BackInvalid
 
 /// Walks every state of `litmus` on memory of this kind, and lets its host die in each. `device` counts on hdm-db alone. An outcome is
 /// empty if a load met poison.
+#[must_use]
 pub fn walk_deaths(litmus: &DeathLitmus, coherence: Coherence, device: BackInvalidation) -> Walked {
     walk_all(&litmus.test, coherence, device, Some(litmus.dies))
 }

@@ -66,6 +66,7 @@ impl World {
     ///
     /// # Panics
     /// When the shape has no hosts, more than 64, or bytes that are no whole lines.
+    #[must_use]
     pub fn new(seed: u64, shape: Shape) -> Self {
         let core = CORES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Rc::new(Core::new()));
         core.state.borrow_mut().reset(seed, shape);
@@ -86,6 +87,7 @@ impl World {
     }
 
     /// A handle for the process at `slot` of `host`.
+    #[must_use]
     pub fn memory(&self, host: u16, slot: u16) -> ModelMemory {
         ModelMemory::new(Rc::clone(&self.core), host, slot)
     }
@@ -190,11 +192,13 @@ impl World {
     }
 
     /// Memory operations that `thread` has made.
+    #[must_use]
     pub fn operations(&self, thread: ThreadId) -> u64 {
         self.core.state.borrow().threads[thread.0].operations
     }
 
     /// Whether `thread` died in a crash.
+    #[must_use]
     pub fn crashed(&self, thread: ThreadId) -> bool {
         self.core.state.borrow().threads[thread.0].crashed
     }

@@ -64,6 +64,7 @@ impl Wrapped {
     ///
     /// Its lines are never evicted, so a missing flush shows every time. When the last process of a host is killed,
     /// the copy is lost as if the host had died.
+    #[must_use]
     pub fn shadow(region: Mapped) -> Self {
         Self::around(Inner::Shadow(Shadow::new(region)))
     }
@@ -113,11 +114,13 @@ impl Wrapped {
     }
 
     /// The region.
+    #[must_use]
     pub fn region(&self) -> &Region {
         inner!(self, memory => memory.region())
     }
 
     /// Operations of this handle and its clones so far, in the count that a [`Trigger`] goes by.
+    #[must_use]
     pub fn operations(&self) -> u64 {
         self.operations.count()
     }

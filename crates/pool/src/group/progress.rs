@@ -36,6 +36,7 @@ pub(crate) fn line_at(extent: Offset) -> Offset {
 }
 
 /// Where the staging of an extent begins.
+#[must_use]
 pub fn staging_at(extent: Offset) -> Offset {
     extent.lines(LINES)
 }

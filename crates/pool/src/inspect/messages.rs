@@ -39,6 +39,7 @@ pub struct PairStat {
 
 impl PairStat {
     /// All of it.
+    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.small_ring_bytes + self.ring_bytes
     }

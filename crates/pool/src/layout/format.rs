@@ -128,6 +128,7 @@ pub struct Uuid(pub u128);
 
 impl Uuid {
     /// One that no other pool has, from the randomness that the standard library seeds its maps with.
+    #[must_use]
     pub fn fresh() -> Self {
         let draw = || u128::from(RandomState::new().hash_one(std::time::Instant::now()));
         Self(draw() << 64 | draw())
@@ -172,6 +173,7 @@ impl Geometry {
     pub const PAPER_NAMES: u32 = 200_000;
 
     /// A geometry that suits a region of `bytes`: about a thirty-second of it for the directory, a thousand chunks.
+    #[must_use]
     pub fn for_region(bytes: u64) -> Self {
         let (hosts, processes, keepers) = match bytes {
             0..0x1000_0000 => (8, 16, 16),
@@ -541,52 +543,62 @@ impl Layout {
     }
 
     /// The geometry that this follows from.
+    #[must_use]
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     /// The bytes of the region that the pool uses.
+    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Slots of each directory level in one shard: distinct primes.
+    #[must_use]
     pub fn buckets(&self) -> &[u32] {
         &self.buckets
     }
 
     /// Directory slots of one shard, all levels together.
+    #[must_use]
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
     /// Chunks in the pool.
+    #[must_use]
     pub const fn chunks(&self) -> u32 {
         self.chunks
     }
 
     /// Chunk-claim words of one shard.
+    #[must_use]
     pub const fn chunk_words(&self) -> u32 {
         self.chunks.div_ceil(CHUNKS_PER_WORD)
     }
 
     /// The line that says which process keeper incarnation `keeper` (from 1) is.
+    #[must_use]
     pub fn keeper_owner_line(&self, keeper: u16) -> Offset {
         self.keeper_block(keeper).lines(3)
     }
 
     /// Line `half` (0 or 1) of the view that keeper incarnation `keeper` (from 1) writes.
+    #[must_use]
     pub fn view_line(&self, keeper: u16, half: u16) -> Offset {
         assert!(half < 2, "a view has two lines, not {half}");
         self.keeper_block(keeper).lines(half.into())
     }
 
     /// The heartbeat line of keeper incarnation `keeper` (from 1).
+    #[must_use]
     pub fn keeper_heartbeat_line(&self, keeper: u16) -> Offset {
         self.keeper_block(keeper).lines(2)
     }
 
     /// The line on which keeper incarnation `keeper` (from 1) says who holds the id `host`.
+    #[must_use]
     pub fn grant_line(&self, keeper: u16, host: u16) -> Offset {
         self.keeper_block(keeper).lines(KEEPER_LINES + self.host(host))
     }
@@ -598,26 +610,31 @@ impl Layout {
     }
 
     /// The line on which a claimant of the id `host` writes its nonce.
+    #[must_use]
     pub fn claim_line(&self, host: u16) -> Offset {
         self.claim_area.lines(self.host(host))
     }
 
     /// The line on which `host` says which incarnation it is.
+    #[must_use]
     pub fn host_line(&self, host: u16) -> Offset {
         self.host_area.lines(self.host(host))
     }
 
     /// The first byte of the shard of `host`, and the bytes of it.
+    #[must_use]
     pub fn shard(&self, host: u16) -> (Offset, u64) {
         (self.shard_area + self.host(host) * self.shard_bytes, self.shard_bytes)
     }
 
     /// The line of the process at `slot` of `host`.
+    #[must_use]
     pub fn process_line(&self, host: u16, slot: ProcessSlot) -> Offset {
         self.shard(host).0.lines(self.process(slot))
     }
 
     /// The heartbeat line of the process at `slot` of `host`.
+    #[must_use]
     pub fn heartbeat_line(&self, host: u16, slot: ProcessSlot) -> Offset {
         self.shard(host).0.lines(u64::from(self.geometry.processes) + self.process(slot))
     }
@@ -630,6 +647,7 @@ impl Layout {
 
     /// The `index`-th announcement word of the process at `slot` of `host`; the words of a process share no line with
     /// another's.
+    #[must_use]
     pub fn announcement(&self, host: u16, slot: ProcessSlot, index: u32) -> Offset {
         let opens = self.geometry.opens;
         assert!(index < opens, "announcement {index} is not below {opens}");
@@ -637,39 +655,46 @@ impl Layout {
     }
 
     /// The word that says how many lines of announcements the process at `slot` of `host` ever used.
+    #[must_use]
     pub fn open_mark(&self, host: u16, slot: ProcessSlot) -> Offset {
         let block = self.process(slot) * (LINE + words_in_lines(self.geometry.opens));
         self.shard(host).0 + self.announcements + block
     }
 
     /// The line that says below which number all generations of `host` were.
+    #[must_use]
     pub fn generation_line(&self, host: u16) -> Offset {
         self.shard(host).0.lines(2 * u64::from(self.geometry.processes))
     }
 
     /// How many burials a host can list.
+    #[must_use]
     pub const fn burials(&self) -> u32 {
         burial_words(self.slots) - 1
     }
 
     /// The word that says how many burials `host` lists; they stand in the words behind it.
+    #[must_use]
     pub fn burial_count(&self, host: u16) -> Offset {
         self.shard(host).0 + self.burials
     }
 
     /// The `index`-th chunk-claim word of `host`: the states of chunks from `index * CHUNKS_PER_WORD` on.
+    #[must_use]
     pub fn chunk_word(&self, host: u16, index: u32) -> Offset {
         assert!(index < self.chunk_words(), "chunk word {index} is not below {}", self.chunk_words());
         (self.shard(host).0 + self.chunk_words).word(index.into())
     }
 
     /// The line of directory slot `slot` of `host`, counted over all levels.
+    #[must_use]
     pub fn entry(&self, host: u16, slot: u32) -> Offset {
         assert!(slot < self.slots, "directory slot {slot} is not below {}", self.slots);
         (self.shard(host).0 + self.directory).lines(slot.into())
     }
 
     /// The doorbell of the process at `slot` of `host`.
+    #[must_use]
     pub fn bell(&self, host: u16, slot: ProcessSlot) -> Bell {
         Bell(u32::from(host) * u32::from(self.geometry.processes) + self.process(slot) as u32)
     }
@@ -685,12 +710,14 @@ impl Layout {
     }
 
     /// The first byte of chunk `index`.
+    #[must_use]
     pub fn chunk(&self, index: u32) -> Offset {
         assert!(index < self.chunks, "chunk {index} is not below {}", self.chunks);
         self.chunk_area + u64::from(index) * self.geometry.chunk_bytes
     }
 
     /// The first byte of the first chunk: everything below is metadata.
+    #[must_use]
     pub const fn chunk_area(&self) -> Offset {
         self.chunk_area
     }

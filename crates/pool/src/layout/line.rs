@@ -13,6 +13,7 @@ pub const WORDS: usize = 7;
 pub type Words = [u64; WORDS];
 
 /// The last word of a line that holds `words`: XXH3 of their little-endian bytes, and 0 for the empty line.
+#[must_use]
 pub fn checksum(words: &Words) -> u64 {
     if *words == [0; WORDS] {
         return 0;

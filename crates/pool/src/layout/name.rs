@@ -60,6 +60,7 @@ impl<'a> Name<'a> {
     }
 
     /// The name.
+    #[must_use]
     pub const fn as_str(&self) -> &'a str {
         self.text
     }
@@ -70,6 +71,7 @@ impl<'a> Name<'a> {
     }
 
     /// What directory entries hold of it.
+    #[must_use]
     pub fn hash(&self) -> u128 {
         XxHash3_128::oneshot(self.text.as_bytes())
     }

@@ -33,12 +33,14 @@ fn crc(payload: u64) -> u8 {
 }
 
 /// The checked word that carries `payload`, whose upper 8 bits must be zero.
+#[must_use]
 pub fn seal(payload: u64) -> u64 {
     assert!(payload >> BITS == 0, "a checked word carries {BITS} bits, not {payload:#x}");
     payload << 8 | u64::from(crc(payload))
 }
 
 /// What a checked word carries, or `None` when its bits are damaged.
+#[must_use]
 pub fn open(word: u64) -> Option<u64> {
     let payload = word >> 8;
     (u64::from(crc(payload)) == word & 0xff).then_some(payload)

@@ -107,6 +107,7 @@ pub struct StateLayout {
 
 impl StateLayout {
     /// The words from `first` on of a host of this pool.
+    #[must_use]
     pub fn new(layout: &Layout, first: u32) -> Self {
         let geometry = layout.geometry();
         let data = u64::from(layout.chunks()) * geometry.chunk_bytes;
@@ -125,21 +126,25 @@ impl StateLayout {
     }
 
     /// The first word behind these.
+    #[must_use]
     pub const fn end(&self) -> u32 {
         self.unit_bits_first() + self.chunks * self.chunk_bit_words()
     }
 
     /// How many directory locks there are.
+    #[must_use]
     pub const fn stripes(&self) -> u32 {
         self.stripes
     }
 
     /// The unit of allocation in bytes: a line, more only in pools of many terabytes.
+    #[must_use]
     pub const fn unit_bytes(&self) -> u64 {
         self.unit_bytes
     }
 
     /// Units in a chunk.
+    #[must_use]
     pub const fn chunk_units(&self) -> u64 {
         self.chunk_units
     }

@@ -31,6 +31,7 @@ pub struct IdClaim {
 
 impl IdClaim {
     /// A claim of `host`, or of any id, that waits 10 seconds for the keeper and watches a holder for 2.
+    #[must_use]
     pub fn new(host: Option<u16>, boot: u64) -> Self {
         let (timeout, silence) = (Duration::from_secs(10), Duration::from_secs(2));
         Self { host, boot, nonce: fresh_nonce(), timeout, silence }

@@ -81,11 +81,13 @@ impl View {
         Self { epoch: 0, keeper: 0, id_source: IdSource::Launcher, members: 0, fenced: 0, evicted: 0 };
 
     /// Whether `host` belongs to the pool.
+    #[must_use]
     pub const fn has(&self, host: u16) -> bool {
         self.members >> host & 1 == 1
     }
 
     /// Whether `host` is confirmed to be off.
+    #[must_use]
     pub const fn is_fenced(&self, host: u16) -> bool {
         self.fenced >> host & 1 == 1
     }

@@ -49,11 +49,13 @@ impl<M: Memory> PrivateMemory<M> {
     }
 
     /// Where it begins: a multiple of 64.
+    #[must_use]
     pub const fn at(&self) -> Offset {
         self.at
     }
 
     /// How long it is.
+    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -91,16 +91,19 @@ impl<M: Memory> Client<M> {
     }
 
     /// What all agreed on.
+    #[must_use]
     pub fn agreed(&self) -> &Agreement {
         &self.parts.agreed
     }
 
     /// Its number among the clients.
+    #[must_use]
     pub fn number(&self) -> usize {
         self.parts.own
     }
 
     /// The current step, from 1. It ends when the sums of all shards have been pulled.
+    #[must_use]
     pub fn step(&self) -> u32 {
         self.parts.step
     }
@@ -141,6 +144,7 @@ impl<M: Memory> Client<M> {
 
     /// Whether a shard's bytes of its window are free in this step: the sums of those that had them before were pulled, or are there
     /// if they stay with their proxy.
+    #[must_use]
     pub fn may_push(&self, shard: u32) -> bool {
         let least = if self.parts.agreed.keeps_state() { State::Summed } else { State::Pulled };
         let has_ended = |before: &u32| self.states[*before as usize] >= least;
@@ -331,6 +335,7 @@ impl<M: Memory> Client<M> {
 
     /// The shards of this step that were pushed and whose sums have not come. Once a proxy has died, every client has the same ones
     /// when its wait ends: what the living proxies had to sum has come, and the dead one publishes nothing more.
+    #[must_use]
     pub fn unsummed(&self) -> Vec<u32> {
         (0..)
             .zip(&self.states)

@@ -161,11 +161,13 @@ impl<M: Memory> Store<M> {
 
 impl<M: Memory> Version<M> {
     /// Its number; the first version of a store has number 1.
+    #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
     }
 
     /// The attempt that published it, as [`Attempt`](super::Attempt) names it; 0 for one that belongs to none.
+    #[must_use]
     pub const fn attempt(&self) -> u64 {
         self.attempt
     }

@@ -26,6 +26,7 @@ mod window;
 use polder_mem::model::Suite;
 
 /// Every suite.
+#[must_use]
 pub fn suites() -> Vec<Suite> {
     let mut suites = local::suites();
     suites.extend(membership::suites());
@@ -50,6 +51,7 @@ pub fn suites() -> Vec<Suite> {
 }
 
 /// Protocols that are known to be wrong: some schedule of each must fail, or the model is blind.
+#[must_use]
 pub fn canaries() -> Vec<Suite> {
     let mut canaries = membership::canaries();
     canaries.extend(publish::canaries());

@@ -67,6 +67,7 @@ pub struct Deadlock {
 
 impl Deadlock {
     /// The circle in the words of a network.
+    #[must_use]
     pub fn named(&self, ends: impl Fn(u32) -> (Node, Node)) -> String {
         let mut words: Vec<_> = self
             .circle

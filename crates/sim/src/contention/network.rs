@@ -197,31 +197,37 @@ impl Network {
     }
 
     /// How many links there are.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.crossings.len()
     }
 
     /// Whether there are none.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.crossings.is_empty()
     }
 
     /// How many switches there are.
+    #[must_use]
     pub fn switches(&self) -> u32 {
         self.graph.links.len() as u32
     }
 
     /// Flows that were routed over a link.
+    #[must_use]
     pub fn crossings(&self, link: u32) -> u32 {
         self.crossings[link as usize]
     }
 
     /// Whether a link is one between switches that has failed.
+    #[must_use]
     pub fn has_failed(&self, link: u32) -> bool {
         self.has_failed[link as usize]
     }
 
     /// From where to where a link leads.
+    #[must_use]
     pub fn ends(&self, link: u32) -> (Node, Node) {
         let leaf = |port: u32| Node::Switch(self.leaves[port as usize]);
         if link < self.ports {

@@ -32,6 +32,7 @@ impl TrafficPattern {
         [Self::Permutation, Self::Shift, Self::Incast, Self::AllToAll, Self::Ring, Self::AllReduce];
 
     /// Who sends to whom, in words.
+    #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
             Self::Permutation => "Each sends to one other, drawn at random",
@@ -44,6 +45,7 @@ impl TrafficPattern {
     }
 
     /// As options have it.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Permutation => "permutation",

@@ -34,6 +34,7 @@ const APART: f64 = 1e-8;
 ///
 /// # Panics
 /// When a flow crosses a link that has no capacity, has no links, or is of no bytes: who asks checks that.
+#[must_use]
 pub fn finish_times(capacities: &[f64], flows: &[Flow]) -> Vec<f64> {
     let (mut sharing, mut ends) = Sharing::new(capacities, flows);
     sharing.run();

@@ -372,6 +372,7 @@ pub struct TransferTimes {
 
 impl TransferTimes {
     /// How much later than alone the last ends.
+    #[must_use]
     pub fn delay_s(&self) -> f64 {
         let last = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
         last(&self.ends) - last(&self.alone)

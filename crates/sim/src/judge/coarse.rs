@@ -134,12 +134,14 @@ pub struct CoarseBeside {
 
 impl CoarseBeside {
     /// Whether some end of the ranges lies on each side of the published number, or ours is inside it.
+    #[must_use]
     pub fn is_reached(&self) -> bool {
         let [least, most] = self.claim.published;
         self.range[0] <= most && self.range[1] >= least
     }
 
     /// How many times as much one end of the range is as the other; `None` from 0.
+    #[must_use]
     pub fn times_wide(&self) -> Option<f64> {
         let [least, most] = self.range;
         (least > 0.0).then(|| most / least)

@@ -122,6 +122,7 @@ pub struct GpuCopy {
 
 impl<T> TimeBeside<T> {
     /// How far ours is off, as a part of what was measured.
+    #[must_use]
     pub fn error(&self) -> f64 {
         self.simulated_ms / self.measured_ms - 1.0
     }

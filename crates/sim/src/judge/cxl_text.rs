@@ -62,6 +62,7 @@ pub struct ClaimBeside {
 
 impl ClaimBeside {
     /// How far ours is from the published number or from the nearer end of the range, as a part of it; 0 inside the range.
+    #[must_use]
     pub fn off(&self) -> Option<f64> {
         let [least, most] = self.published?;
         let nearest = self.simulated.clamp(least, most);

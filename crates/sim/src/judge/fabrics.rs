@@ -183,11 +183,13 @@ pub struct FabricRow {
 
 impl FabricRow {
     /// Predicted over published, less 1.
+    #[must_use]
     pub fn error(&self) -> f64 {
         self.simulated / self.published - 1.0
     }
 
     /// Of a trend, whether it holds.
+    #[must_use]
     pub fn holds(&self) -> Option<bool> {
         match self.role {
             Role::AtLeast => Some(self.simulated >= self.published),
@@ -233,6 +235,7 @@ pub struct PooledFabrics {
 
 impl PooledFabrics {
     /// Pools tables.
+    #[must_use]
     pub fn of(tables: &[FabricTable]) -> Self {
         let mut pooled = Self::default();
         for row in tables.iter().flat_map(|table| &table.rows) {

@@ -134,6 +134,7 @@ pub struct Pair {
 }
 
 /// Seconds in the paper's three categories: communication, computation, other (bubbles and offloading).
+#[must_use]
 pub fn categories(step: &Step) -> [f64; 3] {
     let (communication, computation) = (step.communication.exposed_s(), step.compute.total_s());
     [communication, computation, step.total_s - communication - computation]
@@ -149,6 +150,7 @@ fn between(step: &Step) -> f64 {
 }
 
 /// The three numbers of the paper, as predicted.
+#[must_use]
 pub fn summary(pairs: &[Pair]) -> Paper {
     let speedups = pairs.iter().map(|pair| pair.speedup);
     let communication = pairs.iter().map(|pair| pair.communication_speedup);

@@ -149,6 +149,7 @@ pub struct Marginal {
 
 impl JudgedClaim {
     /// Whether the published ratio lies among the simulated ones.
+    #[must_use]
     pub const fn is_met(&self) -> bool {
         self.met_at_bytes.is_some()
     }

@@ -75,21 +75,25 @@ pub const SPLIT_POINTS: f64 = 10.0;
 
 impl ToptierRow {
     /// Points that both parts are off.
+    #[must_use]
     pub fn off_points(&self) -> [f64; 2] {
         [0, 1].map(|side| 100.0 * (self.local[side] - self.published_local[side]))
     }
 
     /// How much the rate changes with bounds, published and simulated.
+    #[must_use]
     pub fn changes(&self) -> [f64; 2] {
         [self.published_mops, self.mops].map(|[without, with]| with / without - 1.0)
     }
 
     /// Whether its parts are within [`SPLIT_POINTS`].
+    #[must_use]
     pub fn split_holds(&self) -> bool {
         self.off_points().iter().all(|off| off.abs() <= SPLIT_POINTS)
     }
 
     /// Whether its rate changes in the published direction by half as much at least, and twice at most.
+    #[must_use]
     pub fn change_holds(&self) -> bool {
         let [published, simulated] = self.changes();
         (0.5..=2.0).contains(&(simulated / published))
@@ -126,11 +130,13 @@ impl ToptierFigure {
     }
 
     /// The upper bound of each service: the source's formula.
+    #[must_use]
     pub fn bound(&self) -> f64 {
         self.fast_gb / (self.fast_gb + self.slow_gb)
     }
 
     /// GB of both tiers.
+    #[must_use]
     pub const fn tiers_gb(&self) -> [f64; 2] {
         [self.fast_gb, self.slow_gb]
     }

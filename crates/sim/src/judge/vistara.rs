@@ -86,6 +86,7 @@ pub struct KneeBeside {
 }
 
 /// Prediction over what was published, less 1: latency, local and CXL bandwidth.
+#[must_use]
 pub fn errors(row: &KneeRow, point: &KneePoint) -> [f64; 3] {
     [
         point.latency_s / row.latency.value() - 1.0,

@@ -177,17 +177,20 @@ pub struct FairReport {
 
 impl FairReport {
     /// Whether A keeps more local memory in the spike with Fair Share, of what it had before.
+    #[must_use]
     pub fn dip_is_smaller(&self) -> bool {
         let kept = |it: &FairOutcome| it.least_local / it.local[0];
         kept(&self.fair) > kept(&self.baseline)
     }
 
     /// Whether fewer new and hot pages wait for room with Fair Share.
+    #[must_use]
     pub fn has_more_room(&self) -> bool {
         self.fair.no_room_gb < self.baseline.no_room_gb
     }
 
     /// Whether the spike sends fewer of A's accesses to CXL memory with Fair Share.
+    #[must_use]
     pub fn spike_costs_less(&self) -> bool {
         let more = |it: &FairOutcome| it.slow_accesses[1] - it.slow_accesses[0];
         more(&self.fair) < more(&self.baseline)
@@ -220,16 +223,19 @@ impl FairFigure {
     }
 
     /// Both bounds of each cache: the part of the server's memory that is local.
+    #[must_use]
     pub fn bound(&self) -> f64 {
         self.server_gb[0] / (self.server_gb[0] + self.server_gb[1])
     }
 
     /// Microseconds that a request waits whose page finds no room.
+    #[must_use]
     pub fn wait_us(&self) -> f64 {
         self.reclaim_pages * self.page_bytes / (self.moves_gb * 1e9) * 1e6
     }
 
     /// P99 of A and B without bounds in microseconds: the paper's with Fair Share, and what more than one request of a hundred waits more.
+    #[must_use]
     pub fn p99_us(&self, report: &FairReport) -> [f64; 2] {
         let waits = |it: &FairOutcome, at: usize| if it.waits[at] > 0.01 { self.wait_us() } else { 0.0 };
         [0, 1].map(|at| self.published_p99_us[1][at] + waits(&report.baseline, at) - waits(&report.fair, at))
@@ -299,6 +305,7 @@ impl FairFigure {
     }
 
     /// The part of A's requests that are lost in the spike, because others wait longer.
+    #[must_use]
     pub fn drop(&self, outcome: &FairOutcome) -> f64 {
         let core_us = self.core_us();
         let [before, spike] =
@@ -307,6 +314,7 @@ impl FairFigure {
     }
 
     /// GB of both tiers, with what is kept free of local memory.
+    #[must_use]
     pub fn tiers_gb(&self) -> [f64; 2] {
         [self.fast_gb + self.free_gb, self.slow_gb]
     }
@@ -358,6 +366,7 @@ impl FairFigure {
     }
 
     /// GB that nobody uses in the paper's table, without bounds and with Fair Share.
+    #[must_use]
     pub fn unused_gb(&self) -> [f64; 2] {
         self.published_used_gb.map(|used| self.fast_gb + self.slow_gb - used)
     }

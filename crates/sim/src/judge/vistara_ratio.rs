@@ -93,6 +93,7 @@ pub struct RatioBeside {
 
 impl RatioBeside {
     /// What is lost.
+    #[must_use]
     pub fn loss(&self) -> f64 {
         1.0 - (1.0 - self.waiting) * (1.0 - self.full)
     }
@@ -132,11 +133,13 @@ impl RatioFigure {
     }
 
     /// What is drawn of local memory in production, as a part of its peak.
+    #[must_use]
     pub const fn operating(&self) -> f64 {
         self.operating
     }
 
     /// The rows.
+    #[must_use]
     pub fn rows(&self) -> &[RatioRow] {
         &self.row
     }

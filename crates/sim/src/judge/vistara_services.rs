@@ -84,6 +84,7 @@ pub struct GainBeside {
 
 impl GainBeside {
     /// Points from the nearer end of what was published; 0 where the ranges meet, or the bound holds.
+    #[must_use]
     pub fn off_points(&self) -> f64 {
         let ([least, most], [low, high]) = (self.simulated, self.gain.published);
         match self.gain.of {
@@ -172,16 +173,19 @@ impl ServicesFigure {
     }
 
     /// Idle times of a service of Table I.
+    #[must_use]
     pub fn idle(&self, name: &str) -> Option<&Idle> {
         self.idle.iter().find(|it| it.name == name).map(|it| &it.points)
     }
 
     /// The services of Table I.
+    #[must_use]
     pub fn names(&self) -> Vec<&str> {
         self.idle.iter().map(|it| it.name.as_str()).collect()
     }
 
     /// What tiers cost. Watts are of a slow tier of 256 GB.
+    #[must_use]
     pub fn costs(&self) -> Costs {
         Costs {
             slow_cost: self.slow_cost,
@@ -192,6 +196,7 @@ impl ServicesFigure {
     }
 
     /// Table VII beside what follows from capacities.
+    #[must_use]
     pub fn gains(&self) -> Vec<GainBeside> {
         let beside = |gain: &Gain| {
             let simulated = gain.slow_gb.map(|slow| {
@@ -228,6 +233,7 @@ impl ServicesFigure {
     }
 
     /// Table VIII: caches beside what follows from their idle times; of the others whether they agree with the text.
+    #[must_use]
     pub fn telemetry(&self) -> Vec<TelemetryBeside> {
         let beside = |row: &Telemetry| {
             let idle = row.idle.as_ref().and_then(|name| self.idle(name));
@@ -245,6 +251,7 @@ impl ServicesFigure {
 
 impl TelemetryBeside {
     /// Whether what was published lies within what the turnover says; `None` where the text does not give it.
+    #[must_use]
     pub fn is_within_turnover(&self) -> Option<bool> {
         self.by_turnover.map(|[least, most]| (least..=most).contains(&self.row.cxl.value()))
     }

@@ -29,17 +29,20 @@ pub struct TrafficBeside {
 
 impl TrafficBeside {
     /// What the middle service gives, over the nearer end of what was published; 1 inside.
+    #[must_use]
     pub fn off(&self) -> f64 {
         let [least, most] = self.published;
         self.simulated[1] / self.simulated[1].clamp(least, most)
     }
 
     /// Whether that is within [`TRAFFIC_FACTOR`].
+    #[must_use]
     pub fn is_met(&self) -> bool {
         (1.0 / TRAFFIC_FACTOR..=TRAFFIC_FACTOR).contains(&self.off())
     }
 
     /// Whether what was published lies between the least and the most.
+    #[must_use]
     pub fn is_within(&self) -> bool {
         let [least, _, most] = self.simulated;
         self.published[1] >= least && self.published[0] <= most

@@ -22,6 +22,7 @@ pub struct GpuUse {
 
 impl GpuUse {
     /// Whether it fits.
+    #[must_use]
     pub fn fits(&self) -> bool {
         self.used_bytes <= self.capacity_bytes
     }

@@ -178,16 +178,19 @@ impl<'a> Planner<'a> {
     }
 
     /// The tiers that objects are placed in.
+    #[must_use]
     pub fn tiers(&self) -> &[Tier] {
         &self.tiers
     }
 
     /// Bytes a second of a GPU's own link, each way.
+    #[must_use]
     pub const fn link(&self) -> Bandwidth {
         self.link
     }
 
     /// What is known to contradict itself in the platform's numbers.
+    #[must_use]
     pub fn conflict(&self) -> Option<String> {
         let host = &self.job.rack().host;
         let step = host.offload.as_ref()?.tiers.get("host")?.step?;

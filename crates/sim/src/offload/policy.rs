@@ -55,6 +55,7 @@ impl PlacingPolicy {
     }
 
     /// What tables call it.
+    #[must_use]
     pub fn name(&self) -> String {
         match self {
             Self::Rule(rule) => rule.name().into(),

@@ -27,11 +27,13 @@ pub struct Load {
 
 impl Load {
     /// Bytes a second of both tiers.
+    #[must_use]
     pub fn bytes_per_s(&self) -> f64 {
         self.fast_bytes_per_s + self.slow_bytes_per_s
     }
 
     /// Seconds of a load, over both tiers.
+    #[must_use]
     pub fn mean_s(&self) -> f64 {
         let parts = self.fast_bytes_per_s * self.fast_s + self.slow_bytes_per_s * self.slow_s;
         parts / self.bytes_per_s()
@@ -43,6 +45,7 @@ const READS: f64 = 0.75;
 
 impl Pair<'_> {
     /// Loads while so many bytes a second are drawn, a part of them of the slow tier.
+    #[must_use]
     pub fn at(&self, bytes_per_s: f64, slow_part: f64) -> Load {
         let (fast_bytes_per_s, slow_bytes_per_s) = (bytes_per_s * (1.0 - slow_part), bytes_per_s * slow_part);
         let [fast_s, slow_s] = [(self.fast, fast_bytes_per_s), (self.slow, slow_bytes_per_s)]
@@ -51,6 +54,7 @@ impl Pair<'_> {
     }
 
     /// The most that both tiers give with such a part on the slow one.
+    #[must_use]
     pub fn most(&self, slow_part: f64) -> f64 {
         let roof = |tier: &BuiltTier, part: f64| tier.bandwidth(READS) / part;
         roof(self.fast, 1.0 - slow_part).min(roof(self.slow, slow_part))
@@ -58,6 +62,7 @@ impl Pair<'_> {
 
     /// What programs draw that keep so many bytes under way (Little's law: bytes under way = bytes a second times the mean
     /// seconds of a load), a part of them of the slow tier.
+    #[must_use]
     pub fn drawn(&self, under_way: f64, slow_part: f64) -> Load {
         // More is under way with more that is drawn: halve the range of rates.
         let (mut low, mut high) = (0.0, self.most(slow_part));

@@ -70,6 +70,7 @@ pub struct Row {
 }
 
 /// A server of these tiers with each amount of slow memory. The fast tier holds one container or more.
+#[must_use]
 pub fn rows(pair: Pair<'_>, service: &Described, costs: &Costs, slow_bytes: &[f64]) -> Vec<Row> {
     let fast = pair.fast.capacity.value();
     let units_of = |bytes: f64| (bytes / service.unit_bytes + 1e-9).floor();
@@ -132,6 +133,7 @@ pub struct Lived {
 
 impl Lived {
     /// Bytes that have to be fast: its lowest share, and all where it opted out or always suffered.
+    #[must_use]
     pub fn fast_bytes(&self) -> f64 {
         let share = if self.is_opted_out { 1.0 } else { self.share.unwrap_or(1.0) };
         share * self.bytes as f64
@@ -139,6 +141,7 @@ impl Lived {
 }
 
 /// The services of a record, in the order in which they appear.
+#[must_use]
 pub fn lived(rounds: &[RecordedRound]) -> Vec<Lived> {
     let mut lives: Vec<Lived> = vec![];
     for RecordedRound { services, limits, .. } in rounds {

@@ -17,6 +17,7 @@ pub struct Zipf {
 
 impl Zipf {
     /// Draws among so many ranks, which are 1 or more, with an exponent above 0.
+    #[must_use]
     pub fn new(ranks: u32, exponent: f64) -> Self {
         let mut zipf = Self { ranks: f64::from(ranks), exponent, first: 0.0, last: 0.0, skip: 0.0 };
         zipf.first = zipf.integral(1.5) - 1.0;
@@ -93,6 +94,7 @@ impl From<Idle> for Vec<[f64; 2]> {
 impl Idle {
     /// Seconds since the last access of the page at this share of the memory, the most recently accessed first. Between two
     /// points by the logarithm; beyond them along the nearest two.
+    #[must_use]
     pub fn seconds(&self, share: f64) -> f64 {
         let points = &self.0;
         let above = points.partition_point(|point| point[0] < share).clamp(1, points.len() - 1);
@@ -102,6 +104,7 @@ impl Idle {
 
     /// Accesses a second of the coldest part of the memory, for each page of the whole: pages that are accessed at random
     /// moments are as long idle as their mean interval.
+    #[must_use]
     pub fn touches_per_s(&self, coldest: f64) -> f64 {
         const STEPS: u32 = 1000;
         let at = |step: u32| 1.0 - coldest * (f64::from(step) + 0.5) / f64::from(STEPS);
@@ -123,6 +126,7 @@ pub struct Turnover {
 impl Turnover {
     /// Bytes a second that so many bytes of it draw, on whichever tier. A request that finds no object brings one, so that an object
     /// answers `hits / (1 - hits)` requests while it stays; with the write that brings it, it is accessed `1 / (1 - hits)` times.
+    #[must_use]
     pub fn bytes_per_s(&self, bytes: f64) -> f64 {
         bytes / (self.stays_s * (1.0 - self.hits))
     }
@@ -139,6 +143,7 @@ pub struct Touches {
 
 impl Touches {
     /// Accesses of so many pages in generations of so many seconds. Ranks of coldness are strewn over the pages.
+    #[must_use]
     pub fn new(idle: &Idle, pages: u32, generation_s: f64, random: &mut Random) -> Self {
         let mut found: Vec<_> = (0..pages)
             .map(|page| 2.0 * idle.seconds((f64::from(page) + 0.5) / f64::from(pages)) / generation_s)

@@ -11,6 +11,7 @@ pub struct TrafficLaw {
 impl TrafficLaw {
     /// From services of which both is known: the part of the memory that is slow, and the part of what they draw that comes of it. [`None`]
     /// without any, or where a part is not between 0 and 1.
+    #[must_use]
     pub fn new(measured: &[[f64; 2]]) -> Option<Self> {
         let is_inside = |part: &f64| *part > 0.0 && *part < 1.0;
         if measured.is_empty() || !measured.iter().flatten().all(is_inside) {
@@ -22,11 +23,13 @@ impl TrafficLaw {
     }
 
     /// The powers of the services, rising.
+    #[must_use]
     pub fn powers(&self) -> &[f64] {
         &self.powers
     }
 
     /// The power of the middle service.
+    #[must_use]
     pub fn middle(&self) -> f64 {
         let half = self.powers.len() / 2;
         match self.powers.len() % 2 {
@@ -37,6 +40,7 @@ impl TrafficLaw {
 
     /// The part of what is drawn that comes of the slow tier at this spill: by the service that draws the least of it, the middle one, and the one
     /// that draws the most.
+    #[must_use]
     pub fn part(&self, spill: f64) -> [f64; 3] {
         let last = self.powers.len() - 1;
         [self.powers[last], self.middle(), self.powers[0]].map(|power| spill.powf(power))

@@ -380,6 +380,7 @@ impl StepTrace {
     }
 
     /// What the step takes: each operator the longer of its operations and its bytes, and its launch.
+    #[must_use]
     pub fn step(&self, rates: OperatorRates) -> TracedStep {
         let mut names: BTreeMap<&str, OperatorTime> = BTreeMap::new();
         for Operator { name, flops, bytes } in &self.operators {

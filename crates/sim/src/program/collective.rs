@@ -45,6 +45,7 @@ pub struct Group<'a> {
 impl Group<'_> {
     /// What this rank sends and receives. `bytes` are those that a rank has of a broadcast, a reduction or a gather, and those of one piece of
     /// a scatter, an all-to-all or a reduce-scatter; `root` is a place among the members.
+    #[must_use]
     pub fn messages(self, kind: Collective, bytes: u64, root: usize) -> Vec<Operation> {
         let mut done = vec![];
         match kind {

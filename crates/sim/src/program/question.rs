@@ -82,6 +82,7 @@ impl ProgramTrace {
     }
 
     /// Seconds of the slowest rank, and those in calls, the mean of all ranks.
+    #[must_use]
     pub fn measured_s(&self) -> (f64, f64) {
         let total_s = self.measured.iter().map(|it| it.total_s).fold(0.0, f64::max);
         let in_calls_s = self.measured.iter().map(|it| it.communication_s).sum::<f64>();

@@ -27,6 +27,7 @@ pub struct Way {
 
 impl Way {
     /// A way of a latency and a bandwidth, which the ranks of a host share.
+    #[must_use]
     pub const fn new(latency_s: f64, bytes_per_s: f64) -> Self {
         Self { latency_s, bytes_per_s, port_bytes_per_s: bytes_per_s, piece: None }
     }
@@ -35,6 +36,7 @@ impl Way {
     ///
     /// # Panics
     /// When `path` is over nothing that `server` has: no path of its own is.
+    #[must_use]
     pub fn of(server: &Server, path: &MessagePath) -> Self {
         let latency = |bytes| message::latency(server, path, bytes, 1.0);
         let latency_s = latency(0.0);
@@ -48,6 +50,7 @@ impl Way {
     }
 
     /// Seconds of a message that is alone.
+    #[must_use]
     pub fn seconds(&self, bytes: u64) -> f64 {
         let bytes = bytes as f64;
         let further = self.piece.map_or(0.0, |(piece, seconds)| (bytes / piece).floor() * seconds);

@@ -52,6 +52,7 @@ impl HostLinks {
     }
 
     /// Flit-hops of all messages between hosts.
+    #[must_use]
     pub fn flit_hops(&self, programs: &[Vec<Operation>], hosts: &[u32]) -> u64 {
         let between = |rank: usize, operation: &Operation| match *operation {
             Operation::Send { to, bytes, .. } if hosts.get(to as usize) != Some(&hosts[rank]) => {

@@ -28,6 +28,7 @@ pub enum MessagePlace {
 ///
 /// # Panics
 /// When there is no rank.
+#[must_use]
 pub fn collective(
     sharing: &Sharing,
     exchange: &Exchange,
