@@ -121,34 +121,32 @@ boot() {
     grep -q '^lab: [0-9]* checks passed' "$log" || { say "FAILED on $name; the guest's log is $log"; return 1; }
 }
 
-# A slow node that the firmware's tables tell of. 6.1 makes one tier of both nodes, and is refused.
-tiers() {
-    kernel=.cache/lab/$1
-    say "kernel $(lab/kernel.sh "$1" "$kernel")"
-    boot "$1" 600 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 768M \
-        -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=256M \
+# pair NAME SECONDS MEMORY FAST SLOW KERNEL WORD...: boots with a fast node and a slow one that the firmware's tables tell of.
+pair() {
+    name=$1; seconds=$2; memory=$3; fast=$4; slow=$5; kernel=$6; shift 6
+    boot "$name" "$seconds" qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m "$memory" \
+        -object memory-backend-ram,id=m0,size="$fast" -object memory-backend-ram,id=m1,size="$slow" \
         -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,initiator=0 \
         -numa dist,src=0,dst=1,val=20 -numa dist,src=1,dst=0,val=20 \
         -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=10 \
         -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G \
         -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=50 \
         -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=5G \
-        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check"
+        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check $*"
+}
+
+# A slow node that the firmware's tables tell of. 6.1 makes one tier of both nodes, and is refused.
+tiers() {
+    kernel=.cache/lab/$1
+    say "kernel $(lab/kernel.sh "$1" "$kernel")"
+    pair "$1" 600 768M 512M 256M "$kernel"
 }
 
 # A service of 3 GB, which the agent's default settings bring to its share. It has this machine fill 4 GB, so that it is run by name.
 large() {
     kernel=.cache/lab/linux-image-6.12-amd64
     say "a service of 3 GB, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
-    boot large 900 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 5120M \
-        -object memory-backend-ram,id=m0,size=3712M -object memory-backend-ram,id=m1,size=1408M \
-        -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,initiator=0 \
-        -numa dist,src=0,dst=1,val=20 -numa dist,src=1,dst=0,val=20 \
-        -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=10 \
-        -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G \
-        -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=50 \
-        -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=5G \
-        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check large=1"
+    pair large 900 5120M 3712M 1408M "$kernel" large=1
 }
 
 # Two sockets, each with a fast and a slow node. The first has more memory.

@@ -631,25 +631,29 @@ def memory(
     for name, array in zip(("access", "working_set"), sizes, strict=True):
         if not (np.isfinite(array) & (array > 0)).all():
             raise ArgumentError(f"{name} is {array.tolist()}; give bytes above 0")
-    question = {
-        "platform": platform,
-        "against": against,
-        "rack": rack,
-        "accelerators": accelerators,
-        "ways": {
-            "nodes": nodes,
-            "inside": inside,
-            "node_latency": node_latency,
-            "bulk": bulk,
-            "host": host,
-            "caching": _caching(cache, snoop_filter, skew),
-        },
-    }
+    question = _machines(
+        platform,
+        against,
+        rack,
+        accelerators,
+        nodes=nodes,
+        inside=inside,
+        node_latency=node_latency,
+        bulk=bulk,
+        host=host,
+        caching=_caching(cache, snoop_filter, skew),
+    )
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
     names, seconds = _core.plan_memory(_json(question), *flat)
     table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
     found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
     return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
+
+
+def _machines(
+    platform: str, against: str | None, rack: str | None, accelerators: int | None, **ways: object
+) -> dict[str, object]:
+    return {"platform": platform, "against": against, "rack": rack, "accelerators": accelerators, "ways": ways}
 
 
 def _caching(cache: float | None, snoop_filter: float, skew: float) -> dict[str, float] | None:
@@ -826,20 +830,18 @@ def inference(
     }
     columns, rows = _rows(given)
     question = {
-        "machines": {
-            "platform": platform,
-            "against": against,
-            "rack": rack,
-            "accelerators": accelerators,
-            "ways": {
-                "nodes": nodes,
-                "inside": inside,
-                "node_latency": node_latency,
-                "bulk": bulk,
-                "host": host,
-                "caching": _caching(cache, snoop_filter, skew),
-            },
-        },
+        "machines": _machines(
+            platform,
+            against,
+            rack,
+            accelerators,
+            nodes=nodes,
+            inside=inside,
+            node_latency=node_latency,
+            bulk=bulk,
+            host=host,
+            caching=_caching(cache, snoop_filter, skew),
+        ),
         "serving": serving,
         "load": load,
         "model": model,
