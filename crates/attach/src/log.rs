@@ -28,7 +28,7 @@ impl LogFilter {
         drop(tracing_subscriber::registry().with(self.layer()).try_init());
     }
 
-    /// What writes to stderr what passes, for a subscriber that has more to do.
+    /// A layer that writes to stderr what passes, as a part of a larger subscriber.
     #[must_use]
     pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(&self) -> impl Layer<S> + use<S> {
         let stderr = tracing_subscriber::fmt::layer();

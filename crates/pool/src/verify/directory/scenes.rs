@@ -160,7 +160,7 @@ fn play(stage: &mut Stage, host: u16, slot: u16, part: impl FnOnce(Process) + 's
     stage.world.spawn(host, slot, move |memory| part(Process::enter(memory, &layout, host)))
 }
 
-/// A player on a host, who comes when the victim has died.
+/// A player on a host, which comes when the victim has died.
 fn play_after_crash(
     stage: &mut Stage,
     victim: ThreadId,
