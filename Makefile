@@ -120,7 +120,7 @@ serve-pip = .cache/serve/bin/pip install -q --disable-pip-version-check
 # one memory device, and a pool between them.
 KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: dev mpi
-	@lab/run.sh $(KERNELS) sockets dax_kmem cxl rack rack:newest kv:300
+	@lab/run.sh $(KERNELS) sockets large dax_kmem cxl rack rack:newest kv:300
 
 test: dev tools torch mpi frameworks
 	@scripts/test.sh

@@ -1,11 +1,12 @@
 #!/bin/sh
 # run.sh [PACKAGE|newest|sockets|large|dax_kmem|cxl|rack|rack:newest|kv|kv:KILLS]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
-# runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `large`, it has 5 GB, and a service of 3 GB. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
-# CXL Type-3 device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on
-# one memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`,
-# two of that kernel. With `kv`, kills 20 processes that share a cache of blocks between two of kernel 6.12, and twice one of the kernels; with
-# `kv:KILLS`, so many and a tenth. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
-# error where one failed.
+# runs the scenario in it. With `sockets`, kernel 6.12 has two sockets with such a pair of nodes each. With `large`, it has 5 GB, and a
+# service of 3 GB. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a CXL Type-3
+# device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on one memory
+# device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`, two of that
+# kernel. With `kv`, kills 20 processes that share a cache of blocks between two of kernel 6.12, and twice one of the kernels; with
+# `kv:KILLS`, so many and a tenth. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and
+# with an error where one failed.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"

@@ -19,6 +19,8 @@ pub struct State {
     pub fast_nodes: String,
     /// Nodes of the slow tier.
     pub slow_nodes: String,
+    /// The policy's time between rounds, in ms.
+    pub period_ms: u64,
     /// The last round.
     pub round: Round,
     /// What each service was and why, the latest last.
@@ -31,6 +33,13 @@ fn show_time(ms: u64) -> String {
 }
 
 impl State {
+    /// Whether an agent that runs may have written this last: no three periods have passed since, or ten seconds of a shorter one. `now_ms`
+    /// is in ms since 1970.
+    #[must_use]
+    pub fn is_fresh(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.round.time_ms) < self.period_ms.saturating_mul(3).max(10_000)
+    }
+
     /// Why a service is as it is, since when, and by which line of the policy; [`None`] for one that the policy does not name.
     #[must_use]
     pub fn explain(&self, service: &str) -> Option<String> {
@@ -174,6 +183,22 @@ impl std::fmt::Display for Alarm {
             Self::CxlMemory { device, service: None, what, is_guess: false } => {
                 write!(to, "{device} is bad: {what}; no service of the policy has pages there")
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_wrote_is_fresh_for_three_periods_and_for_ten_seconds() {
+        for (period_ms, last) in [(2_000, 9_999), (1, 9_999), (60_000, 179_999), (3_600_000, 10_799_999)] {
+            let round = Round { time_ms: 5, ..Round::default() };
+            let [policy, fast_nodes, slow_nodes] = std::array::from_fn(|_| String::new());
+            let state = State { policy, fast_nodes, slow_nodes, period_ms, round, causes: BTreeMap::new() };
+            assert!([0, 5, 5 + last].iter().all(|now| state.is_fresh(*now)), "{period_ms}");
+            assert!(!state.is_fresh(6 + last), "{period_ms}");
         }
     }
 }

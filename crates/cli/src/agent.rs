@@ -378,6 +378,7 @@ impl Output<'_> {
                 policy: text(&self.path)?,
                 fast_nodes: show_nodes(&agent.tiers().fast),
                 slow_nodes: show_nodes(&agent.tiers().slow),
+                period_ms: agent.policy().period.as_millis() as u64,
                 round: round.clone(),
                 causes: agent.causes(),
             };
@@ -555,7 +556,7 @@ fn explain(arguments: &ExplainArguments) -> Result<ExitCode, Failure> {
         return Err(Failure(format!("{policy} has no service {service:?}; it has {}", known.join(", "))));
     };
     print!("{answer}");
-    if !is_fresh(&state) {
+    if !state.is_fresh(now_ms()) {
         println!("  no agent has written since; it may have stopped");
     }
     Ok(ExitCode::SUCCESS)
@@ -570,12 +571,6 @@ pub(crate) fn read_state(path: &Path) -> Result<State, Failure> {
         ))
     })?;
     serde_json::from_str(&said).map_err(|error| Failure(format!("{path}: {error}")))
-}
-
-/// Whether a state is of an agent that runs.
-pub(crate) fn is_fresh(state: &State) -> bool {
-    const LONGEST_PERIOD_MS: u64 = 10_000;
-    now_ms().saturating_sub(state.round.time_ms) < LONGEST_PERIOD_MS
 }
 
 fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {

@@ -23,8 +23,8 @@ use ratatui::widgets::{Block, List};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, copy_of_files, device_line, host, is_fresh, load, now_ms, print_json,
-    print_table, read_state, said, service_lines, signals, size, wrapped,
+    PolicyArguments, StateArguments, copy_of_files, device_line, host, load, now_ms, print_json, print_table,
+    read_state, said, service_lines, signals, size, wrapped,
 };
 use crate::pool::shown;
 
@@ -70,7 +70,7 @@ enum Source {
 impl Source {
     fn new(arguments: &Arguments) -> Result<Self, Failure> {
         let is_here = arguments.root == Path::new("/");
-        if is_here && read_state(&arguments.state.state).is_ok_and(|state| is_fresh(&state)) {
+        if is_here && read_state(&arguments.state.state).is_ok_and(|state| state.is_fresh(now_ms())) {
             return Ok(Self::Running);
         }
         let policy = load(&arguments.policy.policy)?;

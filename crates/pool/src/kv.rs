@@ -168,6 +168,15 @@ impl<M: Memory> Cache<M> {
             Some(budget) => budget,
             None => Chunks(pool.directory().site).free_bytes()? / 5 * 4,
         };
+        let most = pool.layout().bytes();
+        if budget > most {
+            let value = format!("{budget} bytes in a pool of {most}");
+            return Err(PoolError::Argument {
+                what: "the budget",
+                value,
+                expected: "at most the pool's bytes",
+            });
+        }
         // Of a small budget too, two hosts may have slabs.
         let slab_bytes = (budget / 16).clamp(1 << 20, SLAB_BYTES).min(budget / 4);
         let log_lines = (budget >> 20).next_power_of_two().clamp(1 << 10, LOG_LINES);

@@ -89,7 +89,10 @@ impl<M: Memory> Store<M> {
         if name.is_empty() || name.starts_with('/') {
             return Err(PoolError::Name { name: name.to_owned(), why: "is empty or begins with /" });
         }
-        crate::name::Name::parse(&store.object_name(u64::MAX))?;
+        crate::name::Name::parse(&store.object_name(u64::MAX)).map_err(|error| match error {
+            PoolError::Name { why, .. } => PoolError::Name { name: name.chars().take(300).collect(), why },
+            other => other,
+        })?;
         Ok(store)
     }
 

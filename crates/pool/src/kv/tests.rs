@@ -278,6 +278,9 @@ fn what_is_no_block_is_refused_by_name() {
     assert_eq!(text, "the size of a block is 0 bytes; a size of at least 1 byte");
     let text = open("llm", identity(1, BLOCK), Options { budget: Some(5), verify: false });
     assert!(text.contains("the budget is 5 bytes where the cache llm has"), "{text}");
+    let text = open("large", identity(1, BLOCK), Options { budget: Some(1 << 63), verify: false });
+    assert!(text.contains("the budget is 9223372036854775808 bytes in a pool of"), "{text}");
+    assert!(pool.list("/kv/large").unwrap().is_empty());
     // A budget of zero holds nothing, and is no error.
     let none = cache_of(&pool, identity(1, BLOCK), Options { budget: Some(0), verify: false });
     assert!(none.unwrap_err().to_string().contains("the budget is 0 bytes"));

@@ -200,8 +200,11 @@ fn a_manifest_that_no_writer_writes_is_none() {
 #[test]
 fn names_are_checked_before_anything_is_written() {
     let pool = pool();
-    for name in ["", "/s", "a\nb"] {
-        assert!(matches!(Store::new(Arc::clone(&pool), name), Err(PoolError::Name { .. })), "{name:?}");
+    for name in ["", "/s", "a\nb", "a//b", &"n".repeat(255)] {
+        match Store::new(Arc::clone(&pool), name) {
+            Err(PoolError::Name { name: told, .. }) => assert_eq!(told, name),
+            other => panic!("{name:?}: {other:?}"),
+        }
     }
     let store = Store::new(pool, "s").unwrap();
     let twice = store.publish(&[("w", &[1]), ("w", &[2])]).unwrap_err().to_string();
