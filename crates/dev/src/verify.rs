@@ -188,7 +188,7 @@ fn explore(suite: &Suite, arguments: &Arguments) -> bool {
         let line = json!({
             "suite": suite.name, "first_seed": first_seed, "schedules": schedules, "failed": failed, "failing_seeds": seeds,
             "software": tally.software, "coherent": tally.coherent, "hdm-db": tally.hdm_db, "operations": tally.operations, "process_deaths": tally.process_deaths, "host_deaths": tally.host_deaths,
-            "pauses": tally.pauses, "seconds": elapsed.as_secs_f64(),
+            "pauses": tally.pauses, "reached": tally.reached, "seconds": elapsed.as_secs_f64(),
         });
         println!("{line}");
         return report.failed == 0;

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,7 +42,7 @@ impl fmt::Display for Failure {
 pub type Outcome = Result<(), Failure>;
 
 /// What schedules went through.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Worlds on memory that software keeps coherent.
     pub software: u64,
@@ -57,6 +58,8 @@ pub struct Tally {
     pub host_deaths: u64,
     /// Pauses that fell.
     pub pauses: u64,
+    /// What scenes came to, as they name it with [`reached`], and how often.
+    pub reached: BTreeMap<&'static str, u64>,
 }
 
 impl Tally {
@@ -87,6 +90,9 @@ impl Tally {
         self.process_deaths += other.process_deaths;
         self.host_deaths += other.host_deaths;
         self.pauses += other.pauses;
+        for (what, count) in other.reached {
+            *self.reached.entry(what).or_default() += count;
+        }
     }
 }
 
@@ -148,7 +154,11 @@ impl fmt::Display for Report {
             self.schedules,
             self.failed,
             self.per_second()
-        )
+        )?;
+        for (index, (what, count)) in self.tally.reached.iter().enumerate() {
+            write!(f, "{} {what} {count}", if index == 0 { "; reached:" } else { "," })?;
+        }
+        Ok(())
     }
 }
 
@@ -255,7 +265,7 @@ impl<'a> Explorer<'a> {
     fn work(&self, race: &Race, suite: &(impl Fn(u64) -> Outcome + Sync)) {
         with_session(|session| session.tally = Tally::default());
         self.take(race, suite);
-        let own = with_session(|session| session.tally);
+        let own = with_session(|session| std::mem::take(&mut session.tally));
         race.tally.lock().expect("no thread panics while it holds the tally").add(own);
     }
 
@@ -293,6 +303,11 @@ struct Race {
     stop: AtomicBool,
     failures: Mutex<Vec<u64>>,
     tally: Mutex<Tally>,
+}
+
+/// Counts that a scene came to something of which a report says how often.
+pub fn reached(what: &'static str) {
+    with_session(|session| *session.tally.reached.entry(what).or_default() += 1);
 }
 
 /// Runs `schedules` schedules of `suite`, from `first_seed`, on one OS thread, until the first failure.

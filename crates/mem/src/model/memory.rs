@@ -234,6 +234,7 @@ impl ModelMemory {
         let word = state.word_index(at.0, what);
         let me = state.current;
         state.record(me, what, Some(at.0), value, Some(site));
+        state.pass_aim(word);
         if !state.store_fault(word) {
             Self::store_word(&mut state, word, 0xff, value, past_cache);
         }

@@ -68,7 +68,7 @@ mod walk;
 mod world;
 
 pub use canaries::{Canary, canaries};
-pub use explore::{Explorer, Failure, Outcome, Report, Tally, explore, replay};
+pub use explore::{Explorer, Failure, Outcome, Report, Tally, explore, reached, replay};
 pub use machine::BackInvalidation;
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, find, judge, mutants};

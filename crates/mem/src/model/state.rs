@@ -103,6 +103,8 @@ pub(super) struct Thread {
     /// The operation at which `crash` falls.
     crash_at: u64,
     crash: Crash,
+    /// The store after which `crash` falls, where one is awaited.
+    aim: Option<Aim>,
     /// When a sleep or a pause ends.
     until: u64,
     bell: usize,
@@ -116,6 +118,16 @@ pub(super) struct Thread {
     is_gone: bool,
     /// A word on a failing line that was stored into: the next load says so.
     fault: Option<u32>,
+}
+
+/// A store of a thread that a crash waits for.
+#[derive(Clone, Copy, Debug)]
+struct Aim {
+    word: u32,
+    /// Stores to the word before it.
+    before: u64,
+    /// Operations of the thread after it.
+    operations: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -235,6 +247,7 @@ impl State {
             waits: 0,
             crash_at: u64::MAX,
             crash: Crash::Pause,
+            aim: None,
             until: 0,
             bell: 0,
             stalled_until: 0,
@@ -262,6 +275,29 @@ impl State {
     pub(super) fn plan_crash_at(&mut self, thread: usize, crash: Crash, at: u64) {
         self.threads[thread].crash = crash;
         self.threads[thread].crash_at = at;
+    }
+
+    /// Lets `crash` befall `thread` so many operations after a store to `word`, which follows `before` others.
+    pub(super) fn aim_crash(&mut self, thread: usize, crash: Crash, word: u32, before: u64, operations: u64) {
+        self.threads[thread].crash = crash;
+        self.threads[thread].aim = Some(Aim { word, before, operations });
+    }
+
+    /// Notes a store of the current thread, for a crash that waits for it.
+    #[inline]
+    pub(super) fn pass_aim(&mut self, word: u32) {
+        if self.mode != Mode::Running {
+            return;
+        }
+        let thread = &mut self.threads[self.current];
+        let Some(aim) = thread.aim.as_mut().filter(|aim| aim.word == word) else { return };
+        match aim.before.checked_sub(1) {
+            Some(left) => aim.before = left,
+            None => {
+                thread.crash_at = thread.operations + aim.operations;
+                thread.aim = None;
+            }
+        }
     }
 
     pub(super) fn fail(&mut self, message: String) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
+use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, reached, replay};
 use crate::litmus::onhost::execute;
 use crate::litmus::{Litmus, TESTS};
 use crate::random::Random;
@@ -223,6 +223,31 @@ fn a_thread_that_comes_to_a_place_crashes_so_many_operations_after_it() {
         outcome
     };
     explore("planned crash", 100, 0, suite).expect_none();
+}
+
+#[test]
+fn a_crash_falls_so_many_operations_past_the_store_that_it_waits_for() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        let victim = world.spawn(0, 0, |memory| {
+            for number in 1..9 {
+                memory.local_store(LocalWord(0), number);
+                memory.store(X, number);
+            }
+        });
+        world.crash_past_store(victim, Crash::Process, (X, 2), 1);
+        world.check(0, |memory| assert_eq!(memory.local_load(LocalWord(0)), 4));
+        let outcome = world.run();
+        assert!(world.crashed(victim));
+        if outcome.is_ok() {
+            reached("a crash");
+        }
+        outcome
+    };
+    let report = explore("aimed crash", 100, 0, suite);
+    report.expect_none();
+    assert_eq!(report.tally.reached["a crash"], 100);
+    assert!(report.to_string().ends_with("; reached: a crash 100"), "{report}");
 }
 
 #[test]

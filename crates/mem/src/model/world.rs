@@ -170,6 +170,20 @@ impl World {
         self.core.state.borrow_mut().plan_crash_at(thread.0, crash, operation);
     }
 
+    /// Lets `crash` fall so many memory operations of `thread` after it has stored the word at `at`, for the first time after `before`
+    /// others. It does not fall when the thread stores there less often.
+    pub fn crash_past_store(
+        &mut self,
+        thread: ThreadId,
+        crash: Crash,
+        (at, before): (Offset, u64),
+        operations: u64,
+    ) {
+        let mut state = self.core.state.borrow_mut();
+        let word = state.word_index(at.0, "a crash past a store");
+        state.aim_crash(thread.0, crash, word, before, operations);
+    }
+
     /// Lets the line at `at` fail from the memory operation number `operation` of the whole world on, as poison or a lost
     /// link does. Set-up and checks do not meet it.
     pub fn poison(&mut self, at: Offset, operation: u64) {
