@@ -87,7 +87,11 @@ impl RankPlace {
         match (liveness, self.heartbeat) {
             (Liveness::Dead, _) => Ok(true),
             (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(false),
-            (Liveness::Unknown, Some(at)) => Ok(pulse.silent_since(memory, at)? + silence < memory.now()),
+            (Liveness::Unknown, Some(at)) => {
+                // Before the look: this process may be stopped after it.
+                let now = memory.now();
+                Ok(pulse.silent_since(memory, at)? + silence < now)
+            }
         }
     }
 }
