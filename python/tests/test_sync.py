@@ -77,6 +77,7 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         ("held-clipped", 2, "equal", EMULATED),
         ("held-early", 2, "equal", EMULATED),
         ("held-misused", 2, "equal", EMULATED),
+        ("held-death", 2, "equal", EMULATED),
     ],
     ids=[
         "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_and_unused_parameters",
@@ -93,6 +94,7 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         "gradients_on_the_proxies_are_clipped_and_unscaled_with_the_bits_of_the_workers_own",
         "a_forward_pass_that_begins_before_all_parameters_have_come_computes_with_the_same_weights",
         "what_the_proxies_would_undo_or_have_done_otherwise_is_refused_and_what_helps_helps",
+        "other_proxies_take_over_the_optimizer_of_one_that_is_killed",
     ],
 )
 def test_weights_are_those_of_ddp(

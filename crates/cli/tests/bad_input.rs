@@ -106,7 +106,7 @@ fn a_pool_that_cannot_be_used_is_named_in_one_line_with_its_remedy_and_stays_as_
             &["no pool", "0x0707070707070707", "check the path", "format --force"],
         ),
         (|made| truncate(made, 64 << 10), &["needs 1 MiB", "has 64 KiB", "enlarge"]),
-        (|made| rewrite(made, |words| words[1] = 9), &["has format 9", "reads format 8"]),
+        (|made| rewrite(made, |words| words[1] = 10), &["has format 10", "reads format 9"]),
         (|made| rewrite(made, |words| words[4] = 4096), &["corrupt superblock", "format again with --force"]),
     ];
     for (damage, words) in cases {

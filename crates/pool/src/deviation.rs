@@ -23,6 +23,10 @@ pub(crate) enum Deviation {
     FirstComeFirstServed,
     /// A client pushes a shard into its window while another of the same bytes is not summed or pulled.
     WindowIsTaken,
+    /// A proxy changes moments that it has not logged.
+    StepsUnlogged,
+    /// A client takes what a proxy keeps of a shard for whole, and does not look again.
+    RecoversAtALook,
     /// A process that finds no part of another as an exchange begins says so, and not on whom the other gave up.
     MissingPartIsTheError,
     /// A process that fails the last barrier before an exchange says so in the group alone.

@@ -17,9 +17,14 @@
 //!    that stays at the first entry of one queue until the others have the same waits for ever, once clients push in other
 //!    orders (section III-F, Figure 10).
 //!
-//! A proxy may keep the parameters and an optimizer's state, in its own memory. Then client 0 says before its first push what the
-//! step does, and clients pull parameters in place of means. A step may average alone, so that clients read the means and see by how
-//! much they are clipped. The next one steps with them from where they stand.
+//! A proxy may keep the parameters and an optimizer's state, in its part. Then client 0 says before its first push what the step does,
+//! and clients pull parameters in place of means. A step may average alone, so that clients read the means and see by how much they
+//! are clipped. The next one steps with them from where they stand.
+//!
+//! A shard's step is done whole or not at all, for those that come after a proxy that dies. Before it changes the moments it copies
+//! them to its log, and says so; after it, it says that the shard is done. Until then the clients have the parameters that were pulled
+//! in the step before, and in their windows the gradients. A client that recovers a shard looks at both words again behind its copy. So a
+//! proxy that was taken for dead may go on meanwhile.
 //!
 //! After an error a part is broken for good: it says on its own line whom it gave up on, so that the others fail at once and name
 //! the same process.
@@ -48,7 +53,7 @@ use crate::{Peer, PoolError};
 
 pub use client::{Client, ClientReport};
 pub use lanes::EmulatedLink;
-pub use order::{FACTORS, Optimizer, Order, Slot};
+pub use order::{FACTORS, MOMENTS, Optimizer, Order, Slot};
 pub use proxy::Proxy;
 pub use session::{ClientSession, ProxySession, ProxyStat};
 pub use stat::{ServiceStat, SumStat, WorkerStat, services};
@@ -90,6 +95,8 @@ pub struct Agreement {
     pub links: Vec<EmulatedLink>,
     /// Where the proxies keep an optimizer's state: the group of settings of each shard, counted from 0. Else nothing.
     pub groups: Vec<u16>,
+    /// How many moments of each parameter they keep.
+    pub moments: u16,
 }
 
 impl Agreement {
@@ -97,7 +104,7 @@ impl Agreement {
     #[must_use]
     pub fn new(exchange: Exchange, dtype: Dtype) -> Self {
         let dtypes = vec![dtype; exchange.shards().len()];
-        Self { exchange, dtypes, links: vec![], groups: vec![] }
+        Self { exchange, dtypes, links: vec![], groups: vec![], moments: 0 }
     }
 
     /// The type of a shard's elements.
@@ -114,6 +121,17 @@ impl Agreement {
     /// Where the sum of a shard begins in its proxy's buffer.
     fn sum_place(&self, shard: u32) -> u64 {
         if self.keeps_state() { self.exchange.place(shard) } else { self.exchange.window(shard) }
+    }
+
+    /// Where all lies.
+    fn places(&self) -> Places {
+        Places::new(&self.exchange, self.settings(), self.moments)
+    }
+
+    /// Where a proxy, whose part is at `part`, says of its log and of its step with a shard.
+    #[cfg(feature = "model")]
+    pub(crate) fn step_words(&self, part: Offset, proxy: u16, shard: u32) -> [Offset; 2] {
+        self.places().step_words(part, proxy, shard)
     }
 
     /// How many groups of settings there are.
@@ -177,7 +195,7 @@ impl<M: Memory> Parts<M> {
         agreed: Arc<Agreement>,
         options: ServiceOptions,
     ) -> Result<Self, PoolError> {
-        let places = Places::new(&agreed.exchange, agreed.settings());
+        let places = agreed.places();
         let bad = |what, value, expected| Err(PoolError::Argument { what, value, expected });
         if clients == 0
             || members.len() != clients + usize::from(agreed.exchange.proxies())
@@ -216,6 +234,9 @@ impl<M: Memory> Parts<M> {
         if !agreed.links.is_empty() && agreed.links.len() != proxies {
             let value = format!("{} for {proxies} proxies", agreed.links.len());
             return bad("emulated links", value, "none, or one for each proxy");
+        }
+        if usize::from(agreed.moments) > MOMENTS || agreed.moments > 0 && !agreed.keeps_state() {
+            return bad("moments", agreed.moments.to_string(), "at most 2, of an optimizer's state");
         }
         if agreed.keeps_state() {
             let grain = (polder_kernels::PIECE * Dtype::F32.bytes()) as u64;
@@ -332,6 +353,30 @@ impl<M: Memory> Parts<M> {
         self.memory.store(at, place::encode(self.step, shard));
         // Readers on other hosts look at memory.
         self.memory.write_back(at, 8);
+    }
+
+    /// Says in a word of a step that this shard is there: after all that this process has stored, and before all that it will.
+    // SYNC: pairs with `says`, in `Client::recover`.
+    fn say_in_order(&self, at: Offset, shard: u32) {
+        // The log, or the moments and parameters, reach memory before the word that says so.
+        self.memory.sfence();
+        self.memory.store(at, place::encode(self.step, shard));
+        self.memory.write_back(at, 8);
+        // SYNC: pairs with `Client::recover`. Moments change once the word that names their log is in memory, and a log once its shard's
+        // step word is.
+        self.memory.sfence();
+    }
+
+    /// Whether a word of a step says that this shard is there in the current one.
+    fn says(&self, number: usize, at: Offset, shard: u32) -> Result<bool, Failure> {
+        self.refresh(self.is_far(number).then_some(at).into_iter(), 8);
+        Ok(self.memory.load(at)? == place::encode(self.step, shard))
+    }
+
+    /// Copies bytes of another process's part.
+    fn copy_out(&self, number: usize, at: Offset, into: &mut [u8]) -> Result<(), Failure> {
+        self.refresh(self.is_far(number).then_some(at).into_iter(), into.len() as u64);
+        Ok(self.memory.copy_out(at, into)?)
     }
 
     /// Drops bytes that others wrote from this host's caches, before they are read. What a process of this host has stored there

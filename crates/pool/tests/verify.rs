@@ -14,6 +14,16 @@ fn no_schedule_of_any_suite_fails() {
             let report = suite.explore(3000);
             println!("{report}");
             report.expect_none();
+            if suite.name.starts_with("service") {
+                let reached: Vec<_> = report.tally.reached.into_keys().collect();
+                let all = [
+                    "shards after their step",
+                    "shards before their step",
+                    "shards of the living",
+                    "steps of heirs",
+                ];
+                assert_eq!(reached, all, "what is recovered of proxies");
+            }
         }
     };
     std::thread::scope(|scope| {

@@ -246,13 +246,33 @@ impl Client {
         Ok(())
     }
 
+    /// Copies this worker's gradients of a shard whose sum has not come: from the pool, or from where they wait.
+    ///
+    /// # Safety
+    /// As [`Client::push`].
+    unsafe fn gradients(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
+        let client = self.service.client()?;
+        if !self.waiting.iter().any(|shards| shards.contains(&shard)) {
+            return client.pushed(shard, into);
+        }
+        let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
+        if bytes != into.len() as u64 {
+            let value = format!("{shard} into {} bytes", into.len());
+            return Err(PoolError::Argument { what: "the shard", value, expected: "its bytes" });
+        }
+        // SAFETY: the caller's promise.
+        let whole = unsafe { self.given[&tensor].0.bytes() };
+        into.copy_from_slice(&whole[start as usize..(start + bytes) as usize]);
+        Ok(())
+    }
+
     /// The shards of this step whose sums have not come, in one order on all clients.
-    fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError> {
+    fn unsummed(&mut self) -> Result<Vec<(u32, Shard)>, PoolError> {
         let client = self.service.client()?;
         let waiting = self.waiting.iter().flatten().copied();
         let missing: BTreeSet<u32> = client.unsummed().into_iter().chain(waiting).collect();
         let shards = client.agreed().exchange.shards();
-        Ok(missing.into_iter().map(|shard| shards[shard as usize]).collect())
+        Ok(missing.into_iter().map(|shard| (shard, shards[shard as usize])).collect())
     }
 }
 
@@ -326,9 +346,9 @@ impl ServiceClient {
 
     /// Exchanges these shards from now on, in elements of `dtypes`, one of each tensor: those of the first layers first, or as they come.
     /// `links` emulates one for each proxy: seconds of a shard besides its bytes, and bytes a second. With `groups`, that of each shard,
-    /// the proxies keep an optimizer's state. Shards of a proxy take turns in windows of `window_bytes`, or of the largest of them; 0
+    /// the proxies keep an optimizer's state, and `moments` of each parameter. Shards of a proxy take turns in windows of `window_bytes`, or of the largest of them; 0
     /// gives each a place of its own.
-    #[pyo3(signature = (shards, proxies, dtypes, first_layers_first=true, links=vec![], groups=vec![], window_bytes=0))]
+    #[pyo3(signature = (shards, proxies, dtypes, first_layers_first=true, links=vec![], groups=vec![], window_bytes=0, moments=0))]
     #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
     fn begin(
         &self,
@@ -340,6 +360,7 @@ impl ServiceClient {
         links: Vec<(f64, f64)>,
         groups: Vec<u16>,
         window_bytes: u64,
+        moments: u16,
     ) -> PyResult<()> {
         let shard = |(tensor, start, bytes, proxy)| Shard { tensor, start, bytes, proxy };
         let exchange = Exchange::new(shards.into_iter().map(shard).collect(), proxies);
@@ -357,7 +378,7 @@ impl ServiceClient {
         };
         let links = links.into_iter().map(link).collect();
         let exchange = exchange.ordered(order).windowed(window_bytes);
-        let agreed = Agreement { exchange, dtypes, links, groups };
+        let agreed = Agreement { exchange, dtypes, links, groups, moments };
         self.run(py, |service| service.begin(&agreed, signals::interrupt()))
     }
 
@@ -442,10 +463,36 @@ impl ServiceClient {
         self.run(py, |service| unsafe { service.wait() })
     }
 
-    /// The shards of this step that were pushed and whose sums have not come: tensor, first byte, bytes, proxy.
-    fn unsummed(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
+    /// The shards of this step that were pushed and whose sums have not come, by number: tensor, first byte, bytes, proxy.
+    fn unsummed(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Row>> {
         let shards = self.run(py, |service| service.unsummed())?;
-        Ok(shards.into_iter().map(|it| (it.tensor, it.start, it.bytes, it.proxy)).collect())
+        Ok(shards.into_iter().map(|(shard, it)| (shard, (it.tensor, it.start, it.bytes, it.proxy))).collect())
+    }
+
+    /// Copies what a shard's proxy keeps of it, dead or alive: its moments, and its parameters if the proxy has done the optimizer's step of
+    /// this step with it. Returns whether it has; if not, the moments are those before that step.
+    fn recover(
+        &self,
+        py: Python<'_>,
+        shard: u32,
+        parameters: (usize, usize),
+        moments: Vec<(usize, usize)>,
+    ) -> PyResult<bool> {
+        let parameters = span_of(parameters, "float32")?;
+        let moments = moments.into_iter().map(|of| span_of(of, "float32")).collect::<PyResult<Vec<_>>>()?;
+        self.run(py, move |service| {
+            // SAFETY: the front holds them for the length of this call, and no two overlap.
+            let mut moments: Vec<_> = moments.iter().map(|of| unsafe { of.bytes_mut() }).collect();
+            // SAFETY: as above.
+            service.service.client()?.recover(shard, unsafe { parameters.bytes_mut() }, &mut moments)
+        })
+    }
+
+    /// Copies this worker's gradients of a shard whose sum does not come in this step.
+    fn unsummed_gradients(&self, py: Python<'_>, shard: u32, into: (usize, usize)) -> PyResult<()> {
+        let into = span_of(into, "float32")?;
+        // SAFETY: the front holds it for the length of this call, and the gradients of this step.
+        self.run(py, move |service| unsafe { service.gradients(shard, into.bytes_mut()) })
     }
 
     /// What each proxy says that it has done in this exchange: host, process id, steps, shards, bytes of sums, whether it lives.

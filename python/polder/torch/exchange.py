@@ -156,6 +156,7 @@ class Exchange:
         dtypes: Iterable[torch.dtype],
         groups: Sequence[int] = (),
         *,
+        moments: int = 0,
         reuses: bool = True,
     ) -> None:
         """Exchanges these shards from now on, of tensors of these types; in windows that they share, if it `reuses`."""
@@ -163,7 +164,8 @@ class Exchange:
         # Where the first layers overtake others, all have to be there.
         window = 0 if self._is_early or not reuses else _WINDOW * max((nbytes for _, _, nbytes, _ in shards), default=0)
         names = [name_of(dtype) for dtype in dtypes]
-        self._service().begin(shards, self._proxies, names, self.first_layers_first, links, groups, window)
+        order = self.first_layers_first
+        self._service().begin(shards, self._proxies, names, order, links, groups, window, moments)
 
     def _span(self, tensor: torch.Tensor, dtype: torch.dtype, count: int, *, writable: bool) -> tuple[int, int]:
         """Where `count` elements lie that are pushed, or pulled to."""

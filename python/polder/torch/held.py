@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, PeerDeadError
 from polder.torch import gpu
 from polder.torch.exchange import Route, name_of
 from polder.torch.planner import Planner
@@ -151,6 +151,10 @@ class HeldOptimizer:
     ----------
     number : int
         Steps that it has done.
+    stepping : int
+        The last step that the proxies were to do.
+    kept : int
+        How many moments of each parameter they keep.
 
     Raises
     ------
@@ -174,9 +178,11 @@ class HeldOptimizer:
         wrong = next((parameter for parameter in parameters if parameter.dtype != torch.float32), None)
         if wrong is not None:
             raise ArgumentError(f"a parameter of {wrong.dtype}; an optimizer on the proxies carries torch.float32")
-        self.number = 0
+        self.number = self.stepping = 0
+        self.kept = 1 if rule == "sgd" else 2
         self._count = len(optimizer.param_groups)
         self._ordered: list[Settings] | None = None
+        self._groups: list[dict[str, Any]] = []
         self.settings()
 
     def settings(self) -> list[Settings]:
@@ -191,8 +197,27 @@ class HeldOptimizer:
 
     def ordered(self) -> list[Settings]:
         """As `settings`, for a step that begins before the optimizer's own."""
-        self._ordered = self.settings()
+        self._ordered, self.stepping = self.settings(), self.number + 1
+        self._groups = [{key: it for key, it in of.items() if key != "params"} for of in self._optimizer.param_groups]
         return self._ordered
+
+    def step(self, key: int, values: Sequence[torch.Tensor]) -> None:
+        """Does the last step that was ordered with a part of a parameter, its gradient and its moments, as a proxy."""
+        parameter, gradient, *moments = values
+        settings: Any = self._groups[self.group_of(key)]
+        if self._rule != "sgd":
+            settings = {**settings, "fused": True, "foreach": None}
+        part = torch.nn.Parameter(parameter)
+        kind: Any = type(self._optimizer)
+        optimizer = kind([{**settings, "params": [part]}])
+        if self.stepping > 1:
+            steps = {} if self._rule == "sgd" else {"step": torch.tensor(float(self.stepping - 1))}
+            optimizer.state[part] = {**steps, **dict(zip(self.moments, moments, strict=False))}
+        part.grad = gradient
+        optimizer.step()
+        parameter.copy_(part.detach())
+        for name, moment in zip(self.moments, moments, strict=False):
+            moment.copy_(optimizer.state[part][name])
 
     def expect_as_ordered(self, closure: object) -> None:
         """That the optimizer's own step is the one that the proxies have done.
@@ -337,7 +362,7 @@ class Holder(Planner):
                 for at, (key, of) in enumerate(zip(order, ours, strict=True))
             }
             dtypes = [of.dtype for of in ours]
-            self._plan_all([of.nbytes for of in ours], dtypes, lambda tensor: held.group_of(order[tensor]))
+            self._plan_all([of.nbytes for of in ours], dtypes, lambda tensor: held.group_of(order[tensor]), held.kept)
             self._held = held
             self._hand_over()
 
@@ -406,9 +431,17 @@ class Holder(Planner):
         if held.number == 0:
             return []
         moments = [[torch.empty_like(parameter.detach()) for parameter in self._parameters] for _ in held.moments]
-        for slot, tensors in enumerate(moments, 1):
-            self._move(slot, tensors, is_load=False)
+        try:
+            for slot, tensors in enumerate(moments, 1):
+                self._move(slot, tensors, is_load=False)
+        except PeerDeadError as error:
+            self._take_over(held, error, is_step=False)
+            return self._moments(held)
         return moments
+
+    def _take_over(self, held: HeldOptimizer, error: PeerDeadError, *, is_step: bool) -> None:
+        """Starts other proxies in place of one that has died, with the state that is in the pool."""
+        raise NotImplementedError
 
     def _move(self, slot: int, tensors: list[torch.Tensor], *, is_load: bool) -> None:
         """Brings an array of each parameter to the proxies as worker 0 has it, or from them; all workers get it."""

@@ -226,9 +226,16 @@ class Planner(Exchange):
         self._begin(shards, [route.dtype for route in routes])
 
     def _plan_all(
-        self, sizes: list[int], dtypes: list[torch.dtype], group_of: Callable[[int], int] | None = None
+        self,
+        sizes: list[int],
+        dtypes: list[torch.dtype],
+        group_of: Callable[[int], int] | None = None,
+        moments: int = 0,
     ) -> None:
-        """Plans without a profile: the proxies take all tensors, of these bytes, which `group_of` names by number."""
+        """Plans without a profile: the proxies take all tensors, of these bytes, and keep so many `moments`.
+
+        `group_of` says to which group of settings a tensor belongs.
+        """
         total = sum(sizes)
         measured = self._probe_sizes(total, [self.shard_bytes] if self.shard_bytes else SIZES)
         shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], SLACK)
@@ -236,7 +243,8 @@ class Planner(Exchange):
         rate, copies, links = self._probe_links(measured, shard_bytes, total)
         shard_bytes = self.shard_bytes or shard_bytes
         threshold, shards = _core.service_shards(sizes, shard_bytes, links, ALIKE)
-        self._begin(shards, dtypes, [] if group_of is None else [group_of(shard[0]) for shard in shards])
+        groups = [] if group_of is None else [group_of(shard[0]) for shard in shards]
+        self._begin(shards, dtypes, groups, moments=moments)
         measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
         self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, self._steps)
 

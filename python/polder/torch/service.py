@@ -76,7 +76,8 @@ class ParameterService(Sharder):
     service measures again, and plans again if anything has changed by more than 20%.
 
     When a proxy dies, the workers average what it has not summed, and go on with the proxies that are left. If
-    nothing is awaited of it, they notice when the next plan is made, or never.
+    nothing is awaited of it, they notice when the next plan is made, or never. If it keeps an optimizer's state, other
+    proxies take over that from the pool, and the weights are those of a job in which none died.
 
     Parameters
     ----------
@@ -386,11 +387,15 @@ class ParameterService(Sharder):
                     f"parameter {number} was changed before its value of the last step had come; call service.wait() "
                     "before parameters are changed or read, but by a forward pass"
                 )
-        for number in numbers or []:
-            self._service().wait_for(self._routes[number].tensor)
-        if numbers is None:
-            self._service().wait()
-        self._enter(numbers)
+        try:
+            for number in numbers or []:
+                self._service().wait_for(self._routes[number].tensor)
+            if numbers is None:
+                self._service().wait()
+            self._enter(numbers)
+        except PeerDeadError as error:
+            assert self._held is not None
+            self._take_over(self._held, error, is_step=not self._keeps)
         self._note_parameters(numbers)
 
     @property
@@ -623,9 +628,9 @@ class ParameterService(Sharder):
             with self._guarded(), torch.no_grad():
                 yield
         except PolderError as error:
-            # A proxy that has died takes a part of the optimizer's state with it.
-            has_lost_state = self._held is not None and isinstance(error, PeerDeadError)
-            if self._survivors is None or not (self._survivors.have_lost(error) or has_lost_state):
+            # A proxy that has died takes averages with it that no worker has.
+            has_lost_proxy = self._held is not None and isinstance(error, PeerDeadError)
+            if self._survivors is None or not (self._survivors.have_lost(error) or has_lost_proxy):
                 raise
             self._shrink(self._survivors)
 
@@ -687,16 +692,16 @@ class ParameterService(Sharder):
                 lost = error
             # What has not come is there as it was given.
             self._enter()
-            self._unpushed = []
         finish()
         if self._held is not None:
             if lost is not None:
-                raise lost
+                self._take_over(self._held, lost, is_step=True)
+            self._unpushed = []
             if not self._keeps:
-                self._held.number += 1
+                self._held.number = self._held.stepping
                 self._has_stepped()
         elif lost is not None:
-            self._fall_back(came, lost, self._service().unsummed())
+            self._fall_back(came, lost, list(self._service().unsummed().values()))
 
 
 class _Hook:

@@ -28,6 +28,7 @@ class Shrinker(Holder):
     _has_proxy_each: bool
     _profiled_from: int
     _unpushed: list[torch.Tensor]
+    _keeps: bool
     restored: Restored | None
 
     def _fall_back(self, came: dict[int, Run], error: PeerDeadError, missing: list[tuple[int, int, int, int]]) -> None:
@@ -39,13 +40,7 @@ class Shrinker(Holder):
         counts = self._service().stat()
         if self._plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
             raise error
-        mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
-        facts = torch.zeros(6, dtype=torch.int64)
-        facts[: len(mine)] = mine
-        everyones = [torch.empty_like(facts) for _ in range(self._size)]
-        dist.all_gather(everyones, facts, group=self._group)
-        if any(not torch.equal(facts, other) for other in everyones):
-            raise error
+        self._expect_alike(missing, error)
         keys = {route.tensor: (key, route.dtype.itemsize) for key, route in self._routes.items()}
         pieces: list[torch.Tensor] = []
         for tensor, start, nbytes, _ in missing:
@@ -54,6 +49,82 @@ class Shrinker(Holder):
         self._average(pieces)()
         if self._leave_dead(counts):
             self._make_plan(came, self._measure(came, self._profile))
+
+    def _expect_alike(self, missing: list[tuple[int, int, int, int]], error: PeerDeadError) -> None:
+        """That all workers miss the same shards of the same step."""
+        mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
+        facts = torch.zeros(6, dtype=torch.int64)
+        facts[: len(mine)] = mine
+        everyones = [torch.empty_like(facts) for _ in range(self._size)]
+        dist.all_gather(everyones, facts, group=self._group)
+        if any(not torch.equal(facts, other) for other in everyones):
+            raise error
+
+    @torch.no_grad()
+    def _take_over(self, held: HeldOptimizer, error: PeerDeadError, *, is_step: bool) -> None:
+        """A proxy has died, in a step of the optimizer or beside: others take over the state that is in the pool.
+
+        It has done its step with a shard, or not. Where it has not, the workers still have the gradients, the
+        parameters and moments are those of the step before, and worker 0 does the step. Then it brings all to other
+        proxies, which are as many.
+        """
+        service = self._service()
+        is_proxy = (error.host, error.pid) in {count[:2] for count in service.stat()}
+        if self._keeps or self._survivors is not None or self._plan is None or not is_proxy:
+            raise error
+        missing = service.unsummed() if is_step else {}
+        self._expect_alike(list(missing.values()), error)
+        gradients = torch.empty(sum(row[2] for row in missing.values()) // 4, device="cpu")
+        parts = dict(zip(missing, gradients.split([row[2] // 4 for row in missing.values()]), strict=True))
+        for shard, part in parts.items():
+            service.unsummed_gradients(shard, self._span(part, part.dtype, part.numel(), writable=True))
+        everyones = [torch.empty_like(gradients) for _ in range(self._size)]
+        dist.all_gather(everyones, gradients, group=self._group)
+        # In the order of the workers, as proxies sum.
+        gradients.copy_(everyones[0])
+        for other in everyones[1:]:
+            gradients.add_(other)
+        gradients.div_(self._size)
+        number = held.stepping if is_step else held.number
+        if self._rank == 0:
+            moments = self._salvaged(held, parts)
+            held.number = number
+            held.give_back(moments)
+        self._abandon()
+        self._leaving, self._entering, self._unpushed, self._is_pulling = [], {}, [], False
+        self._open_service()
+        self._hold(held)
+        held.number = number
+
+    def _salvaged(self, held: HeldOptimizer, gradients: dict[int, torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The moments of each parameter, and in the parameters those of shards that the workers have not pulled.
+
+        With `gradients`, of such shards, the step is done where it has not been.
+        """
+        assert self._plan is not None
+        service, keys = self._service(), {route.tensor: key for key, route in self._routes.items()}
+        values = [
+            [
+                (torch.empty_like if slot else torch.clone)(
+                    parameter.detach().cpu(), memory_format=torch.contiguous_format
+                ).view(-1)
+                for parameter in self._parameters
+            ]
+            for slot in range(1 + held.kept)
+        ]
+        for shard, (tensor, start, nbytes, _) in enumerate(self._plan.shards):
+            key = keys[tensor]
+            its = [of[key][start // 4 : (start + nbytes) // 4] for of in values]
+            spans = [self._span(part, part.dtype, part.numel(), writable=True) for part in its]
+            has_stepped = service.recover(shard, spans[0], spans[1:])
+            gradient = gradients.get(shard)
+            if gradient is not None and not has_stepped:
+                held.step(key, [its[0], gradient, *its[1:]])
+        for parameter, value in zip(self._parameters, values[0], strict=True):
+            parameter.copy_(value.view(parameter.shape))
+        shapes = [parameter.shape for parameter in self._parameters]
+        moments = [[it.view(shape) for it, shape in zip(of, shapes, strict=True)] for of in values[1:]]
+        return moments[: len(held.moments)]
 
     def _leave_dead(self, counts: "list[tuple[int, int, int, int, int, bool]]") -> bool:
         """Goes on with the proxies that some worker does not count as dead; false where none are left."""

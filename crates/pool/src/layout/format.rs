@@ -1,4 +1,4 @@
-//! The on-media format, version 8.
+//! The on-media format, version 9.
 //!
 //! Everything is little-endian. A region holds, from offset 0:
 //!
@@ -20,7 +20,7 @@
 //! | byte | size | what |
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
-//! | 8 | 4 | version, 8 |
+//! | 8 | 4 | version, 9 |
 //! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software, 3 hdm-db |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
@@ -85,7 +85,7 @@ const VERSION_BITS: u32 = 32;
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
 /// The format that this program reads and writes.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The superblock's size in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.

@@ -14,6 +14,9 @@ use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
 use crate::{PoolError, line, wait};
 
+/// Looks at a shard while its proxy logs and steps: before, between and after.
+const LOOKS: usize = 3;
+
 /// A worker's end of a service.
 pub struct Client<M: Memory> {
     parts: Parts<M>,
@@ -305,13 +308,91 @@ impl<M: Memory> Client<M> {
         self.copy_out(shard, known.proxy, into)
     }
 
+    /// Copies what a shard's proxy keeps of it, also when that has died in this step: its moments, and its parameters if the proxy has done
+    /// the optimizer's step of the current step with it. Returns whether it has; if not, the moments are those before that step. A proxy that
+    /// was taken for dead may go on meanwhile.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for a shard that is none, other sizes, or another number of moments; [`PoolError::Corrupt`],
+    /// [`PoolError::Memory`].
+    // SYNC: pairs with `Parts::say_in_order`: what the proxy wrote before a word can be read, and nothing that it wrote after the next one.
+    pub fn recover(
+        &mut self,
+        shard: u32,
+        parameters: &mut [u8],
+        moments: &mut [&mut [u8]],
+    ) -> Result<bool, PoolError> {
+        let kept = usize::from(self.parts.agreed.moments);
+        let known =
+            self.parts.exchange().shards().get(shard as usize).filter(|_| kept > 0 && moments.len() == kept);
+        let mut bytes = moments.iter().map(|of| of.len()).chain([parameters.len()]);
+        let Some(proxy) = known.filter(|of| bytes.all(|it| it as u64 == of.bytes)).map(|of| of.proxy) else {
+            let value = format!("{} moments of {shard} in {} bytes", moments.len(), parameters.len());
+            return Err(PoolError::Argument {
+                what: "the shard",
+                value,
+                expected: "what its proxy keeps of it",
+            });
+        };
+        self.copy_kept(shard, proxy, parameters, moments).map_err(|failure| self.parts.fail(failure))
+    }
+
+    fn copy_kept(
+        &self,
+        shard: u32,
+        proxy: u16,
+        parameters: &mut [u8],
+        moments: &mut [&mut [u8]],
+    ) -> Result<bool, Failure> {
+        let (number, Parts { places, members, .. }) = (self.parts.number_of(proxy), &self.parts);
+        let (part, place) = (members[number].at, self.parts.exchange().place(shard));
+        let words = places.step_words(part, proxy, shard);
+        // The proxy logs, then steps: what it does meanwhile, it does once.
+        for _ in 0..LOOKS {
+            let has_stepped = self.parts.says(number, words[1], shard)?;
+            let is_logged = !has_stepped && self.parts.says(number, words[0], shard)?;
+            for (moment, into) in (0..).zip(&mut *moments) {
+                let from = match is_logged {
+                    true => places.log_of(part, proxy, moment),
+                    false => places.moment_of(part, proxy, moment) + place,
+                };
+                self.parts.copy_out(number, from, into)?;
+            }
+            if has_stepped {
+                self.parts.copy_out(number, places.buffer_of(part, proxy) + place, parameters)?;
+                return Ok(true);
+            }
+            // In this order: the log may be of another shard once this one's step is done.
+            let is_whole = is_logged || !self.parts.says(number, words[0], shard)?;
+            if Deviation::RecoversAtALook.is_on() || is_whole && !self.parts.says(number, words[1], shard)? {
+                return Ok(false);
+            }
+        }
+        Err(Failure::Corrupt(words[0], "words of a service's step"))
+    }
+
+    /// Copies the gradients of a shard that this client has pushed in this step, and whose sum has not come.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for any other, or another size; [`PoolError::Memory`].
+    pub fn pushed(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
+        let known = self.parts.exchange().shards().get(shard as usize).copied();
+        let is_there = self.states.get(shard as usize) == Some(&State::Pushed);
+        let Some(of) = known.filter(|of| is_there && of.bytes == into.len() as u64) else {
+            let (value, expected) = (shard.to_string(), "one that was pushed and not summed, and its bytes");
+            return Err(PoolError::Argument { what: "the shard", value, expected });
+        };
+        let own = self.parts.members[self.parts.own].at;
+        let at = self.parts.places.buffer_for(own, of.proxy) + self.parts.exchange().window(shard);
+        self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
+    }
+
     /// Copies what a proxy has written of a shard.
     fn copy_out(&mut self, shard: u32, proxy: u16, into: &mut [u8]) -> Result<(), PoolError> {
         let number = self.parts.number_of(proxy);
         let at = self.parts.places.buffer_of(self.parts.members[number].at, proxy)
             + self.parts.agreed.sum_place(shard);
-        self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), into.len() as u64);
-        self.parts.memory.copy_out(at, into).map_err(|fault| self.parts.fail(fault.into()))
+        self.parts.copy_out(number, at, into).map_err(|failure| self.parts.fail(failure))
     }
 
     fn has_pulled(&mut self, shard: u32) {

@@ -55,7 +55,7 @@ pub fn drive(bytes: &[u8]) {
 fn tell(script: &mut Script<'_>) {
     let mut head = [0; HEAD];
     head[0] = script.byte() % 8;
-    head[8..10].copy_from_slice(&[script.byte() % 2, script.byte() % 2]);
+    head[8..11].copy_from_slice(&[script.byte() % 2, script.byte() % 2, script.byte() % 4]);
     head[16] = script.byte() % 3;
     head[24] = script.of(&[0, 64, 128]);
     if script.byte() < 64 {
@@ -76,7 +76,7 @@ fn tell(script: &mut Script<'_>) {
     let mut rows: Vec<u8> = (0..9).flat_map(|_| row(script)).collect();
     rows.truncate(told.row_bytes());
     if let Ok(agreed) = told.agreement(&rows, PROXIES) {
-        let places = Places::new(&agreed.exchange, agreed.settings());
+        let places = agreed.places();
         assert!((0..PROXIES).all(|proxy| places.bytes(Some(proxy)) >= 4 * LINE), "{agreed:?}");
     }
 }
@@ -92,11 +92,17 @@ fn exchange(stage: &Arc<Mutex<Stage>>, victim: &Victim) {
         let (what, shard) = lock(stage).begin();
         let known = agreed.exchange.shards().get(shard as usize);
         let mut data = vec![1; known.map_or(8, |shard| shard.bytes) as usize];
-        let outcome = match what % 11 {
+        let outcome = match what % 13 {
             0 | 1 => client.push(shard, &data),
             8 => client.push_nothing(shard),
             9 => client.leave_sum(shard),
             10 => client.read(shard, &mut data),
+            11 => client.pushed(shard, &mut data),
+            12 => {
+                let [mut mean, mut square] = [vec![0; data.len()], vec![0; data.len()]];
+                let moments = &mut [&mut *mean, &mut *square][..usize::from(agreed.moments)];
+                client.recover(shard, &mut data, moments).map(drop)
+            }
             2 => client.ready().map(expect_shard),
             3 => client.wait().map(expect_shard),
             4 | 5 => client.pull(shard, &mut data),
@@ -279,6 +285,7 @@ fn agreement(script: &mut Script<'_>) -> Agreement {
     }
     if keeps_state {
         agreed.groups = (0..agreed.exchange.shards().len()).map(|shard| shard as u16 % 2).collect();
+        agreed.moments = if agreed.keeps_state() { u16::from(script.byte() % 3) } else { 0 };
     }
     if script.byte() < 32 {
         let link = EmulatedLink { latency_ns: script.near(10), bytes_per_second: script.near(1 << 30) };
@@ -290,7 +297,7 @@ fn agreement(script: &mut Script<'_>) -> Agreement {
 /// Writes one thing into the part of a process that is not the victim.
 fn write(peer: &Heap, agreed: &Agreement, own: usize, script: &mut Script<'_>) {
     let number = (own + 1 + usize::from(script.byte()) % (PROCESSES - 1)) % PROCESSES;
-    let (part, places) = (Stage::part(number), Places::new(&agreed.exchange, agreed.settings()));
+    let (part, places) = (Stage::part(number), agreed.places());
     match script.byte() % 8 {
         0 => peer.store(part.word(script.word() % (PART / 8)), script.word()),
         1 => {

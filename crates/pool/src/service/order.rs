@@ -24,7 +24,19 @@ pub enum Slot {
     Square,
 }
 
+/// Moments of each parameter, at most.
+pub const MOMENTS: usize = 2;
+
 impl Slot {
+    /// The number of a moment, from 0.
+    pub(super) const fn moment(self) -> Option<u64> {
+        match self {
+            Self::Parameters => None,
+            Self::Mean => Some(0),
+            Self::Square => Some(1),
+        }
+    }
+
     const ALL: [Self; 3] = [Self::Parameters, Self::Mean, Self::Square];
 }
 
@@ -171,33 +183,33 @@ impl Optimizer {
         }
     }
 
-    const fn has_square(&self) -> bool {
-        matches!(self, Self::Adam(_))
+    /// How many moments of each parameter it needs.
+    pub(super) const fn moments(&self) -> u16 {
+        match self {
+            Self::Sgd(_) => 1,
+            Self::Adam(_) => 2,
+        }
     }
 }
 
-/// The state of a shard, as its proxy keeps it in its own memory. Its parameters stand in the pool, where clients pull them, and here
-/// only while something else stands there.
+/// What a proxy has of a shard's parameters in its own memory. They stand in the pool, where clients pull them, and here only while
+/// something else stands there.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    slots: [Vec<f32>; 3],
+    parameters: Vec<f32>,
     /// Whether the parameters stand in the pool.
     pub(super) is_out: bool,
 }
 
 impl Held {
-    /// Room for `elements` elements of what `slot` is.
-    pub(super) fn hold(&mut self, slot: Slot, elements: usize) {
-        self.slots[slot as usize].resize(elements, 0.0);
+    /// Room for `elements` parameters.
+    pub(super) fn hold(&mut self, elements: usize) {
+        self.parameters.resize(elements, 0.0);
     }
 
-    /// Room for what `of` needs; false where there are no parameters yet.
-    pub(super) fn hold_all(&mut self, of: &Optimizer, elements: usize) -> bool {
-        self.hold(Slot::Mean, elements);
-        if of.has_square() {
-            self.hold(Slot::Square, elements);
-        }
-        self.is_out || self.slots[0].len() == elements
+    /// Whether there are `elements` parameters, somewhere.
+    pub(super) fn has_parameters(&self, elements: usize) -> bool {
+        self.is_out || self.parameters.len() == elements
     }
 
     /// Whether parameters stand in the pool, and something else is about to.
@@ -211,33 +223,28 @@ impl Held {
 
     /// The parameters stand in the pool from now on.
     pub(super) fn put_out(&mut self) {
-        (self.slots[0], self.is_out) = (vec![], true);
+        (self.parameters, self.is_out) = (vec![], true);
     }
 
-    /// Takes a piece of the state from these bytes, from element `at` on.
-    pub(super) fn load(&mut self, slot: Slot, at: usize, bytes: &[u8]) {
-        let (words, _) = bytes.as_chunks();
-        for (to, from) in self.slots[slot as usize][at..].iter_mut().zip(words) {
-            *to = f32::from_le_bytes(*from);
-        }
+    /// Takes a piece of the parameters from these bytes, from element `at` on.
+    pub(super) fn load(&mut self, at: usize, bytes: &[u8]) {
+        self.parameters[at..].iter_mut().zip(floats(bytes)).for_each(|(to, from)| *to = from);
     }
 
-    /// Gives a piece of the state, from element `at` on.
-    pub(super) fn save(&self, slot: Slot, at: usize, bytes: &mut [u8]) {
-        let (words, _) = bytes.as_chunks_mut();
-        for (to, from) in words.iter_mut().zip(&self.slots[slot as usize][at..]) {
-            *to = from.to_le_bytes();
-        }
+    /// Gives a piece of the parameters, from element `at` on.
+    pub(super) fn save(&self, at: usize, bytes: &mut [u8]) {
+        put(&self.parameters[at..], bytes);
     }
 
-    /// Steps with the gradients in `bytes` times each of `factors`, from element `at` on, and puts the new parameters there. The
-    /// old ones are those of `parameters`, if they stood in the pool.
+    /// Steps with the gradients in `bytes` times each of `factors`, from element `at` on, and puts the new parameters there, and the new
+    /// moments into theirs. The old parameters are those of `parameters`, if they stood in the pool.
     pub(super) fn step(
-        &mut self,
+        &self,
         update: Update,
         factors: &[f32],
         at: usize,
         parameters: Option<&[u8]>,
+        [mean_bytes, square_bytes]: [&mut [u8]; MOMENTS],
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
         let elements = bytes.len() / 4;
@@ -245,21 +252,27 @@ impl Held {
         for factor in factors {
             gradients.iter_mut().for_each(|it| *it *= factor);
         }
-        let mut parameters = parameters.map_or_else(|| self.slots[0][at..at + elements].to_vec(), floats);
-        let [_, mean, square] = &mut self.slots;
-        let square: &mut [f32] = if square.is_empty() { &mut [] } else { &mut square[at..at + elements] };
+        let mut parameters = parameters.map_or_else(|| self.parameters[at..at + elements].to_vec(), floats);
+        let (mut mean, mut square) = (floats(mean_bytes), floats(square_bytes));
         let piece = Piece {
             parameters: &mut parameters,
             gradients: Gradients::F32(&gradients),
-            mean: &mut mean[at..at + elements],
-            square,
+            mean: &mut mean,
+            square: &mut square,
             copy: None,
         };
         step(vec![Work { update, piece, stripe: 0 }], Factor::default(), 1)?;
-        let (words, _) = bytes.as_chunks_mut();
-        words.iter_mut().zip(parameters).for_each(|(to, from)| *to = from.to_le_bytes());
+        put(&parameters, bytes);
+        put(&mean, mean_bytes);
+        put(&square, square_bytes);
         Ok(())
     }
+}
+
+/// Writes numbers into as many bytes as there are.
+fn put(numbers: &[f32], bytes: &mut [u8]) {
+    let (words, _) = bytes.as_chunks_mut();
+    words.iter_mut().zip(numbers).for_each(|(to, from)| *to = from.to_le_bytes());
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -294,10 +307,11 @@ mod tests {
     fn gradients_are_multiplied_by_one_factor_after_another() {
         let sgd = Sgd { lr: 1.0, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false };
         let mut held = Held::default();
-        held.hold(Slot::Parameters, 2);
-        assert!(held.hold_all(&Optimizer::Sgd(sgd), 2));
+        held.hold(2);
+        assert!(held.has_parameters(2));
         let mut bytes = [3.0_f32, 0.1].map(f32::to_le_bytes).concat();
-        held.step(Optimizer::Sgd(sgd).update(1), &[0.1, 0.7], 0, None, &mut bytes).unwrap();
+        let moments: [&mut [u8]; 2] = [&mut [0; 8], &mut []];
+        held.step(Optimizer::Sgd(sgd).update(1), &[0.1, 0.7], 0, None, moments, &mut bytes).unwrap();
         let expected = [3.0_f32, 0.1].map(|it| -(it * 0.1 * 0.7)).map(f32::to_le_bytes).concat();
         assert_eq!(bytes, expected);
     }

@@ -9,7 +9,7 @@ use polder_kernels::{Block, BlockMean, MeanVisitor, Op, divide, reduce, with_mea
 use polder_mem::{Fault, Fold, LINE, Memory, Nanos, Offset};
 
 use super::lanes::Lane;
-use super::order::{Held, Slot};
+use super::order::{Held, MOMENTS, Slot};
 use super::place::{Places, Queue, order_lines};
 use super::{Agreement, Failure, NEVER, Order, Parts, ServiceOptions};
 use crate::PoolError;
@@ -43,9 +43,11 @@ pub struct Proxy<M: Memory> {
     /// How many shards of this step are published.
     published: usize,
     scratch: Scratch,
+    /// A piece of each moment.
+    moments: [Vec<u8>; MOMENTS],
     /// What the step does, once it is known.
     order: Option<Order>,
-    /// The optimizer's state of each shard that has any.
+    /// The parameters of each shard that has any.
     held: BTreeMap<u32, Held>,
     /// Of each shard, whether its mean stands in the pool alone, for a step that takes it from there.
     has_mean: Vec<bool>,
@@ -85,6 +87,7 @@ impl<M: Memory> Proxy<M> {
             first: None,
             published: 0,
             scratch: Scratch::default(),
+            moments: Default::default(),
             order: None,
             held: BTreeMap::new(),
             parts,
@@ -219,10 +222,17 @@ impl<M: Memory> Proxy<M> {
     fn sum(&mut self, shard: u32) -> Result<(), Failure> {
         self.read_order()?;
         let now = self.now();
-        let Self { parts, proxy, scratch, order, held, has_mean, .. } = self;
+        let bytes = self.parts.exchange().shards()[shard as usize].bytes;
+        self.work_on(shard, bytes)?;
+        self.has_summed(shard, bytes, now);
+        Ok(())
+    }
+
+    fn work_on(&mut self, shard: u32, bytes: u64) -> Result<(), Failure> {
+        let Self { parts, proxy, scratch, moments, order, held, has_mean, .. } = self;
         let Agreement { exchange, .. } = &*parts.agreed;
         let dtype = &parts.agreed.dtype(shard);
-        let (place, bytes) = (exchange.window(shard), exchange.shards()[shard as usize].bytes);
+        let place = exchange.window(shard);
         let from: Vec<Offset> = (0..parts.clients)
             .map(|client| parts.places.buffer_for(parts.members[client].at, *proxy) + place)
             .collect();
@@ -238,20 +248,18 @@ impl<M: Memory> Proxy<M> {
         if let Some((order, held)) = order.as_ref().zip(held.get_mut(&shard))
             && held.is_in_the_way(order)
         {
-            held.hold(Slot::Parameters, elements);
+            held.hold(elements);
             held.is_out = false;
             for piece in pieces(bytes) {
                 let (kept, _) = scratch.halves(length(&piece));
                 // This process alone has written there.
                 parts.memory.copy_out(into + piece.start, kept)?;
-                held.load(Slot::Parameters, (piece.start / 4) as usize, kept);
+                held.load((piece.start / 4) as usize, kept);
             }
         }
         let Some(order) = order.as_ref().filter(|order| **order != Order::Mean) else {
             let of = Shards { memory: &parts.memory, from: &from, into, bytes, streams };
-            with_mean(*dtype, clients, of).expect("floats, which have a mean")?;
-            self.has_summed(shard, bytes, now);
-            return Ok(());
+            return Ok(with_mean(*dtype, clients, of).expect("floats, which have a mean")?);
         };
         let held = held.entry(shard).or_default();
         let corrupt = |what| Failure::Corrupt(from[0], what);
@@ -259,18 +267,42 @@ impl<M: Memory> Proxy<M> {
         match order {
             Order::Step { number, groups } | Order::StepWithMeans { number, groups, .. } => {
                 let of = groups[usize::from(parts.agreed.groups[shard as usize])];
-                if !held.hold_all(&of, elements) {
+                if !held.has_parameters(elements) || of.moments() > parts.agreed.moments {
                     return Err(corrupt("step of an optimizer before its parameters"));
                 }
-                update = Some(of.update(*number));
+                update = Some((of.update(*number), usize::from(of.moments())));
             }
             // Those that stand in the pool stay there.
             Order::Save(Slot::Parameters) if held.is_out => {}
-            Order::Load(slot) | Order::Save(slot) => held.hold(*slot, elements),
+            Order::Load(slot) | Order::Save(slot) => match slot.moment() {
+                None => held.hold(elements),
+                Some(moment) if moment >= parts.agreed.moments.into() => {
+                    return Err(corrupt("moment that is not kept"));
+                }
+                Some(_) => {}
+            },
             Order::Mean => {}
         }
         if matches!(order, Order::StepWithMeans { .. }) && !had_mean {
             return Err(corrupt("step of an optimizer before its gradients"));
+        }
+        // Of each moment, where it stands, and where it is logged.
+        let kept = [0, 1].map(|moment| {
+            let at = parts.places.moment_of(own, *proxy, moment) + exchange.place(shard);
+            (at, parts.places.log_of(own, *proxy, moment))
+        });
+        let words = parts.places.step_words(own, *proxy, shard);
+        if let Some((_, count)) = update
+            && !Deviation::StepsUnlogged.is_on()
+        {
+            for (at, log) in kept.iter().take(count) {
+                for piece in pieces(bytes) {
+                    let (old, _) = scratch.halves(length(&piece));
+                    parts.memory.copy_out(*at + piece.start, old)?;
+                    fill(&parts.memory, *log + piece.start, old, streams)?;
+                }
+            }
+            parts.say_in_order(words[0], shard);
         }
         for piece in pieces(bytes) {
             let (sum, part) = scratch.halves(length(&piece));
@@ -280,10 +312,18 @@ impl<M: Memory> Proxy<M> {
                 Order::Save(Slot::Parameters) if held.is_out => {
                     parts.memory.copy_out(into + piece.start, sum)?;
                 }
-                Order::Save(slot) => held.save(*slot, first, sum),
+                Order::Save(slot) => match slot.moment() {
+                    None => held.save(first, sum),
+                    Some(moment) => parts.memory.copy_out(kept[moment as usize].0 + piece.start, sum)?,
+                },
                 Order::Load(slot) => {
                     parts.memory.copy_out(from[0] + piece.start, sum)?;
-                    held.load(*slot, first, sum);
+                    match slot.moment() {
+                        None => held.load(first, sum),
+                        Some(moment) => {
+                            fill(&parts.memory, kept[moment as usize].0 + piece.start, sum, streams)?;
+                        }
+                    }
                 }
                 Order::StepWithMeans { factors: by, .. } => {
                     // This process alone has written there.
@@ -299,7 +339,7 @@ impl<M: Memory> Proxy<M> {
                     divide(*dtype, sum, clients).expect("a checked reduction");
                 }
             }
-            if let Some(update) = update {
+            if let Some((update, count)) = update {
                 let old = match held.is_out {
                     true => {
                         parts.memory.copy_out(into + piece.start, part)?;
@@ -307,15 +347,27 @@ impl<M: Memory> Proxy<M> {
                     }
                     false => None,
                 };
-                held.step(update, factors, first, old, sum).expect("arrays of one length");
+                moments[count..].iter_mut().for_each(Vec::clear);
+                for (bytes, (at, _)) in moments[..count].iter_mut().zip(kept) {
+                    bytes.resize(length(&piece), 0);
+                    parts.memory.copy_out(at + piece.start, bytes)?;
+                }
+                let [mean, square] = moments;
+                held.step(update, factors, first, old, [&mut *mean, &mut *square], sum)
+                    .expect("arrays of one length");
+                for (bytes, (at, _)) in moments[..count].iter().zip(kept) {
+                    fill(&parts.memory, at + piece.start, bytes, streams)?;
+                }
             }
             fill(&parts.memory, into + piece.start, sum, streams)?;
+        }
+        if update.is_some() {
+            parts.say_in_order(words[1], shard);
         }
         if update.is_some() || matches!(order, Order::Load(Slot::Parameters) | Order::Save(Slot::Parameters))
         {
             held.put_out();
         }
-        self.has_summed(shard, bytes, now);
         Ok(())
     }
 

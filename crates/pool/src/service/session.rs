@@ -12,8 +12,8 @@
 //! | 6 | how many clients and proxies there are |
 //!
 //! # What client 0 tells
-//! Words: 1 and how many shards, or 0 for the end; 1 if the shards of the first layers go first, and 256 more if proxies keep an
-//! optimizer's state; how many emulated links; the bytes of a window, or 0. Then for each shard: bits 0..32 tensor, bits 32..48 proxy,
+//! Words: 1 and how many shards, or 0 for the end; 1 if the shards of the first layers go first, 256 more if proxies keep an
+//! optimizer's state, and 65536 more for each moment of it; how many emulated links; the bytes of a window, or 0. Then for each shard: bits 0..32 tensor, bits 32..48 proxy,
 //! and bits 48..64 the group of its settings; its first byte in the tensor; its bytes; the name of its type, 0-padded. Then for each
 //! emulated link: the nanoseconds of a shard, bytes a second, 0, 0.
 
@@ -23,8 +23,8 @@ use polder_kernels::Dtype;
 use polder_mem::Memory;
 use polder_schedule::{Exchange, Shard, ShardOrder};
 
-use super::place::{Places, state_line};
-use super::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
+use super::place::state_line;
+use super::{Agreement, Client, EmulatedLink, MOMENTS, Proxy, ServiceOptions};
 use crate::deviation::Deviation;
 use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, Mark, RankPlace};
 use crate::line;
@@ -122,10 +122,11 @@ impl<M: Memory> Session<M> {
         let proxies = (self.group.size() - self.clients) as u16;
         let mut head = [0; HEAD];
         let mut rows = vec![];
-        if let Some(Agreement { exchange, dtypes, links, groups }) = told {
+        if let Some(Agreement { exchange, dtypes, links, groups, moments }) = told {
             head[..8].copy_from_slice(&(exchange.shards().len() as u64 + 1).to_le_bytes());
             head[8] = u8::from(exchange.order() == ShardOrder::FirstLayersFirst);
             head[9] = u8::from(!groups.is_empty());
+            head[10..12].copy_from_slice(&moments.to_le_bytes());
             head[16..24].copy_from_slice(&(links.len() as u64).to_le_bytes());
             head[24..].copy_from_slice(&exchange.asked_window_bytes().to_le_bytes());
             let groups = groups.iter().copied().chain(std::iter::repeat(0));
@@ -160,7 +161,7 @@ impl<M: Memory> Session<M> {
     /// Makes this process's part of what was agreed on, and finds those of the others.
     fn meet(&mut self, agreed: &Agreement) -> Result<Vec<RankPlace>, PoolError> {
         self.exchanges += 1;
-        let places = Places::new(&agreed.exchange, agreed.settings());
+        let places = agreed.places();
         let bytes = |number: usize| places.bytes(number.checked_sub(self.clients).map(|proxy| proxy as u16));
         let (number, counts) =
             (self.group.rank(), [self.exchanges, self.clients as u64, self.group.size() as u64]);
@@ -222,6 +223,7 @@ pub(super) struct Told {
     links: usize,
     order: ShardOrder,
     has_groups: bool,
+    moments: u16,
     window_bytes: u64,
 }
 
@@ -241,7 +243,11 @@ impl Told {
         if window_bytes > Exchange::MOST_BYTES {
             return Err(refused(format!("windows of {window_bytes} bytes"), "smaller ones"));
         }
-        Ok(Some(Self { shards, links, order, has_groups: head[9] == 1, window_bytes }))
+        let moments = u16::from_le_bytes([head[10], head[11]]);
+        if usize::from(moments) > MOMENTS {
+            return Err(refused(format!("{moments} moments"), "as many as an optimizer has"));
+        }
+        Ok(Some(Self { shards, links, order, has_groups: head[9] == 1, moments, window_bytes }))
     }
 
     /// Bytes of all rows.
@@ -266,7 +272,7 @@ impl Told {
         let dtypes = dtypes
             .ok_or_else(|| refused("one of unknown elements".into(), "one Polder for all processes"))?;
         let exchange = exchange.ordered(self.order).windowed(self.window_bytes);
-        Ok(Agreement { exchange, dtypes, links, groups })
+        Ok(Agreement { exchange, dtypes, links, groups, moments: self.moments })
     }
 }
 

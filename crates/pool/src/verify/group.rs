@@ -41,10 +41,25 @@ pub(super) struct Scene {
     most_victims: usize,
     /// Whether ranks are in two groups.
     has_two_groups: bool,
+    aimed: Option<Aimed>,
     crashed: Vec<(usize, Crash)>,
     /// The ranks that did all they were to do.
     finished: Rc<RefCell<Vec<usize>>>,
 }
+
+/// A death that falls where a scene wants it, in place of those that fall anywhere, and the process that takes the place of the dead.
+pub(super) struct Aimed {
+    pub(super) rank: usize,
+    pub(super) crash: Crash,
+    /// A store of the rank's, how many others to that word come before it, and the operations after it.
+    pub(super) store: (Offset, u64),
+    pub(super) operations: u64,
+    /// Runs as a further process of this host, once the rank is dead.
+    pub(super) heir: Heir,
+    pub(super) heir_host: u16,
+}
+
+type Heir = Box<dyn FnOnce(ModelMemory)>;
 
 /// What decides a schedule besides the adversary: low bits of the seed, one decision after another.
 pub(super) struct Dice(u64);
@@ -129,6 +144,7 @@ impl Scene {
             crashes,
             most_victims: 1,
             has_two_groups: false,
+            aimed: None,
             crashed: vec![],
             finished: Rc::default(),
         }
@@ -136,6 +152,24 @@ impl Scene {
 
     pub(super) fn size(&self) -> usize {
         self.hosts.len()
+    }
+
+    /// The host of `rank`.
+    pub(super) fn host(&self, rank: usize) -> u16 {
+        self.hosts[rank]
+    }
+
+    /// How many ranks are on a host.
+    pub(super) fn on_host(&self, host: u16) -> u16 {
+        self.hosts.iter().filter(|&&it| it == host).count() as u16
+    }
+
+    pub(super) fn member(&self, rank: usize) -> RankPlace {
+        self.members[rank]
+    }
+
+    pub(super) fn options(&self) -> GroupOptions {
+        self.options
     }
 
     /// Where the bytes after the extent of `rank` begin.
@@ -156,6 +190,12 @@ impl Scene {
     /// Lets two ranks crash now and then, where a third is there that survives them.
     pub(super) fn with_two_victims(mut self) -> Self {
         self.most_victims = if self.size() > 2 { 2 } else { 1 };
+        self
+    }
+
+    /// Lets one rank die there, and no other.
+    pub(super) fn with_death(mut self, aimed: Aimed) -> Self {
+        self.aimed = Some(aimed);
         self
     }
 
@@ -185,6 +225,7 @@ impl Scene {
         within: u64,
         body: impl Fn(ModelMemory, Vec<RankPlace>, usize, GroupOptions) -> Result<(), PoolError> + Clone + 'static,
     ) -> Outcome {
+        let mut aimed = self.aimed.take();
         let victim = dice.roll(self.size() as u64) as usize;
         let kind = (dice.roll(2) == 0).then(|| self.crashes[dice.roll(self.crashes.len() as u64) as usize]);
         self.crashed = kind.map(|kind| (victim, kind)).into_iter().collect();
@@ -193,6 +234,9 @@ impl Scene {
         {
             let other = (victim + 1 + dice.roll(self.size() as u64 - 1) as usize) % self.size();
             self.crashed.push((other, kind));
+        }
+        if let Some(Aimed { rank, crash, .. }) = aimed {
+            self.crashed = vec![(rank, crash)];
         }
         let ended: Vec<Rc<Cell<bool>>> = (0..self.size()).map(|_| Rc::default()).collect();
         for rank in 0..self.size() {
@@ -211,6 +255,13 @@ impl Scene {
                     memory.yield_now();
                 }
             });
+            if let Some(Aimed { crash, store, operations, heir, heir_host, .. }) =
+                aimed.take_if(|it| it.rank == rank)
+            {
+                self.world.crash_past_store(thread, crash, store, operations);
+                self.world.spawn_after_crash(thread, heir_host, self.on_host(heir_host), heir);
+                continue;
+            }
             for (_, kind) in self.crashed.iter().filter(|(victim, _)| *victim == rank) {
                 self.world.crash_within(thread, *kind, within);
             }
