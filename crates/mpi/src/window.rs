@@ -263,7 +263,7 @@ impl<A: Abi> Window<A> {
                 return Ok(());
             }
             self.library.progress(self.comm);
-            std::thread::yield_now();
+            polder_mem::give_up();
         }
     }
 
