@@ -48,6 +48,7 @@ PARTS = {"mpi_connect.c"}
 #: Every program, by its name in the folder.
 TABLE = {
     "mpi_connect.sh": Start(f"sh {{}} {MPICH}/mpicc {MPICH}/mpiexec"),
+    "mpi_crowded.sh": Start(f"sh {{}} {MPICH}/mpicc {MPICH}/mpiexec"),
     "mpi_many.sh": Start(f"sh {{}} {MPICH}/mpicc {MPICH}/mpiexec", seconds=1800),
     "mpi_suite.sh": Start(f"sh {{}} {HOME}/.venv/bin/python", seconds=3600),
     "mpi_large.c": Start(f"sh -c '{LARGE} ./large $how || exit 1; done'"),

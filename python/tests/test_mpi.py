@@ -260,6 +260,28 @@ def test_puts_and_locks_do_not_wait_for_the_calls_of_a_rank_that_computes(
     assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("how", ["allocate", "create"])
+@pytest.mark.parametrize(("compiler", "coherence"), [("mpicc", "software"), ("mpicc_abi", "coherent")])
+def test_calls_on_a_window_in_any_order_give_the_errors_of_the_library_alone(
+    scratch: Path, compiled: Callable[..., Path], compiler: str, coherence: str, how: str
+) -> None:
+    program = compiled("misuse", compiler)
+    alone = {**os.environ, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+    pooled = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
+    pooled["POLDER_RUN"] = str(scratch)
+    for ranks, lines in [(1, 3000), (2, 0)]:
+        library = [MPICH / "mpiexec", "-n", str(ranks), program, how, "library"]
+        polder = [POLDER, "mpi", "run", "-n", str(ranks), "--emulate", str(ranks), "--coherence", coherence]
+        polder += ["--mpiexec", MPICH / "mpiexec", "--", program, how]
+        said = []
+        for command, environment in [(library, alone), (polder, pooled)]:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 0 and done.stdout.count("is done") == ranks, done.stderr[-2000:]
+            said.append(sorted(done.stdout.splitlines()))
+        different = [f"{ours}; the library: {its}" for its, ours in zip(*said, strict=True) if its != ours]
+        assert not different and len(said[0]) > lines, "\n".join(different[:20])
+
+
 def test_a_pool_without_room_for_small_rings_ends_the_job_with_a_line_of_each_rank_that_fails(scratch: Path) -> None:
     with polder.Pool(scratch / "pool", size="16MiB", host=3, run=scratch) as pool:
         for bits in range(23, 11, -1):

@@ -32,6 +32,7 @@ mod random;
 mod region;
 mod serial;
 mod shm;
+mod slice;
 #[doc(hidden)]
 pub mod testing;
 #[cfg(feature = "instruments")]
@@ -50,5 +51,6 @@ pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, Pro
 pub use offset::{LINE, Offset};
 pub use region::{DraftRegion, MemoryFile, Region, RegionError, RegionKind};
 pub use serial::{Serial, SerialGuard};
+pub use slice::{give_up, was_away};
 #[cfg(feature = "instruments")]
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -254,7 +254,7 @@ pub trait Memory: Clone {
 
     /// Lets other threads of this CPU run.
     fn yield_now(&self) {
-        std::thread::yield_now();
+        crate::give_up();
     }
 
     /// This thread's clock.

@@ -33,6 +33,7 @@ impl Abi for Standard {
         lock_shared: 302,
         mode_nocheck: 1024,
         mode_nostore: 8192,
+        mode_nosucceed: 16384,
         order_c: 12,
         distribute: Distribution { cyclic: 18, default: 19 },
         combiner: Combiners {

@@ -31,6 +31,7 @@ impl Abi for Mpich {
         lock_shared: 235,
         mode_nocheck: 1024,
         mode_nostore: 2048,
+        mode_nosucceed: 16384,
         order_c: 56,
         distribute: Distribution { cyclic: 122, default: -49767 },
         combiner: Combiners {

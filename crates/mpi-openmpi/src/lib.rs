@@ -33,6 +33,7 @@ impl Abi for OpenMpi {
         lock_shared: 2,
         mode_nocheck: 1,
         mode_nostore: 8,
+        mode_nosucceed: 16,
         order_c: 0,
         distribute: Distribution { cyclic: 1, default: -1 },
         combiner: Combiners {

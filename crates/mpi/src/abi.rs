@@ -74,6 +74,7 @@ pub struct Numbers {
     pub lock_shared: c_int,
     pub mode_nocheck: c_int,
     pub mode_nostore: c_int,
+    pub mode_nosucceed: c_int,
     pub order_c: c_int,
     pub distribute: Distribution,
     pub combiner: Combiners,

@@ -18,7 +18,7 @@ macro_rules! shim {
         $crate::making!($abi; c_int; MPI_Win_allocate MPI_Win_allocate_shared MPI_Win_shared_query);
         $crate::traced_calls!($abi);
 
-        $crate::calls! { $abi; true; window, win;
+        $crate::calls! { $abi; Some(target); window, win;
             MPI_Fetch_and_op(from: Source, into: Sink, kind: Handle, target: c_int, disp: Aint, op: Handle, win: Handle)
                 // SAFETY: by MPI's contract the program's buffers hold what it says.
                 = unsafe { window.get_accumulate((from, 1, kind), (into, 1, kind), (target, disp, 1, kind), op) };
@@ -29,7 +29,7 @@ macro_rules! shim {
                 = unsafe { window.compare_and_swap([from, compare], into, kind, target, disp) };
         }
 
-        $crate::calls! { $abi; false; window, win;
+        $crate::calls! { $abi; None; window, win;
             MPI_Win_fence(assert: c_int, win: Handle) = window.fence(assert);
             MPI_Win_post(group: Handle, assert: c_int, win: Handle) = window.post(group, assert);
             MPI_Win_start(group: Handle, assert: c_int, win: Handle) = { let _ = assert; window.start(group) };
@@ -59,7 +59,7 @@ macro_rules! shim {
                 answered = unsafe { window.attribute(key, value, flag) };
                 Ok(())
             };
-            let code = $crate::shim::on::<$abi, false>("MPI_Win_get_attr", win, look, || 0);
+            let code = $crate::shim::on::<$abi>("MPI_Win_get_attr", win, None, look, || 0);
             if answered { code } else { real() }
         }
 
@@ -191,17 +191,17 @@ macro_rules! real {
     };
 }
 
-/// Calls on a window; whether they move its bytes.
+/// Calls on a window; the rank whose bytes they move.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! calls {
-    ($abi:ty; $moves:literal; $window:ident, $win:ident; $($call:ident($($argument:ident: $kind:ty),* $(,)?) = $body:expr;)*) => {$(
+    ($abi:ty; $target:expr; $window:ident, $win:ident; $($call:ident($($argument:ident: $kind:ty),* $(,)?) = $body:expr;)*) => {$(
         /// Done here on a window in the pool.
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn $call($($argument: $kind),*) -> c_int {
             let real = $crate::real!($call($($argument: $kind),*));
-            $crate::shim::on::<$abi, $moves>(stringify!($call), $win, |$window| $body, real)
+            $crate::shim::on::<$abi>(stringify!($call), $win, $target, |$window| $body, real)
         }
     )*};
 }
@@ -213,7 +213,7 @@ macro_rules! data {
     ($abi:ty; $count:ty;
         $put:ident $get:ident $accumulate:ident $get_accumulate:ident
         $rput:ident $rget:ident $raccumulate:ident $rget_accumulate:ident) => {
-        $crate::calls! { $abi; true; window, win;
+        $crate::calls! { $abi; Some(target); window, win;
             $put(
                 from: Source, count: $count, kind: Handle,
                 target: c_int, disp: Aint, target_count: $count, target_kind: Handle, win: Handle
@@ -319,7 +319,7 @@ macro_rules! making {
                 }
                 Ok(())
             };
-            let code = $crate::shim::on::<$abi, false>(stringify!($shared_query), win, look, || 0);
+            let code = $crate::shim::on::<$abi>(stringify!($shared_query), win, None, look, || 0);
             if said || code != 0 { code } else { real() }
         }
     };

@@ -11,6 +11,7 @@
 pub mod abi;
 mod calls;
 mod datatype;
+mod epoch;
 mod failure;
 mod hosts;
 mod layout;

@@ -228,21 +228,27 @@ fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Fa
     })
 }
 
-/// A call on a window: done here when that lies in the pool, else by the library. Where the order of a window alone is here, the library
-/// does what moves bytes.
+/// A call on a window: done here when that lies in the pool, else by the library. One that moves bytes has a target. Where the order of a
+/// window alone is here, the library does what moves bytes.
 #[inline(always)]
-pub fn on<A: Preload, const MOVES_BYTES: bool>(
+pub fn on<A: Preload>(
     call: &str,
     win: A::Handle,
+    target: Option<c_int>,
     body: impl FnOnce(&Window<A>) -> Result<(), Failure>,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
     let shim = A::shim();
     let mut rank = 0;
     let done = guarded::<A, _>(|| {
-        let window = shim.window(win).filter(|window| !MOVES_BYTES || window.moves_bytes());
-        let Some(window) = window else { return Ok(false) };
+        let Some(window) = shim.window(win) else { return Ok(false) };
         rank = window.rank();
+        if let Some(target) = target {
+            window.begin_access(target)?;
+            if !window.moves_bytes() {
+                return Ok(false);
+            }
+        }
         body(window).map(|()| true)
     });
     match done {
@@ -398,8 +404,7 @@ pub unsafe fn free<A: Preload>(win: *mut A::Handle, real: impl FnOnce() -> c_int
         Ok(false) => return real(),
         Err(failure) => return report("MPI_Win_free", 0, &failure),
     }
-    let end = |window: &Window<A>| window.barrier().and_then(|()| window.end());
-    let code = on::<A, false>("MPI_Win_free", handle, end, || 0);
+    let code = on::<A>("MPI_Win_free", handle, None, Window::end, || 0);
     if code != 0 {
         return code;
     }

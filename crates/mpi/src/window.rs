@@ -19,6 +19,7 @@ use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
 
 use crate::abi::{Abi, Aint, Count};
+use crate::epoch::Epochs;
 use crate::failure::{Failure, say};
 use crate::layout::{Basic, Gaps, Layout, Run, copy_parts, gather, scatter};
 use crate::library::Library;
@@ -47,7 +48,7 @@ struct State<H> {
     pooled: PoolWindow<AnyMemory>,
     /// The segments that the program loads from and stores to, by rank.
     views: Vec<(u32, View)>,
-    locked: BTreeSet<u32>,
+    epochs: Epochs,
     /// Flushes since the library went on.
     flushes: u32,
 }
@@ -198,7 +199,8 @@ impl<A: Abi> Window<A> {
         } else {
             A::NUMBERS.win_separate
         };
-        let state = library.serial(State { flat: None, pooled, views, locked: BTreeSet::new(), flushes: 0 });
+        let state =
+            library.serial(State { flat: None, pooled, views, epochs: Epochs::default(), flushes: 0 });
         Ok(Some(Self {
             state,
             _session: session,
@@ -231,6 +233,25 @@ impl<A: Abi> Window<A> {
         self.state.take_turn()
     }
 
+    /// A change of the epochs, or a question about them.
+    #[inline(always)]
+    fn in_order<T>(&self, change: impl FnOnce(&mut Epochs) -> Result<T, String>) -> Result<T, Failure> {
+        change(&mut self.state().epochs).map_err(|why| Failure::new(A::NUMBERS.error.rma_sync, why))
+    }
+
+    /// A rank whose part is to be accessed: in an epoch that allows it, unless there is no such rank.
+    ///
+    /// # Errors
+    /// When no epoch does.
+    #[inline(always)]
+    pub(crate) fn begin_access(&self, rank: c_int) -> Result<(), Failure> {
+        // A negative number is that of no rank.
+        if rank as u32 as usize >= self.targets.len() {
+            return Ok(());
+        }
+        self.in_order(|epochs| epochs.access(rank as u32))
+    }
+
     /// Lets other threads of this process, the library and other processes go on until `step` is done.
     fn until(
         &self,
@@ -242,7 +263,7 @@ impl<A: Abi> Window<A> {
                 return Ok(());
             }
             self.library.progress(self.comm);
-            std::thread::yield_now();
+            polder_mem::give_up();
         }
     }
 
@@ -639,8 +660,9 @@ impl<A: Abi> Window<A> {
     /// MPI_Win_fence.
     ///
     /// # Errors
-    /// Those of the library, and when the memory fails.
+    /// Those of the library, when an epoch of another kind is open, and when the memory fails.
     pub fn fence(&self, assert: c_int) -> Result<(), Failure> {
+        self.in_order(|epochs| epochs.fence(assert & A::NUMBERS.mode_nosucceed != 0))?;
         self.settle(None)?;
         if assert & A::NUMBERS.mode_nostore == 0 {
             self.expose(None)?;
@@ -662,7 +684,7 @@ impl<A: Abi> Window<A> {
     }
 
     /// Waits for all ranks.
-    pub(crate) fn barrier(&self) -> Result<(), Failure> {
+    fn barrier(&self) -> Result<(), Failure> {
         // SAFETY: a collective call of all ranks, on a communicator of the window's own.
         Library::<A>::check("MPI_Barrier", unsafe { (self.library.barrier)(self.comm) })
     }
@@ -673,6 +695,7 @@ impl<A: Abi> Window<A> {
     /// Those of the library, and when the window is posted already.
     pub fn post(&self, group: A::Handle, assert: c_int) -> Result<(), Failure> {
         let ranks = self.ranks(group)?;
+        self.in_order(Epochs::post)?;
         if assert & A::NUMBERS.mode_nostore == 0 {
             self.expose(None)?;
         }
@@ -685,8 +708,10 @@ impl<A: Abi> Window<A> {
     /// Those of the library, when accesses have begun already, and when a target died.
     pub fn start(&self, group: A::Handle) -> Result<(), Failure> {
         let ranks = self.ranks(group)?;
-        self.state().pooled.start(&ranks).map_err(|error| Failure::pool::<A>(&error))?;
-        self.until(PoolWindow::try_start)
+        self.in_order(|epochs| epochs.start(&ranks))?;
+        let started = self.state().pooled.start(&ranks).map_err(|error| Failure::pool::<A>(&error));
+        let started = started.and_then(|()| self.until(PoolWindow::try_start));
+        started.inspect_err(|_| self.state().epochs.close())
     }
 
     /// MPI_Win_complete.
@@ -694,6 +719,7 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// When no accesses have begun.
     pub fn complete(&self) -> Result<(), Failure> {
+        self.in_order(Epochs::complete)?;
         if self.library_data.is_some() {
             self.settle(None)?;
         }
@@ -705,7 +731,9 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// When nothing is posted, and when an origin died.
     pub fn wait(&self) -> Result<(), Failure> {
+        self.in_order(|epochs| epochs.is_posted())?;
         self.until(PoolWindow::try_wait)?;
+        self.state().epochs.withdraw();
         self.renew(None)
     }
 
@@ -717,8 +745,10 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// As [`Window::wait`].
     pub unsafe fn test(&self, flag: *mut c_int) -> Result<(), Failure> {
+        self.in_order(|epochs| epochs.is_posted())?;
         let came = self.state().pooled.try_wait().map_err(|error| Failure::pool::<A>(&error))?;
         if came {
+            self.state().epochs.withdraw();
             self.renew(None)?;
         } else {
             self.library.progress(self.comm);
@@ -749,23 +779,17 @@ impl<A: Abi> Window<A> {
             kind if kind == numbers.lock_shared => Access::Shared,
             _ => return Err(Failure::new(numbers.error.locktype, format!("{kind} is no type of a lock"))),
         };
-        self.acquire(rank as u32, access, assert)
+        let target = rank as u32;
+        self.segment(target)?;
+        self.in_order(|epochs| epochs.lock(target))?;
+        self.acquire(target, access, assert).inspect_err(|_| self.state().epochs.unlock(target))
     }
 
     fn acquire(&self, target: u32, access: Access, assert: c_int) -> Result<(), Failure> {
-        let segment = self.segment(target)?;
-        if !self.state().locked.insert(target) {
-            let why = format!("this process holds the lock of rank {target} already; unlock it first");
-            return Err(Failure::new(A::NUMBERS.error.rma_sync, why));
-        }
         if assert & A::NUMBERS.mode_nocheck == 0 {
-            let locked = self.until(|pooled| pooled.try_lock(target, access));
-            if locked.is_err() {
-                self.state().locked.remove(&target);
-            }
-            locked?;
+            self.until(|pooled| pooled.try_lock(target, access))?;
         }
-        self.renew(Some(segment))
+        self.renew(Some(self.segment(target)?))
     }
 
     /// MPI_Win_unlock.
@@ -777,19 +801,17 @@ impl<A: Abi> Window<A> {
             return Ok(());
         }
         let target = rank as u32;
-        if !self.state().locked.contains(&target) {
-            let why = format!("this process does not hold the lock of rank {rank}; lock it first");
-            return Err(Failure::new(A::NUMBERS.error.rma_sync, why));
-        }
-        self.release(target)
+        self.segment(target)?;
+        self.in_order(|epochs| epochs.is_locked(target))?;
+        self.release(target)?;
+        self.state().epochs.unlock(target);
+        Ok(())
     }
 
     fn release(&self, target: u32) -> Result<(), Failure> {
         self.expose(Some(self.segment(target)?))?;
         self.settle(Some(target as c_int))?;
-        let mut state = self.state();
-        state.locked.remove(&target);
-        state.pooled.unlock(target);
+        self.state().pooled.unlock(target);
         Ok(())
     }
 
@@ -805,7 +827,14 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// As [`Window::lock`].
     pub fn lock_all(&self, assert: c_int) -> Result<(), Failure> {
-        (0..self.targets.len() as u32).try_for_each(|target| self.acquire(target, Access::Shared, assert))
+        self.in_order(Epochs::lock_all)?;
+        let targets = 0..self.targets.len() as u32;
+        let locked = targets.clone().try_for_each(|target| self.acquire(target, Access::Shared, assert));
+        locked.inspect_err(|_| {
+            let mut state = self.state();
+            targets.for_each(|target| state.pooled.unlock(target));
+            state.epochs.close();
+        })
     }
 
     /// MPI_Win_unlock_all.
@@ -813,17 +842,25 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// As [`Window::unlock`].
     pub fn unlock_all(&self) -> Result<(), Failure> {
-        let locked: Vec<u32> = self.state().locked.iter().copied().collect();
-        locked.into_iter().try_for_each(|target| self.release(target))
+        self.in_order(|epochs| epochs.is_all_locked())?;
+        (0..self.targets.len() as u32).try_for_each(|target| self.release(target))?;
+        self.state().epochs.close();
+        Ok(())
     }
 
     /// MPI_Win_flush and all that is like it, of one target or of all. In the pool, puts are there when they are flushed, to
     /// whomever; gets and updates were there at once, and buffers are free.
     ///
     /// # Errors
-    /// Those of the library.
+    /// When no lock is held, and those of the library.
     #[inline(always)]
     pub fn flush(&self, rank: Option<c_int>) -> Result<(), Failure> {
+        let target = match rank {
+            Some(rank) if rank == A::NUMBERS.proc_null => return Ok(()),
+            Some(rank) => self.segment(rank as u32).map(|_| Some(rank as u32))?,
+            None => None,
+        };
+        self.in_order(|epochs| epochs.flush(target))?;
         if self.library_data.is_some() {
             return self.settle(rank);
         }
@@ -842,8 +879,9 @@ impl<A: Abi> Window<A> {
     /// MPI_Win_sync: what this process stored is there for others, and what others put is there for it.
     ///
     /// # Errors
-    /// When the memory fails.
+    /// When no lock is held, or the memory fails.
     pub fn sync(&self) -> Result<(), Failure> {
+        self.in_order(|epochs| epochs.flush(None))?;
         self.expose(None)?;
         self.renew(None)
     }
@@ -904,8 +942,13 @@ impl<A: Abi> Window<A> {
         Ok(true)
     }
 
-    /// Ends the epoch of the library's window before that is freed.
+    /// Waits until no rank accesses the window any more, and ends the epoch of the library's before that is freed.
+    ///
+    /// # Errors
+    /// When an epoch is open, and those of the library.
     pub(crate) fn end(&self) -> Result<(), Failure> {
+        self.in_order(|epochs| epochs.is_over())?;
+        self.barrier()?;
         self.library_data.map_or(Ok(()), |handle| {
             // SAFETY: the library's window, all of whose ranks have ended their accesses.
             Library::<A>::check("MPI_Win_unlock_all", unsafe { (self.library.win_unlock_all)(handle) })

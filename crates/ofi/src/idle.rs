@@ -6,7 +6,6 @@
 //! If no other process wants the core, giving it up only costs time, and MPICH does so after each such poll. Then the poll
 //! spins a little and looks again, as long as something has come lately.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Polls in vain after which the processor is given up where nobody else wants it: tens of microseconds, beside which the
@@ -63,6 +62,8 @@ impl Idle {
     pub(crate) fn yields(&mut self) -> bool {
         let Some(last) = self.last else { return false };
         let gap = last.elapsed();
+        // Where the program has computed meanwhile, short slices do no harm.
+        polder_mem::was_away(gap);
         let yields = self.is_switch(gap);
         self.gives = gap >= self.shortest / 2;
         if yields {
@@ -113,9 +114,7 @@ impl Idle {
     /// Gives the processor up, and says how long that took.
     #[cold]
     pub(crate) fn give_up() -> Duration {
-        let start = Instant::now();
-        thread::yield_now();
-        start.elapsed()
+        polder_mem::give_up()
     }
 
     /// Sooner the next time where somebody was waiting for the processor; `took` is nothing where the program gave it up.
