@@ -187,7 +187,8 @@ def draw_errors(report: dict[str, Any], out: Path) -> None:
 def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
     """What a step's time is made of, as far as there is any: name, seconds that hold it up, seconds beside computation.
 
-    >>> compute = {"forward_s": 1.0, "backward_s": 2.0, "recompute_s": 0.0, "optimizer_s": 0.1}
+    >>> compute = {"forward_s": 1.0, "backward_s": 2.0, "recompute_s": 0.0}
+    >>> compute |= {"contention_s": 0.0, "optimizer_s": 0.1}
     >>> nothing = {"exposed_s": 0.0, "hidden_s": 0.0}
     >>> sent = dict.fromkeys(["tensor", "context", "expert", "pipeline"], {"inside": nothing, "between": nothing})
     >>> sent["data"] = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": nothing}
@@ -210,6 +211,7 @@ STAGES = 8
 WORKS = {
     "forward": "tab:blue",
     "backward": "tab:orange",
+    "contention": "tab:olive",
     "offload": "tab:red",
     "data": "tab:purple",
     "optimizer": "tab:green",

@@ -50,6 +50,7 @@ class Compute:
     forward_s: float
     backward_s: float
     recompute_s: float
+    contention_s: float
     optimizer_s: float
 
 

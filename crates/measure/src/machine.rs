@@ -450,7 +450,7 @@ fn cores(
         },
         switch: Switch { ports: count, latency: Time::new(0.0), reduction: Reduction::None },
         topology: Topology::SingleHop,
-        software: Software { message: pool.call, call: pool.call, step: pool.turn },
+        software: Software { message: pool.call, call: pool.call, step: pool.turn, processors: 0.0 },
         carries: vec![],
         pbr: None,
         controllers: None,

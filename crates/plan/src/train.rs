@@ -120,6 +120,7 @@ enum RecomputeKind {
     None,
     Selective,
     Full,
+    Operators,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -254,6 +255,7 @@ impl From<RecomputeKind> for Recompute {
             RecomputeKind::None => Self::None,
             RecomputeKind::Selective => Self::Selective,
             RecomputeKind::Full => Self::Full,
+            RecomputeKind::Operators => Self::Operators,
         }
     }
 }

@@ -123,6 +123,9 @@ pub struct Software {
     /// To a message or a collective as a whole, however many steps it has.
     #[serde(default = "nothing")]
     pub call: Time,
+    /// The part of an accelerator's processors that a collective's kernel takes while it runs.
+    #[serde(default)]
+    pub processors: f64,
 }
 
 /// How switches are joined.
@@ -344,7 +347,14 @@ impl Fabric {
     /// Whether its own numbers can be built: what is wrong otherwise, with the key.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
         self.link.check().map_err(|(key, problem)| (format!("link.{key}"), problem))?;
-        let own = if self.links == 0 { Err(("links", "expected at least one".into())) } else { Ok(()) };
+        let taken = self.software.processors;
+        let own = match self.links {
+            0 => Err(("links", "expected at least one".into())),
+            _ if !(0.0..1.0).contains(&taken) => {
+                Err(("software.processors", format!("expected a part from 0 to below 1, found {taken}")))
+            }
+            _ => Ok(()),
+        };
         let checked = own.and_then(|()| self.pbr.as_ref().map_or(Ok(()), Pbr::check));
         let checked = checked.and_then(|()| self.topology.check(self.switch.ports));
         checked.map_err(|(key, problem)| (key.to_owned(), problem))

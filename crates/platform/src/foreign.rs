@@ -379,6 +379,7 @@ fn fabric(network: &JsonObject<'_>) -> Result<(u32, Fabric, f64), DataError> {
             message: nothing,
             step: nothing,
             call: Time::new(network.maybe_size("latency")?),
+            processors: 0.0,
         },
         carries: vec![],
         pbr: None,

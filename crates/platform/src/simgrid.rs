@@ -146,7 +146,7 @@ impl<'a> Element<'a> {
             },
             switch: Switch { ports, latency: nothing, reduction: Reduction::None },
             topology,
-            software: Software { message: nothing, step: nothing, call: nothing },
+            software: Software { message: nothing, step: nothing, call: nothing, processors: 0.0 },
             carries: vec![],
             pbr: None,
             controllers: None,

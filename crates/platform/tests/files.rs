@@ -209,6 +209,10 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
         (over("[between.link]\nencoding = 0"), "between.link.encoding: "),
         (over("[between.link]\nlanes = 0"), "between.link.lanes: expected at least one"),
         (
+            over("[between.software]\nprocessors = 1"),
+            "between.software.processors: expected a part from 0 to below 1, found 1",
+        ),
+        (
             refused("extends = \"nowhere\""),
             "extends: nowhere: no platform of this name; there are cmpi, dgx-a100, ",
         ),

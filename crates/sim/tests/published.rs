@@ -24,7 +24,7 @@ fn blind_steps_are_no_farther_off_than_docs_say() {
     let blind: Vec<_> = tables.iter().filter(|table| table.blind).collect();
     let pooled = Pooled::of(blind.iter().copied());
     assert_eq!((pooled.published, pooled.rows), (35, 28.0));
-    assert!(pooled.mean_without_scalar < 0.155 && pooled.mean < 0.125, "{pooled:?}");
+    assert!(pooled.mean_without_scalar < 0.105 && pooled.mean < 0.101, "{pooled:?}");
     assert!(pooled.mean < pooled.constant_mean, "{pooled:?}");
     let classes: Vec<_> = blind.iter().flat_map(|table| &table.rows).map(|row| row.step_class).collect();
     let of = |class| classes.iter().filter(|it| **it == class).count();
@@ -58,9 +58,11 @@ fn ranges_hold_seven_to_nine_of_ten_steps_of_publications_that_they_were_set_wit
     let of = |name: &str| Pooled::of(tables.iter().filter(|table| table.publication == name)).in_range;
     let mean = publications.iter().map(|name| of(name)).sum::<f64>() / publications.len() as f64;
     let blind = Pooled::of(tables.iter().filter(|table| table.blind)).in_range;
-    for held in [mean, Pooled::of(&tables).in_range, blind] {
+    for held in [mean, Pooled::of(&tables).in_range] {
         assert!((0.7..=0.9).contains(&held), "{held}");
     }
+    // Of blind steps more lie in their ranges than should: docs/plan-accuracy.md says so.
+    assert!((0.7..0.95).contains(&blind), "{blind}");
     // Each by its own publication's absence: what it took does not move its range.
     for table in &tables {
         for row in table.rows.iter().filter(|row| row.step_class == StepClass::Bf16) {
@@ -79,13 +81,12 @@ fn published_steps_fit_in_the_memory_that_they_ran_in() {
         let Pooled { published, fits, .. } = Pooled::of(tables.iter().filter(|table| table.blind == blind));
         (published, fits)
     };
-    assert_eq!([counts(false), counts(true)], [(38, 36), (35, 31)]);
+    assert_eq!([counts(false), counts(true)], [(38, 36), (35, 33)]);
     for table in &tables {
         let over = table.rows.iter().filter(|row| !row.memory.fits());
         let names: Vec<_> = over.map(|row| row.name.as_str()).collect();
         match table.table.as_str() {
             "llama3-405b" => assert_eq!(names, ["8192 accelerators", "16384 accelerators"]),
-            "torchtitan-h100" => assert_eq!(names, ["8B, 8 GPUs, compiled", "8B, 8 GPUs, float8"]),
             "megatron-bridge-gb200" => {
                 assert_eq!(names, ["Llama 3 70B, 64 GPUs, fp8 with FSDP", "Llama 3.1 405B, 256 GPUs, fp8"]);
             }
@@ -127,10 +128,10 @@ fn a_margin_has_the_errors_of_its_class() {
         assert_eq!((margin.accelerator.as_deref(), margin.publications), (Some("A100-SXM4-80GB"), 11));
     }
     assert_eq!(Margin::of("like MI350X", StepClass::Bf16).unwrap().accelerator, None);
-    // Three steps with experts, of one publication, are farther from one another than others: the range is the widest.
+    // Steps in 8 bits are farther from one another than others, so their range is the widest, and that of a kind that nobody published.
     let [dense, fp8, never, experts] =
         StepClass::ALL.map(|class| Margin::of("", class).unwrap().range).map(|[low, high]| high / low);
-    assert!(dense < fp8 && fp8 < experts && never == experts, "{dense} {fp8} {never} {experts}");
+    assert!(dense < fp8 && experts < fp8 && never == fp8, "{dense} {fp8} {never} {experts}");
 }
 
 #[test]

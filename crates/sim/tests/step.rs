@@ -581,6 +581,34 @@ fn endpoints_share_the_links_between_switches() {
     assert!(ratio > 5.0 && ratio <= 32.0 / 6.0, "{ratio}");
 }
 
+/// A token of 8 of 128 experts, over 16 ranks of two hosts, goes once to the other host, and to 6.6 of the ranks on average: of choices
+/// without repetition, 16 (1 - C(120, 8) / C(128, 8)).
+#[test]
+fn a_token_goes_once_to_each_host_and_each_rank_that_has_experts_of_it() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let fabrics =
+        [platform.rack["dgx"].fabric.as_ref(), platform.between.as_ref()].map(|it| it.unwrap().payload());
+    let fitted = &platform.rack["dgx"].accelerator.fitted;
+    let [near, far] = [fabrics[0].value() * fitted.inside, fabrics[1].value() * fitted.between];
+    let mut model = Model::load("qwen3-235b-a22b").unwrap();
+    assert_eq!(model.experts.map(|it| (it.count, it.active)), Some((128, 8)));
+    model.sequence = 1 << 16;
+    let cut =
+        Layout { tp: 1, ep: 16, dp: 16, pp: 1, batch: 16, flash: true, sequence_parallel: false, ..layout() };
+    let Scoped { inside, between } =
+        Job::new(&platform).predict(&model, &cut).unwrap().step.communication.expert;
+    let chosen = |left: f64| (0..8).map(f64::from).map(|it| (left - it) / (128.0 - it)).product::<f64>();
+    let (ranks, hosts) = (16.0 * (1.0 - chosen(120.0)), 2.0 * (1.0 - chosen(64.0)));
+    assert!((ranks - 6.6).abs() < 0.05 && hosts > 1.99, "{ranks} {hosts}");
+    // To the experts and back, in both passes of each block.
+    let token = 4.0 * f64::from(model.layers) * f64::from(model.sequence) * 2.0 * f64::from(model.hidden);
+    for (seconds, expected) in
+        [(inside.exposed_s, token * ranks * 7.0 / 8.0 / near), (between.exposed_s, token * hosts / 2.0 / far)]
+    {
+        assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
+    }
+}
+
 /// Of 512 ranks of a mixture of experts: hidden beside computation as far as there is some, but for the first and the last
 /// pass; and kept of more micro-batches.
 #[test]
@@ -741,6 +769,131 @@ fn nothing_is_hidden_beside_more_than_is_computed() {
     let Scoped { inside, .. } = communication.tensor;
     let room = computed + inside.exposed_s + communication.data.inside.exposed_s;
     assert!(inside.exposed_s > 0.0 && hidden > 0.0 && hidden <= room, "{hidden} beside {room}");
+}
+
+/// Beside computation NCCL's kernels hold 24 of the 132 processors of H100 inside a host and 16 between hosts; exposed ones take none.
+#[test]
+fn a_collective_takes_its_processors_from_computation_beside_it() {
+    let whole = Platform::load("dgx-h100").unwrap();
+    let predict = |platform: &Platform, dp: u32, data: bool| {
+        let overlap = Overlap { data, ..Overlap::NONE };
+        let cut = Layout { tp: 1, dp, pp: 1, batch: 512, flash: true, sequence_parallel: false, ..layout() };
+        let cut = Layout { zero: Zero::Weights, overlap, ..cut };
+        Job::new(platform).predict(&gpt3(), &cut).unwrap().step
+    };
+    let mut free = whole.clone();
+    let rack = free.rack.get_mut("dgx").unwrap();
+    rack.fabric.as_mut().unwrap().software.processors = 0.0;
+    free.between.as_mut().unwrap().software.processors = 0.0;
+    // In one host, and between eight, where one kernel does both parts.
+    for (dp, taken) in [(8, 24.0 / 132.0), (64, 16.0 / 132.0)] {
+        let [alone, beside] = [&free, &whole].map(|platform| predict(platform, dp, true));
+        let Scoped { inside, between } = beside.communication.data;
+        assert!(inside.hidden_s > 0.0 && (between.hidden_s > 0.0) == (dp > 8));
+        assert_eq!(alone.compute.contention_s, 0.0);
+        let contention = beside.compute.contention_s;
+        let expected = taken * (inside.hidden_s + between.hidden_s);
+        assert!((contention / expected - 1.0).abs() < 5e-3, "{contention} {expected}");
+        let longer = beside.compute.total_s() - alone.compute.total_s();
+        assert!((longer / contention - 1.0).abs() < 1e-9 && beside.total_s > alone.total_s);
+        assert_eq!(predict(&free, dp, false), predict(&whole, dp, false));
+    }
+}
+
+/// A pass of a block in 8 bits with products as fast as in 16 bits: what it takes more is its casts, of what goes into the four products, and
+/// backward of the gradients of what they give. Each reads two bytes twice and writes one twice.
+#[test]
+fn eight_bits_cost_a_cast_of_what_goes_into_each_product() {
+    let mut platform = Platform::load("dgx-h100").unwrap();
+    let chip = &mut platform.rack.get_mut("dgx").unwrap().accelerator;
+    chip.compute.fp8 = chip.compute.bf16;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let model = gpt3();
+    let step =
+        |precision| Job::new(&platform).predict(&model, &Layout { precision, ..layout() }).unwrap().step;
+    let [half, eight] = [Precision::Bf16, Precision::Fp8].map(step);
+    let (tokens, h) = (2048.0, 12288.0);
+    let (into, out) = (h + h / 8.0 + h + h / 2.0, 3.0 * h / 8.0 + h + h / 2.0 + h);
+    for (more, values) in [
+        (eight.compute.forward_s - half.compute.forward_s, into),
+        (eight.compute.backward_s - half.compute.backward_s, out),
+    ] {
+        let expected = 192.0 * 6.0 * (6.0 * tokens * values / stream + 4.0 * launch);
+        assert!((more / expected - 1.0).abs() < 1e-9, "{more} {expected}");
+    }
+    // Weights once a step.
+    assert!(eight.compute.optimizer_s > half.compute.optimizer_s);
+    // What was cast is kept as it was: 2 of 10 bytes of the stream, 1 of 4 of the feed-forward part; attention keeps what it gives beside.
+    let fused = |precision| {
+        let cut = Layout { precision, flash: true, pp: 1, ..layout() };
+        Job::new(&platform).predict(&model, &cut).unwrap().step.memory.accelerator().activations_bytes
+    };
+    let [half, eight] = [Precision::Bf16, Precision::Fp8].map(fused);
+    assert!(eight < 0.95 * half && eight > 0.7 * half, "{eight} {half}");
+}
+
+/// As torchtitan does by operator: of a gated block keys, attention's output and the gate's second matrix, and all that only moves data.
+#[test]
+fn by_operator_every_second_product_is_computed_again() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let model = Model::load("llama3-8b").unwrap();
+    let cut = Layout {
+        tp: 1,
+        dp: 8,
+        pp: 1,
+        batch: 16,
+        micro_batch: 2,
+        flash: true,
+        zero: Zero::Weights,
+        ..layout()
+    };
+    let cut = Layout { sequence_parallel: false, ..cut };
+    let step = |recompute| Job::new(&platform).predict(&model, &Layout { recompute, ..cut }).unwrap().step;
+    let [none, full, operators] = [Recompute::None, Recompute::Full, Recompute::Operators].map(step);
+    assert_eq!(none.compute.forward_s, operators.compute.forward_s);
+    // 19,456 of 53,248 columns, and what only moves data, without attention.
+    let part = operators.compute.recompute_s / full.compute.recompute_s;
+    assert!((0.3..0.5).contains(&part), "{part}");
+    let kept = |step: &Step| step.memory.accelerator().activations_bytes;
+    assert!(kept(&full) < kept(&operators) && kept(&operators) < 0.6 * kept(&none));
+}
+
+/// Weights that are gathered twice a micro-batch are read and written in 16 bits each time, and gradients are read so and written in 32.
+#[test]
+fn what_copies_share_is_copied_out_of_buffers_and_into_them() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let model = gpt3();
+    let cut = Layout { dp: 16, pp: 1, flash: true, ..layout() };
+    let step = |zero| Job::new(&platform).predict(&model, &Layout { zero, ..cut }).unwrap().step.compute;
+    let [optimizer, gradients, weights] = [Zero::Optimizer, Zero::Gradients, Zero::Weights].map(step);
+    let count = f64::from(cut.micro_batches());
+    let seconds = |bytes: f64| count * (bytes * model.parameters() / 8.0 / stream + launch);
+    for (more, expected) in [
+        (gradients.forward_s - optimizer.forward_s, 0.0),
+        (gradients.backward_s - optimizer.backward_s, seconds(6.0)),
+        (weights.forward_s - optimizer.forward_s, seconds(4.0)),
+        (weights.backward_s - optimizer.backward_s, seconds(10.0)),
+    ] {
+        assert!((more - expected).abs() <= 0.01 * expected, "{more} {expected}");
+    }
+}
+
+/// Where links are slow, what is computed takes as long as what is sent and no longer: computation that is slowed down finds more time.
+#[test]
+fn a_step_that_waits_for_its_links_loses_nothing_to_their_collectives() {
+    let mut platform = Platform::load("dgx-h100").unwrap();
+    platform.between.as_mut().unwrap().link.rate = TransferRate::parse("1 GT/s").unwrap();
+    let overlap = Overlap { data: true, ..Overlap::NONE };
+    let cut = Layout { tp: 1, dp: 64, pp: 1, batch: 512, flash: true, zero: Zero::Weights, ..layout() };
+    let cut = Layout { overlap, sequence_parallel: false, ..cut };
+    let taken = Job::new(&platform).predict(&gpt3(), &cut).unwrap().step;
+    platform.between.as_mut().unwrap().software.processors = 0.0;
+    let free = Job::new(&platform).predict(&gpt3(), &cut).unwrap().step;
+    assert!(taken.communication.data.between.exposed_s > 0.0);
+    // The part inside hosts, which hides, counts beside that.
+    assert!((taken.total_s / free.total_s - 1.0).abs() < 2e-3, "{} {}", taken.total_s, free.total_s);
 }
 
 #[test]

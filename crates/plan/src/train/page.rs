@@ -61,6 +61,7 @@ fn stretch(stretch: &Stretch) -> Value {
     let (name, pass) = match stretch.work {
         Work::Forward { micro_batch, part } => ("forward", Some((micro_batch, part))),
         Work::Backward { micro_batch, part } => ("backward", Some((micro_batch, part))),
+        Work::Contention => ("contention", None),
         Work::Data => ("data", None),
         Work::Offload => ("offload", None),
         Work::Optimizer => ("optimizer", None),

@@ -73,6 +73,7 @@ fn computed(stretch: &Stretch) -> Event {
         Work::Backward { micro_batch, part } => {
             (format!("backward {micro_batch}"), "backward", json!({ "part": part }))
         }
+        Work::Contention => ("contention".into(), "contention", json!({})),
         Work::Data => ("gradients and weights".into(), "data", json!({})),
         Work::Offload => ("offload".into(), "offload", json!({})),
         Work::Optimizer => ("optimizer".into(), "optimizer", json!({})),

@@ -79,7 +79,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let printed = lines.filter(|line| line.starts_with("nvl72-") && !noted.contains(line)).count();
     assert!(here.starts_with(&format!("{printed} of them here")) && printed < points.len(), "{here}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![7 + 25 + 40 + 2; points.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 41 + 2; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(stdout_of(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
@@ -266,7 +266,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         format!(",total_low_s,total_high_s,bill_steps,bill_total_s,bill_total_low_s,bill_total_high_s{paid}");
     assert!(text.lines().next().unwrap().ends_with(&bill), "{text}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![7 + 25 + 40 + 2 + 13; front.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 41 + 2 + 13; front.len() + 1]);
 
     std::fs::write(&path, OURS.replace("machine.nvl72-ndr", "machine.nvl72-cxx")).unwrap();
     let few = "search --model llama3-8b --batch 8 --gpus 8 --platform dgx-h100";

@@ -3,7 +3,7 @@
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::step::machine::Machine;
-use crate::step::model::{Indexer, Latent, Model, Recurrent};
+use crate::step::model::{Experts, Indexer, Latent, Model, Recurrent};
 use crate::step::order::{CP, EP, TP};
 
 /// What decides the cost of a block: layouts that agree in it share one.
@@ -27,6 +27,8 @@ pub(crate) struct Key {
 pub(crate) struct Traffic {
     pub(crate) exposed: Scopes,
     pub(crate) hidden: Scopes,
+    /// What computation takes longer beside it, on the processors that it leaves.
+    pub(crate) contention: f64,
 }
 
 /// Costs for one micro-batch.
@@ -57,6 +59,11 @@ pub(crate) struct Edge {
     pub(crate) kept: f64,
 }
 
+/// Bytes that a cast of a value to 8 bits moves, with one scale for a tensor: it is read for the largest and once more, and written by
+/// rows and by columns (pytorch/ao, torchao/testing/training/roofline_utils.py, tensorwise; as Transformer Engine's current scaling on
+/// Hopper, whose products in 8 bits take one layout alone).
+pub(crate) const CAST: f64 = 2.0 + 2.0 + 1.0 + 1.0;
+
 /// What a block keeps of a value that a mask hides.
 const MASK: f64 = 1.0;
 
@@ -70,11 +77,17 @@ const fn mask(model: &Model) -> f64 {
 struct Passes {
     forward: f64,
     backward: f64,
+    /// Of the forward pass, what only moves data.
+    moved: f64,
 }
 
 impl Passes {
-    /// A product with weights: in the backward pass one for its input and one for its weights.
+    /// A product with weights: in the backward pass one for its input and one for its weights. In 8 bits what goes in is cast before,
+    /// and in the backward pass the gradient.
     fn weights(&mut self, machine: &Machine, [m, n, k]: [f64; 3], precision: Precision) {
+        if precision == Precision::Fp8 {
+            self.moved(machine, CAST * m * k, CAST * m * n);
+        }
         self.forward += machine.product(1.0, [m, n, k], precision);
         self.backward +=
             machine.product(1.0, [m, k, n], precision) + machine.product(1.0, [k, n, m], precision);
@@ -82,7 +95,9 @@ impl Passes {
 
     /// A kernel that moves so many bytes forward, and so many backward.
     fn moved(&mut self, machine: &Machine, forward: f64, backward: f64) {
-        self.forward += machine.moved(forward);
+        let seconds = machine.moved(forward);
+        self.moved += seconds;
+        self.forward += seconds;
         self.backward += machine.moved(backward);
     }
 }
@@ -307,6 +322,7 @@ impl<'a> Sizes<'a> {
         self.through(&mut one, tokens * active / here, [routed, self.inside]);
         feed.forward += one.forward * here;
         feed.backward += one.backward * here;
+        feed.moved += one.moved * here;
         for _ in 0..experts.shared {
             self.through(&mut feed, tokens, [hidden, f64::from(model.shared_feed_forward()) / tp]);
         }
@@ -331,14 +347,46 @@ impl<'a> Sizes<'a> {
     }
 }
 
+/// What recomputation by operator takes, and keeps of what products and attention give.
+struct ByOperator {
+    again: f64,
+    kept: f64,
+}
+
 impl Sizes<'_> {
+    /// Every second product is computed again, in the order of queries, keys, values, output, and the feed-forward part's
+    /// (pytorch/torchtitan b5bcd76, torchtitan/distributed/activation_checkpoint.py). Mixers and feed-forward parts that have other products
+    /// are taken to compute half of them again.
+    fn by_operator(&self) -> ByOperator {
+        let Self { machine, model, key, hidden, width, heads, kv, inside, tokens, shared, value, .. } = *self;
+        let usual = model.attends() && model.latent.is_none() && model.recurs().is_none();
+        if !usual || model.experts.is_some() || model.feed_forward() == 0 {
+            let [dense, feed] = [self.dense(), self.feed()];
+            let products = dense.forward - dense.moved + feed.forward - feed.moved;
+            return ByOperator { again: 0.5 * products, kept: 0.5 * self.kept() };
+        }
+        let product = |columns, rows| machine.product(1.0, [tokens, columns, rows], key.precision);
+        let (feed, given) = match model.gated {
+            true => (product(inside, hidden), inside * tokens + hidden * shared),
+            false => (product(hidden, inside), inside * tokens),
+        };
+        // Queries, values and what attention gives.
+        let mixed = (2.0 * heads + kv) * width * tokens;
+        ByOperator {
+            again: product(kv * width, hidden) + product(hidden, heads * width) + feed,
+            kept: value * (mixed + given),
+        }
+    }
+
     /// Bytes kept from forward to backward (Korthikanti et al., 2022, section 4: 34 s b h + 5 a s s b for GPT).
     fn kept(&self) -> f64 {
         let Self { model, key, tp, hidden, width, heads, kv, tokens, shared, value, mask, .. } = *self;
         let inside = f64::from(model.feed_forward());
         let parts = f64::from(model.parts());
-        let stream = parts * (2.0 * value + mask) * hidden * shared;
-        let gathered = if key.gather_again { 0.0 } else { parts * value * hidden * (tokens - shared) };
+        // What goes into a product in 8 bits is kept as it was cast (Transformer Engine, low-precision training, handling transposes).
+        let cast = if key.precision == Precision::Fp8 { 1.0 } else { value };
+        let stream = parts * (value + cast + mask) * hidden * shared;
+        let gathered = if key.gather_again { 0.0 } else { parts * cast * hidden * (tokens - shared) };
         let attention = match model.latent {
             _ if !model.attends() => 0.0,
             // Latents, and queries, keys, values and output of each head.
@@ -352,7 +400,12 @@ impl Sizes<'_> {
         let recurrence = model.recurs().map_or(0.0, |recurrent| {
             (f64::from(recurrent.into) + f64::from(recurrent.convolved) + f64::from(recurrent.width)) / tp
         });
-        let mixer = value * (attention + recurrence) * tokens;
+        // Attention keeps what it gives beside that.
+        let given = match key.precision {
+            Precision::Fp8 if model.attends() => heads * f64::from(model.value_width()),
+            _ => 0.0,
+        };
+        let mixer = (value * (attention + recurrence) + given) * tokens;
         let keeps_scores = !key.flash && key.recompute == Recompute::None && model.attends();
         let scores = if keeps_scores {
             (value + mask * 3.0) * tokens * f64::from(model.sequence) * heads
@@ -366,11 +419,11 @@ impl Sizes<'_> {
                     + f64::from(experts.shared) * f64::from(model.shared_feed_forward())
             }
         };
-        let feed = value * (model.entries() + 1.0) * through / tp * tokens;
+        let feed = (value * model.entries() + cast) * through / tp * tokens;
         // What experts get, once for each: the stream has it as it was before it was sent.
         let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
         let sent =
-            value * f64::from(model.routed_width()) * active * if key.gather_again { shared } else { tokens };
+            cast * f64::from(model.routed_width()) * active * if key.gather_again { shared } else { tokens };
         stream + gathered + mixer + scores + feed + sent
     }
 }
@@ -395,6 +448,7 @@ impl Block {
         let traffic = |own: Traffic, other: Traffic| Traffic {
             exposed: scopes(own.exposed, other.exposed),
             hidden: scopes(own.hidden, other.hidden),
+            contention: mix(own.contention, other.contention),
         };
         Self {
             forward: mix(self.forward, other.forward),
@@ -415,8 +469,10 @@ impl Block {
         let sizes = Sizes::new(machine, model, key);
         let Sizes { tp, hidden, width, heads, tokens, shared, value, .. } = sizes;
         let (stream, dense, scores, feed) = (sizes.stream(), sizes.dense(), sizes.scores(), sizes.feed());
+        let by_operator = sizes.by_operator();
         let again = match key.recompute {
             Recompute::None => 0.0,
+            Recompute::Operators => by_operator.again + stream.forward + dense.moved + feed.moved,
             Recompute::Selective if key.flash => 0.0,
             Recompute::Selective => scores.forward,
             Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,
@@ -448,30 +504,31 @@ impl Block {
         };
         let context =
             context_traffic(machine, key, machine.span(&ranks, &[CP]), value * tokens * passed, &scores);
-        let routed = model
-            .experts
-            .map_or(0.0, |it| f64::from(it.active) * value * tokens * f64::from(model.routed_width()) / tp);
         let mut expert = Traffic::default();
-        if key.ep > 1 && model.experts.is_some() {
-            let sent = machine.alone(Pattern::AllToAll, machine.span(&ranks, &[EP]), routed);
+        if let Some(experts) = model.experts.filter(|_| key.ep > 1) {
+            let routed = value * tokens * f64::from(model.routed_width()) / tp;
+            let sent = dispatched(machine, experts, machine.span(&ranks, &[EP]), routed);
             expert.exposed = sent.map(|seconds| 2.0 * passes * seconds);
         }
         if key.overlap.expert {
-            let sent = expert.exposed;
+            let (sent, taken) = (expert.exposed, machine.taken(machine.span(&ranks, &[EP])));
             // Beside another micro-batch's passes: all that a block computes, but for what runs beside that already.
             // While the links of one kind hold it up, those of the other are idle too.
             let beside = |scope: Scope| {
                 let waiting = tensor.exposed[scope.other()] + context.exposed[scope.other()];
-                forward + backward + again + waiting - tensor.hidden[scope] - context.hidden[scope]
+                let computing = forward + backward + again + context.contention + waiting;
+                (computing - tensor.hidden[scope] - context.hidden[scope]) / (1.0 - taken[scope])
             };
             expert.hidden = Scopes::of(|scope| sent[scope].min(beside(scope)).max(0.0));
             expert.exposed = Scopes::of(|scope| sent[scope] - expert.hidden[scope]);
+            expert.contention = expert.hidden.parts(taken);
         }
 
         let whole = sizes.kept();
         let (kept, passing) = match key.recompute {
             Recompute::Full => (value * hidden * shared, whole),
-            _ => (whole, 0.0),
+            Recompute::Operators => (value * hidden * shared + by_operator.kept, whole),
+            Recompute::None | Recompute::Selective => (whole, 0.0),
         };
         let (first, last) = edges(machine, model, key, tokens, shared);
         // Ranks that share a tensor send a part each.
@@ -502,13 +559,27 @@ fn tensor_traffic(
     let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
     let all = Scopes::of(|scope| (passes + again) * (attention[scope] + feed[scope]));
     if !key.overlap.tensor {
-        return Traffic { exposed: all, hidden: Scopes::default() };
+        return Traffic { exposed: all, ..Traffic::default() };
     }
     // In as many parts as there are ranks, the first of which nothing runs beside.
     let total = all.sum();
     let exposed = (total - passes * products).max(total / f64::from(key.tp));
     let part = exposed / total;
-    Traffic { exposed: all.map(|seconds| part * seconds), hidden: all.map(|seconds| (1.0 - part) * seconds) }
+    // Copy engines move the parts (Wang et al., PyTorch's asynchronous tensor parallelism, 2024; Transformer Engine's rings in
+    // userbuffers), which take no processors.
+    let [exposed, hidden] = [part, 1.0 - part].map(|part| all.map(|seconds| part * seconds));
+    Traffic { exposed, hidden, contention: 0.0 }
+}
+
+/// Seconds in which a rank sends its tokens, of so many bytes, to their experts, or back. A token goes once to each rack that has experts
+/// of it, and from there once to each rank (DeepEP, 2025; HybridEP of Megatron-Core); back, what experts give is added up on the way.
+fn dispatched(machine: &Machine, experts: Experts, span: GroupSpan, bytes: f64) -> Scopes {
+    let [racks, ranks] = [span.between, span.inside * span.between].map(|groups| experts.reached(groups));
+    let among = |span, bytes| machine.alone(Pattern::AllToAll, span, bytes);
+    Scopes {
+        inside: among(GroupSpan { between: 1, ..span }, ranks * bytes).inside,
+        between: among(GroupSpan { inside: 1, ..span }, racks * bytes).between,
+    }
 }
 
 /// Keys and values go around the ranks that share a sequence, overlapped beside the attention to the last ones; backward
@@ -518,19 +589,22 @@ fn context_traffic(machine: &Machine, key: &Key, span: GroupSpan, bytes: f64, sc
         return Traffic::default();
     }
     let around = machine.alone(Pattern::Half, span, bytes * f64::from(key.cp));
-    let mut traffic = Traffic::default();
+    let (mut traffic, taken) = (Traffic::default(), machine.taken(span));
     // What is computed again gathers again.
     let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
     for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
-        let beside = if key.overlap.context { beside } else { 0.0 };
         let seconds = around.map(|seconds| factor * seconds);
         let total = seconds.sum();
+        // Beside it attention takes as much longer.
+        let left = 1.0 - seconds.parts(taken) / total;
+        let beside = if key.overlap.context { beside / left } else { 0.0 };
         let part = ((total - beside) / total).max(0.0);
         for scope in [Scope::Inside, Scope::Between] {
             traffic.exposed[scope] += part * seconds[scope];
             traffic.hidden[scope] += (1.0 - part) * seconds[scope];
         }
     }
+    traffic.contention = traffic.hidden.parts(taken);
     traffic
 }
 

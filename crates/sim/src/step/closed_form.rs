@@ -6,7 +6,7 @@
 use polder_platform::TierId;
 
 use super::figures::{Communication, ComputeTimes, Exposure, MemoryUse, Scoped, Stage, Step, TierUse};
-use crate::step::block::{Block, Edge, Traffic};
+use crate::step::block::{Block, CAST, Edge, Traffic};
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{BlockSplit, Layout, Precision, Zero};
 use crate::step::machine::Machine;
@@ -152,7 +152,7 @@ impl Stages {
             forward: layers * block.forward + edge.forward,
             backward: layers * block.backward + edge.backward,
             kept: most_layers * block.kept * count,
-            filling: f64::from(model.layers) / pp * block.expert.hidden.sum(),
+            filling: f64::from(model.layers) / pp * (block.expert.hidden.sum() - block.expert.contention),
             handed,
             straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
             block: dense + spread,
@@ -203,7 +203,8 @@ impl Cut {
         let [tensor, context, expert] =
             [&block.tensor, &block.context, &block.expert].map(|it| it.exposed.sum());
         let sending = tensor + context + expert;
-        let each = block.forward + block.backward + block.again + sending;
+        let contention = block.context.contention + block.expert.contention;
+        let each = block.forward + block.backward + block.again + contention + sending;
         let layers = [split.first, split.largest_middle_stage(pp), split.last].map(f64::from);
         let works = [0, 1, 2].map(|index| work(layers[index], each, edges[index]));
         let slow =
@@ -245,8 +246,14 @@ pub(crate) struct Copies {
     /// micro-batches, with stages in one part, and in more, each of which computes for so long.
     seconds: Scopes,
     part: f64,
+    /// The part of the processors that they take from computation beside them, and how many times as long it takes then.
+    taken: Scopes,
+    longer: Scopes,
     passes: [f64; 2],
     pass: f64,
+    /// Seconds in which what is shared is copied out of the buffers that it comes in, and into those that it goes in: in forward passes,
+    /// and in backward ones.
+    copied: [f64; 2],
     optimizer: f64,
     /// Of the stage that has the most, for what is fetched from and written to another tier.
     weights: f64,
@@ -270,9 +277,11 @@ impl Copies {
     pub(crate) fn new(machine: &Machine, layout: &Layout, stages: &Stages) -> Self {
         let (value, states) = (layout.precision.bytes(), layout.precision.states());
         let width = if layout.wide_gradients { 4.0 } else { value };
-        let mut seconds = Scopes::default();
-        for group in stages.groups.iter().flatten() {
+        let (mut seconds, mut taken) = (Scopes::default(), Scopes::default());
+        // Experts come first: what all copies have spans as many racks or more.
+        for group in stages.groups.iter().rev().flatten() {
             let one = group.exchange(machine, layout, width, stages.count);
+            taken = machine.taken(group.span);
             seconds = Scopes::of(|scope| seconds[scope] + one[scope]);
         }
         // All but one block's, beside the passes of one micro-batch; with interleaving of as many as there are stages, for
@@ -300,19 +309,39 @@ impl Copies {
         };
         let [first, second, last] = &stages.parameters;
         let own = stages.most.left(is_shared(Zero::Optimizer));
+        // In 8 bits weights are cast once a step, all that the products of an accelerator take.
+        let cast = match layout.precision {
+            Precision::Fp8 => machine.moved(CAST * stages.most.all),
+            Precision::Bf16 | Precision::Fp32 => 0.0,
+        };
         let updated = if layout.precision == Precision::Fp32 { 2.0 * value } else { value };
         Self {
             seconds,
             part: 1.0 - 1.0 / stages.most_layers.max(1.0),
+            taken,
+            longer: taken.map(|taken| 1.0 / (1.0 - taken)),
             passes,
             pass: forward + stages.backward,
+            copied: copied(machine, layout, stages, width),
             // Read the gradient and, for its norm, once more; read and write the states; write the weight, which where there is
             // no copy of it was read too.
-            optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)),
+            optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)) + cast,
             weights: value * stages.most.left(is_shared(Zero::Weights)),
             states: states * own,
             held: [held(first), held(second), held(last)],
         }
+    }
+}
+
+/// Weights that are gathered for each pass are copied out of one buffer into tensors, and gradients into one that is scattered, in each
+/// micro-batch (pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+fn copied(machine: &Machine, layout: &Layout, stages: &Stages, width: f64) -> [f64; 2] {
+    let value = layout.precision.bytes();
+    let seconds = |bytes: f64| stages.count * machine.moved(bytes * stages.most.all);
+    match layout.zero {
+        Zero::None | Zero::Optimizer => [0.0; 2],
+        Zero::Gradients => [0.0, seconds(value + width)],
+        Zero::Weights => [seconds(2.0 * value), seconds(2.0 * value + value + width)],
     }
 }
 
@@ -372,6 +401,8 @@ impl Parts {
             forward_s: count * stages.forward,
             backward_s: count * stages.backward,
             recompute_s: times * block.again,
+            contention_s: times * block.context.contention
+                + (count - alone) * layers * block.expert.contention,
             optimizer_s: 0.0,
         };
         let seconds = compute.total_s();
@@ -510,14 +541,24 @@ impl Shared<'_> {
         let beside = passes * (copies.pass + waiting / stages.count);
         let part = if overlap.data { copies.part } else { 0.0 };
         let Scopes { inside: near, between: far } = copies.seconds;
-        let near = inside.share(near, (part * near).min(beside));
+        // Computation that a collective slows down has as much more time beside it.
+        let (taken, longer) = (copies.taken, copies.longer);
+        inside.0 *= longer.inside;
+        between.0 *= longer.between;
+        let near = inside.share(near, (part * near).min(beside * longer.inside));
         between.0 += near.exposed_s;
-        let far = between.share(far, (part * far).min(beside + near.exposed_s));
+        let far = between.share(far, (part * far).min(beside * longer.between + near.exposed_s));
+        between.0 *= 1.0 - taken.between;
         let data = Scoped { inside: near, between: far };
+        let hidden = Scopes { inside: near.hidden_s, between: far.hidden_s };
+        let contention_s = parts.compute.contention_s + hidden.parts(taken);
         let communication = Communication { pipeline, data, ..parts.communication };
         // The host has a link of its own; the pool hangs on those between the racks.
         let exposed = communication.exposed_s();
-        let alone = Room(parts.compute.total_s() + exposed);
+        let ComputeTimes { forward_s, backward_s, .. } = parts.compute;
+        let [forward_s, backward_s] = [forward_s + copies.copied[0], backward_s + copies.copied[1]];
+        let compute = ComputeTimes { contention_s, forward_s, backward_s, ..parts.compute };
+        let alone = Room(compute.total_s() + exposed);
         let (room, waiting) = match layout.offload.tier {
             TierId::Pool => {
                 let waiting = (parts.waiting.inside + pipeline.inside.exposed_s) / stages.count;
@@ -526,18 +567,13 @@ impl Shared<'_> {
             _ => (alone, waiting / stages.count + data.exposed_s()),
         };
         let offload = self.offload(layout, room, waiting);
-        let compute = ComputeTimes { optimizer_s: copies.optimizer, ..parts.compute };
-        let busy = compute.total_s() + exposed + parts.bubble + offload.exposed_s;
+        let compute = ComputeTimes { optimizer_s: copies.optimizer, ..compute };
+        // Stages that fill and empty wait for the copies of a micro-batch too.
+        let filling = (stages.pp - 1.0) / f64::from(layout.interleave) / stages.count;
+        let bubble_s = parts.bubble + filling * (copies.copied[0] + copies.copied[1]);
+        let busy = compute.total_s() + exposed + bubble_s + offload.exposed_s;
         let straggle_s = stages.straggle * busy;
-        Step {
-            total_s: busy + straggle_s,
-            compute,
-            communication,
-            bubble_s: parts.bubble,
-            offload,
-            straggle_s,
-            memory,
-        }
+        Step { total_s: busy + straggle_s, compute, communication, bubble_s, offload, straggle_s, memory }
     }
 
     /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back; while the

@@ -51,6 +51,12 @@ impl Scopes {
         Self { inside: change(self.inside), between: change(self.between) }
     }
 
+    /// What these parts of both come to.
+    #[inline(always)]
+    pub(crate) const fn parts(self, parts: Self) -> f64 {
+        parts.inside * self.inside + parts.between * self.between
+    }
+
     /// Both, one after the other.
     #[inline(always)]
     pub(crate) const fn sum(self) -> f64 {

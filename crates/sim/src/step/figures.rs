@@ -31,6 +31,8 @@ pub struct ComputeTimes {
     pub backward_s: f64,
     /// Computed again.
     pub recompute_s: f64,
+    /// What these take longer because collectives beside them take processors.
+    pub contention_s: f64,
     /// The optimizer.
     pub optimizer_s: f64,
 }
@@ -199,7 +201,7 @@ const TIERS: [[StepFigure; 6]; 2] = [tier!("", 0, "memory"), tier!("offload_", 1
 
 impl Step {
     /// Its figures, flat, in the order of JSON.
-    pub const FIGURES: [StepFigure; 40] = {
+    pub const FIGURES: [StepFigure; 41] = {
         let [[t0, t1, t2, t3], [c0, c1, c2, c3], [e0, e1, e2, e3], [p0, p1, p2, p3], [d0, d1, d2, d3]] =
             SENDING;
         // Gradients are never offloaded.
@@ -209,6 +211,9 @@ impl Step {
             seconds("forward_s", "compute.forward_s", "forward", false, |it| it.compute.forward_s),
             seconds("backward_s", "compute.backward_s", "backward", false, |it| it.compute.backward_s),
             seconds("recompute_s", "compute.recompute_s", "recompute", false, |it| it.compute.recompute_s),
+            seconds("contention_s", "compute.contention_s", "contention", false, |it| {
+                it.compute.contention_s
+            }),
             seconds("optimizer_s", "compute.optimizer_s", "optimizer", false, |it| it.compute.optimizer_s),
             t0,
             t1,
@@ -334,7 +339,7 @@ impl ComputeTimes {
     /// All of it.
     #[must_use]
     pub fn total_s(&self) -> f64 {
-        self.forward_s + self.backward_s + self.recompute_s + self.optimizer_s
+        self.forward_s + self.backward_s + self.recompute_s + self.contention_s + self.optimizer_s
     }
 }
 
@@ -394,12 +399,13 @@ mod tests {
                 forward_s: 102.0,
                 backward_s: 103.0,
                 recompute_s: 104.0,
-                optimizer_s: 105.0,
+                contention_s: 105.0,
+                optimizer_s: 106.0,
             },
             communication,
-            bubble_s: 106.0,
-            offload: Exposure { exposed_s: 107.0, hidden_s: 108.0 },
-            straggle_s: 109.0,
+            bubble_s: 107.0,
+            offload: Exposure { exposed_s: 108.0, hidden_s: 109.0 },
+            straggle_s: 113.0,
             memory: MemoryUse {
                 tiers: [
                     TierUse { weights_bytes: 110.0, ..TierUse::default() },
@@ -423,6 +429,6 @@ mod tests {
             assert_eq!(unit == FigureUnit::Bytes, key.ends_with("_bytes"));
         }
         let exposed: f64 = step.times().iter().map(|(_, shown)| shown.exposed_s + shown.hidden_s).sum();
-        assert_eq!(exposed, (1..=20).sum::<i32>() as f64 + (102..=109).sum::<i32>() as f64);
+        assert_eq!(exposed, (1..=20).sum::<i32>() as f64 + (102..=109).sum::<i32>() as f64 + 113.0);
     }
 }

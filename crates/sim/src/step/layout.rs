@@ -82,6 +82,9 @@ pub enum Recompute {
     Selective,
     /// Everything from the input of each block on.
     Full,
+    /// Every second matrix product and all that only moves data, as torchtitan does by operator: other products and attention keep what
+    /// they give.
+    Operators,
 }
 
 /// Stages of ZeRO (Rajbhandari et al., 2020).

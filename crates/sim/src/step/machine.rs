@@ -57,6 +57,8 @@ pub(crate) struct LinkRates {
     /// Seconds of software of a message.
     message: f64,
     pub(crate) in_switch: bool,
+    /// The part of the processors that a collective takes.
+    pub(crate) processors: f64,
 }
 
 impl Machine {
@@ -162,6 +164,15 @@ impl Machine {
     #[inline]
     fn streamed(&self, bytes: f64) -> f64 {
         bytes / self.efficiency.memory.as_ref().map_or(self.stream, |curve| self.stream * curve.at(bytes))
+    }
+
+    /// The part of the processors that a collective of such a group takes. Its blocks of threads share none with other kernels
+    /// (NVIDIA/nccl, issue 689), and what only moves bytes has less of the memory's bandwidth beside it. Between racks one kernel does
+    /// both parts.
+    #[inline]
+    pub(crate) fn taken(&self, span: GroupSpan) -> Scopes {
+        let [inside, between] = self.scopes.each_ref().map(|scope| scope.processors);
+        Scopes { inside: if span.between > 1 { between } else { inside }, between }
     }
 
     /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
@@ -368,6 +379,7 @@ impl LinkRates {
                 call: fabric.software.call.value(),
                 message: fabric.software.message.value(),
                 in_switch: fabric.switch.reduction == Reduction::InSwitch,
+                processors: fabric.software.processors,
             },
             None => Self::of(0.0),
         }
@@ -383,6 +395,7 @@ impl LinkRates {
             call: 0.0,
             message: 0.0,
             in_switch: false,
+            processors: 0.0,
         }
     }
 

@@ -184,6 +184,21 @@ pub struct Experts {
     pub latent: Option<u32>,
 }
 
+impl Experts {
+    /// Of so many groups that share the experts, those that have one of a token's, on average over all choices.
+    pub(crate) fn reached(&self, groups: u32) -> f64 {
+        let [count, active, groups] = [self.count, self.active, groups].map(f64::from);
+        let others = count - count / groups;
+        let mut missed = 1.0;
+        let mut chosen = 0.0;
+        while chosen < active && missed > 0.0 {
+            missed *= ((others - chosen) / (count - chosen)).max(0.0);
+            chosen += 1.0;
+        }
+        groups * (1.0 - missed)
+    }
+}
+
 /// Numbers of a model, at most.
 pub(crate) const MOST: u32 = 1 << 26;
 /// Blocks of a model, at most.

@@ -3,7 +3,7 @@
 //! The closed form gives how long a pass takes on the slowest stage; here each stage does its passes in the order of
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
-use crate::step::figures::{Communication, Exposure, Stage, Step};
+use crate::step::figures::{Communication, ComputeTimes, Exposure, Stage, Step};
 use crate::step::layout::{Layout, Recompute, Zero};
 
 /// A stretch of time on a stage.
@@ -36,6 +36,8 @@ pub enum Work {
         /// The part.
         part: u32,
     },
+    /// What passes take longer because collectives beside them take processors: after the passes, since it is not known which are longer.
+    Contention,
     /// Gradients and weights among copies, as far as nothing runs beside it.
     Data,
     /// What is fetched from or written to another tier, as far as nothing runs beside it.
@@ -88,12 +90,13 @@ pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> 
         + communication.expert.exposed_s();
     let forward_part = if layout.recompute == Recompute::Full { 1.0 / 3.0 } else { 0.5 };
     let handed = communication.pipeline.exposed_s() / (2.0 * (passes_of + (pp - 1) as f64));
-    let forward = (step.compute.forward_s + sent * forward_part) / passes_of;
-    let backward =
-        (step.compute.backward_s + step.compute.recompute_s + sent * (1.0 - forward_part)) / passes_of;
+    let ComputeTimes { forward_s, backward_s, recompute_s, contention_s, .. } = step.compute;
+    let forward = (forward_s + sent * forward_part) / passes_of;
+    let backward = (backward_s + recompute_s + sent * (1.0 - forward_part)) / passes_of;
     // What hides beside another micro-batch's passes holds up those that have none beside them, and so the others less than on
     // average.
     let hidden = (communication.expert.inside.hidden_s + communication.expert.between.hidden_s) / passes_of;
+    let hidden = (hidden - contention_s / passes_of).max(0.0);
     let alone = ((parts - 1) * pp + 1).min(count * parts) as f64;
     let beside = -hidden * alone / (passes_of - alone).max(1.0);
 
@@ -145,6 +148,7 @@ pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> 
         }
     }
     let after = [
+        (Work::Contention, contention_s),
         (Work::Data, communication.data.exposed_s()),
         (Work::Offload, step.offload.exposed_s),
         (Work::Optimizer, step.compute.optimizer_s),
@@ -252,18 +256,20 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
             }
         }
         // Beside what holds a stage up other links go on, at the step's end too.
-        let tail = match what {
-            OFFLOAD => step.communication.data.exposed_s(),
-            BETWEEN => step.communication.data.inside.exposed_s,
-            _ => 0.0,
-        };
+        let tail = step.compute.contention_s
+            + match what {
+                OFFLOAD => step.communication.data.exposed_s(),
+                BETWEEN => step.communication.data.inside.exposed_s,
+                _ => 0.0,
+            };
+        let tail_begin = after(if step.compute.contention_s > 0.0 { Work::Contention } else { Work::Data });
         match gathered.filter(|_| when == When::Ends && what != OFFLOAD) {
             Some(part) => {
                 let [begins, ends] = [part * hidden_s, (1.0 - part) * hidden_s];
                 let behind = tail.min(ends);
                 push(what, true, first.begin_s, begins);
                 push(what, true, end(last) - (ends - behind), ends - behind);
-                push(what, true, after(Work::Data), behind);
+                push(what, true, tail_begin, behind);
             }
             None => {
                 // From pass to pass where passes alone are not enough.
@@ -274,7 +280,7 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
                     free = end(pass);
                     (begin, free - begin)
                 });
-                let spans: Vec<_> = spans.chain([(after(Work::Data), tail)]).collect();
+                let spans: Vec<_> = spans.chain([(tail_begin, tail)]).collect();
                 let all: f64 = spans.iter().map(|(_, seconds)| seconds).sum();
                 for (begin_s, seconds) in spans {
                     push(what, true, begin_s, hidden_s * seconds / all);
