@@ -284,7 +284,7 @@ def test_the_command_shows_and_removes_a_cache(scratch: Path) -> None:
         return done.stdout + done.stderr
 
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
-        assert polder_says("stat").endswith("no caches\n")
+        assert all(polder_says(word).endswith("no caches\n") for word in ("stat", "check"))
         with kv.Cache(pool, "llm", identity={"model": "a"}, block=BLOCK, budget="8MiB") as cache:
             cache.put([key(1), key(2)], [block(1), block(2)])
             text = polder_says("stat")

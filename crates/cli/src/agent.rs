@@ -580,6 +580,9 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
     let text = recorded_text_of(&record.to_string_lossy()).map_err(|error| advised(&error))?;
     let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
     let rounds = rounds.map_err(|error| advised(&format_args!("{}: {error}", record.display())))?;
+    if rounds.is_empty() {
+        return Err(advised(&format_args!("{}: there is no round in it", record.display())));
+    }
     let (moves, otherwise) = replay(&rounds);
     match otherwise {
         None => {

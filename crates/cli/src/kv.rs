@@ -109,6 +109,9 @@ fn check(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode
     let checked = check_caches(&memory).map_err(at(path))?;
     let names: Vec<_> = checked.iter().map(|cache| cache.name.clone()).collect();
     let mut is_whole = true;
+    if checked.is_empty() && !json {
+        println!("{}: no caches", shown(path));
+    }
     for cache in wanted(path, name, &names, checked)? {
         is_whole &= cache.damaged.is_empty();
         if json {

@@ -108,18 +108,23 @@ impl Arguments {
 }
 
 /// Says how each host ended that failed, and returns the first of their codes.
+/// The exit status where programs succeeded and nothing was rehearsed.
+const NOTHING_MOVED: u8 = 2;
+
 fn conclude(ends: &[ExitStatus], reached: &[(u64, String)], seed: u64) -> Result<ExitCode, Failure> {
     for (host, end) in ends.iter().enumerate().filter(|(_, end)| !end.success()) {
         eprintln!("polder: host {host} failed: {end}");
     }
     let moved: u64 = reached.iter().map(|(count, _)| count).sum();
     eprintln!("polder: {moved} flushes and non-temporal stores at {} sites (seed {seed})", reached.len());
-    if reached.is_empty() {
+    let has_moved = !reached.is_empty();
+    if !has_moved {
         eprintln!(
             "polder: no line was moved between hosts: does the program flush what it maps of the file?"
         );
     }
-    Ok(ends.iter().find(|end| !end.success()).map_or(ExitCode::SUCCESS, |end| code_of(*end)))
+    let unmoved = if has_moved { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_MOVED) };
+    Ok(ends.iter().find(|end| !end.success()).map_or(unmoved, |end| code_of(*end)))
 }
 
 /// The library, which is installed beside the command.

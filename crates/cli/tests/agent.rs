@@ -419,6 +419,14 @@ fn an_address_that_other_machines_reach_is_refused() {
 }
 
 #[test]
+fn a_record_without_rounds_agrees_with_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "record.jsonl", "");
+    let output = polder(&["agent", "replay"], &folder.path().join("record.jsonl"));
+    assert!(!output.status.success() && text(&output.stderr).contains("there is no round in it"));
+}
+
+#[test]
 fn a_guest_s_record_is_decided_as_it_was() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/guest.jsonl");
     let output = polder(&["agent", "replay"], &path);

@@ -108,6 +108,14 @@ fn each_litmus_test_passes_with_its_flush_and_fails_without() {
 }
 
 #[test]
+fn a_rehearsal_of_nothing_is_no_success() {
+    let stage = Stage::new();
+    let done = stage.command(&[]).args(["--", "true"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(2), "{done:?}");
+    assert!(String::from_utf8(done.stderr).unwrap().contains("no line was moved between hosts"));
+}
+
+#[test]
 fn sites_are_listed_and_a_program_fails_with_a_needed_one_left_out() {
     let stage = Stage::new();
     let done = stage.litmus(&["--sites"], "write_back_payload", "right");

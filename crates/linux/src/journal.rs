@@ -193,6 +193,10 @@ impl<K: Kernel> Settings<K> {
             text => text?,
         };
         let (records, damage) = Record::all(&text);
+        if records.is_empty() && damage.is_none() {
+            // There is nothing to restore, and it may be no journal: it stays.
+            return Ok((settings, Vec::new()));
+        }
         settings.noted = records.iter().map(Record::key).collect();
         settings.records = records;
         if let Some(damage) = damage {
@@ -474,6 +478,16 @@ mod tests {
         let is_kept = |restored: &Restored| matches!(restored, Restored::AsFound { path, .. } | Restored::InEffect { path, .. } if path.contains("stays"));
         assert!(restored.iter().any(is_kept), "{restored:?}");
         assert_eq!(tree.settings(), before);
+    }
+
+    #[test]
+    fn a_file_without_records_stays() {
+        for text in ["", "\n"] {
+            let tree = Tree::new(1 << 20);
+            tree.append("/journal", text).unwrap();
+            let (_, restored) = Settings::start(&tree, "/journal").unwrap();
+            assert_eq!((restored, tree.read_own("/journal").unwrap().as_str()), (Vec::new(), text));
+        }
     }
 
     #[test]

@@ -31,7 +31,14 @@ pub fn give_up() -> Duration {
 /// Tells that this thread was away from its work for so long. If it was for a slice of another, it asks for short slices, once.
 #[inline]
 pub fn was_away(took: Duration) {
-    if took >= LONG && !ASKED.replace(true) {
+    if took >= LONG {
+        ask_once();
+    }
+}
+
+#[cold]
+fn ask_once() {
+    if !ASKED.replace(true) {
         shorten(SHORTEST);
     }
 }
@@ -62,7 +69,6 @@ fn attributes() -> Option<Attributes> {
 }
 
 /// Asks for slices of so many nanoseconds, unless this thread has a policy that has none.
-#[cold]
 fn shorten(nanoseconds: u64) {
     let Some(attributes) = attributes() else { return };
     let policies = [libc::SCHED_OTHER, libc::SCHED_BATCH].map(i32::unsigned_abs);

@@ -20,7 +20,7 @@ use super::fidelity::{Closeness, followed};
 use super::option::{accelerator_count, failed_links};
 use super::table;
 use super::table::{decimals, print_wrapped, span, three};
-use super::written::{Json, write};
+use super::written::{Json, expect_two_files, write};
 use crate::Failure;
 
 /// What is trained, on what.
@@ -371,6 +371,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(left_out) = &answer.left_out {
         eprintln!("polder: left out {left_out}");
     }
+    expect_two_files(arguments.trace.as_deref(), arguments.html.as_deref())?;
     if let Some(path) = &arguments.trace {
         write(path, &trace::trace(&answer)?)?;
     }

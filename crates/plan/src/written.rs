@@ -44,12 +44,24 @@ pub(super) struct Outputs {
 impl Outputs {
     /// Writes the table, if it is asked for.
     pub(super) fn table(&self, csv: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        expect_two_files(self.csv.as_deref(), self.html.as_deref())?;
         self.csv.as_deref().map_or(Ok(()), |path| write(path, &csv()?))
     }
 
     /// Writes the page, if it is asked for.
     pub(super) fn page(&self, page: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
         self.html.as_deref().map_or(Ok(()), |path| write(path, &page()?))
+    }
+}
+
+/// Refuses one file for two outputs.
+pub(super) fn expect_two_files(one: Option<&Path>, other: Option<&Path>) -> Result<(), Failure> {
+    match one.filter(|one| other == Some(one)) {
+        Some(path) => {
+            let path = path.display();
+            Err(Failure(format!("{path}: two outputs would be written to it; name another file for one")))
+        }
+        None => Ok(()),
     }
 }
 

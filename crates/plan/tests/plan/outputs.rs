@@ -48,6 +48,24 @@ fn no_output_replaces_an_input() {
 }
 
 #[test]
+fn no_output_replaces_another() {
+    let scratch = scratch();
+    let path = scratch.path().join("out").display().to_string();
+    for command in [
+        format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --csv {path} --html {path}"),
+        format!(
+            "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --trace {path} --html {path}"
+        ),
+    ] {
+        let Output { status, stderr, .. } = plan(&command);
+        let expected =
+            format!("polder: {path}: two outputs would be written to it; name another file for one\n");
+        assert_eq!((status.success(), String::from_utf8(stderr).unwrap()), (false, expected));
+        assert!(!scratch.path().join("out").exists());
+    }
+}
+
+#[test]
 fn no_cell_of_a_table_is_a_formula() {
     let scratch = scratch();
     let path = |name: &str| scratch.path().join(name).display().to_string();
