@@ -107,10 +107,10 @@ impl Arguments {
     }
 }
 
-/// Says how each host ended that failed, and returns the first of their codes.
 /// The exit status where programs succeeded and nothing was rehearsed.
 const NOTHING_MOVED: u8 = 2;
 
+/// Says how each host ended that failed, and returns the first of their codes.
 fn conclude(ends: &[ExitStatus], reached: &[(u64, String)], seed: u64) -> Result<ExitCode, Failure> {
     for (host, end) in ends.iter().enumerate().filter(|(_, end)| !end.success()) {
         eprintln!("polder: host {host} failed: {end}");
