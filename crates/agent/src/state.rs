@@ -33,7 +33,7 @@ fn show_time(ms: u64) -> String {
 }
 
 impl State {
-    /// Whether an agent that runs may have written this last: no three periods have passed since, or ten seconds of a shorter one. `now_ms`
+    /// Whether a running agent may have written this: it is younger than three periods, and than ten seconds if these are shorter. `now_ms`
     /// is in ms since 1970.
     #[must_use]
     pub fn is_fresh(&self, now_ms: u64) -> bool {

@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Away for so long, a thread has waited for slices of others: Linux gives none below this.
+/// A thread that was away for so long has probably waited for another's slice: default slices are about as long, or longer.
 const LONG: Duration = Duration::from_millis(1);
 /// The shortest slice that Linux gives, in nanoseconds.
 const SHORTEST: u64 = 100_000;

@@ -62,7 +62,7 @@ impl Idle {
     pub(crate) fn yields(&mut self) -> bool {
         let Some(last) = self.last else { return false };
         let gap = last.elapsed();
-        // Where the program has computed meanwhile, short slices do no harm.
+        // Time that the program computed counts too: from here both look alike.
         polder_mem::was_away(gap);
         let yields = self.is_switch(gap);
         self.gives = gap >= self.shortest / 2;

@@ -54,9 +54,19 @@ impl Outputs {
     }
 }
 
+/// Where a path leads, also when no file is there yet.
+fn place(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().or_else(|| {
+        let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some(folder.canonicalize().ok()?.join(path.file_name()?))
+    })
+}
+
 /// Refuses one file for two outputs.
 pub(super) fn expect_two_files(one: Option<&Path>, other: Option<&Path>) -> Result<(), Failure> {
-    match one.filter(|one| other == Some(one)) {
+    match one.filter(|one| {
+        other.is_some_and(|other| *one == other || place(one).is_some_and(|at| place(other) == Some(at)))
+    }) {
         Some(path) => {
             let path = path.display();
             Err(Failure(format!("{path}: two outputs would be written to it; name another file for one")))

@@ -114,7 +114,7 @@ impl Space {
         format!(
             "tp and ep above {MOST_RANKS}; cp above {most}, {most_of_long} with more than {LONG} tokens; micro-batches above \
              {MOST_AT_ONCE}; cp, micro-batches and, where stages or parts are uneven, interleaving by other than powers of two; \
-             expert overlapped, anything else exposed; what is gathered kept; attention unfused; gradients in 16 bits; fp8, fp32"
+             expert overlapped, anything else exposed; what is gathered kept; recomputation by operator; attention unfused; gradients in 16 bits; fp8, fp32"
         )
     }
 

@@ -128,7 +128,7 @@ fn a_margin_has_the_errors_of_its_class() {
         assert_eq!((margin.accelerator.as_deref(), margin.publications), (Some("A100-SXM4-80GB"), 11));
     }
     assert_eq!(Margin::of("like MI350X", StepClass::Bf16).unwrap().accelerator, None);
-    // Steps in 8 bits are farther from one another than others, so their range is the widest, and that of a kind that nobody published.
+    // Steps in 8 bits scatter most, so their range is the widest. A kind without publications takes it too.
     let [dense, fp8, never, experts] =
         StepClass::ALL.map(|class| Margin::of("", class).unwrap().range).map(|[low, high]| high / low);
     assert!(dense < fp8 && experts < fp8 && never == fp8, "{dense} {fp8} {never} {experts}");

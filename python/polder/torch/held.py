@@ -207,6 +207,7 @@ class HeldOptimizer:
         settings: Any = self._groups[self.group_of(key)]
         if self._rule != "sgd":
             settings = {**settings, "fused": True, "foreach": None}
+        # It shares the memory of `parameter`.
         part = torch.nn.Parameter(parameter)
         kind: Any = type(self._optimizer)
         optimizer = kind([{**settings, "params": [part]}])
@@ -215,7 +216,6 @@ class HeldOptimizer:
             optimizer.state[part] = {**steps, **dict(zip(self.moments, moments, strict=False))}
         part.grad = gradient
         optimizer.step()
-        parameter.copy_(part.detach())
         for name, moment in zip(self.moments, moments, strict=False):
             moment.copy_(optimizer.state[part][name])
 

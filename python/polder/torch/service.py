@@ -77,7 +77,8 @@ class ParameterService(Sharder):
 
     When a proxy dies, the workers average what it has not summed, and go on with the proxies that are left. If
     nothing is awaited of it, they notice when the next plan is made, or never. If it keeps an optimizer's state, other
-    proxies take over that from the pool, and the weights are those of a job in which none died.
+    proxies take that over from the pool, and the weights are those of a job in which none died. With ``clips``, every
+    worker raises `PeerDeadError` then; with ``on_death="shrink"`` they go back to a snapshot.
 
     Parameters
     ----------
@@ -435,14 +436,14 @@ class ParameterService(Sharder):
             hook.remove()
         self._hooks = []
         self._forget_taken()
-        held, self._held = self._held, None
         try:
-            if held is not None and not self._failed:
+            if self._held is not None and not self._failed:
                 self.wait()
+                held, self._held = self._held, None
                 with self._guarded():
                     held.give_back(self._moments(held))
         finally:
-            self._closed = True
+            self._held, self._closed = None, True
             self._routes = {}
             self._leaving, self._entering, self._unpushed = [], {}, []
             self._close_service()
@@ -628,7 +629,7 @@ class ParameterService(Sharder):
             with self._guarded(), torch.no_grad():
                 yield
         except PolderError as error:
-            # A proxy that has died takes averages with it that no worker has.
+            # With on_death="shrink", the death of a proxy that keeps an optimizer's state is one too.
             has_lost_proxy = self._held is not None and isinstance(error, PeerDeadError)
             if self._survivors is None or not (self._survivors.have_lost(error) or has_lost_proxy):
                 raise

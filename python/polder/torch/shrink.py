@@ -121,7 +121,8 @@ class Shrinker(Holder):
             if gradient is not None and not has_stepped:
                 held.step(key, [its[0], gradient, *its[1:]])
         for parameter, value in zip(self._parameters, values[0], strict=True):
-            parameter.copy_(value.view(parameter.shape))
+            # A module of this forward pass may have saved it for the backward pass: its version stays.
+            parameter.data.copy_(value.view(parameter.shape))
         shapes = [parameter.shape for parameter in self._parameters]
         moments = [[it.view(shape) for it, shape in zip(of, shapes, strict=True)] for of in values[1:]]
         return moments[: len(held.moments)]

@@ -51,10 +51,11 @@ fn no_output_replaces_an_input() {
 fn no_output_replaces_another() {
     let scratch = scratch();
     let path = scratch.path().join("out").display().to_string();
+    let folder = scratch.path().display();
     for command in [
         format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --csv {path} --html {path}"),
         format!(
-            "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --trace {path} --html {path}"
+            "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --trace {path} --html {folder}/./out"
         ),
     ] {
         let Output { status, stderr, .. } = plan(&command);

@@ -115,7 +115,7 @@ impl<M: Memory> Client<M> {
     /// optimizer's state, in each of its steps.
     ///
     /// # Errors
-    /// [`PoolError::Argument`] when the proxies keep no state, something was pushed, there are other groups than were agreed on, or more
+    /// [`PoolError::Argument`] when the proxies keep no state, something was pushed, there are other groups or more moments than were agreed on, or more
     /// than [`FACTORS`] factors; [`PoolError::Broken`] after an error.
     // SYNC: the proxy reads it after it has seen a push; pairs with `Order::load`.
     pub fn order(&mut self, order: &Order) -> Result<(), PoolError> {
@@ -131,11 +131,26 @@ impl<M: Memory> Client<M> {
             let value = format!("{} factors of gradients", factors.len());
             return Err(PoolError::Argument { what: "the order", value, expected: "at most 3" });
         }
+        let needed = match order {
+            Order::Step { groups, .. } | Order::StepWithMeans { groups, .. } => {
+                groups.iter().map(|of| u64::from(of.moments())).max().unwrap_or(0)
+            }
+            Order::Load(slot) | Order::Save(slot) => slot.moment().map_or(0, |moment| moment + 1),
+            Order::Mean => 0,
+        };
         let has_pushed = self.states.iter().any(|state| *state != State::Idle);
         if settings == 0 || given != settings || has_pushed {
             let value = format!("{given} groups of settings");
             let expected = "as many as were agreed on, before the first push of a step";
             return Err(PoolError::Argument { what: "the order", value, expected });
+        }
+        if needed > self.parts.agreed.moments.into() {
+            let value = format!("{needed} moments of each parameter");
+            return Err(PoolError::Argument {
+                what: "the order",
+                value,
+                expected: "as many as were agreed on",
+            });
         }
         let at = order_lines(self.parts.members[self.parts.own].at);
         for (index, words) in (0..).zip(order.lines(self.parts.step)) {
@@ -371,7 +386,8 @@ impl<M: Memory> Client<M> {
         Err(Failure::Corrupt(words[0], "words of a service's step"))
     }
 
-    /// Copies the gradients of a shard that this client has pushed in this step, and whose sum has not come.
+    /// Copies the gradients of a shard that this client has pushed in this step, and whose sum has not come. After
+    /// [`Client::push_nothing`] they are what the window held before.
     ///
     /// # Errors
     /// [`PoolError::Argument`] for any other, or another size; [`PoolError::Memory`].

@@ -31,9 +31,9 @@
 //! summed.
 //!
 //! # Words of a step
-//! Where a proxy keeps an optimizer's state, they say how far it is with a step, in the form of a queue's word. The first: the log has the
-//! moments of this shard as they were before this step. Then that of each shard: the optimizer has done this step with it. Until that
-//! word stands, a shard's moments are those of the log if the first word names it in this step, and else those in place.
+//! Where a proxy keeps an optimizer's state, they say how far it is with a step, in the form of a queue's word. The first names the
+//! shard whose moments, as they were before this step, are in the log. Each shard's own word says that the optimizer has done this step
+//! with it. Before that, its moments are those of the log if the first word names it in this step. Otherwise they are those in place.
 
 use polder_mem::{Coherence, LINE, Offset};
 use polder_schedule::Exchange;

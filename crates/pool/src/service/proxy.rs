@@ -267,8 +267,11 @@ impl<M: Memory> Proxy<M> {
         match order {
             Order::Step { number, groups } | Order::StepWithMeans { number, groups, .. } => {
                 let of = groups[usize::from(parts.agreed.groups[shard as usize])];
-                if !held.has_parameters(elements) || of.moments() > parts.agreed.moments {
+                if !held.has_parameters(elements) {
                     return Err(corrupt("step of an optimizer before its parameters"));
+                }
+                if of.moments() > parts.agreed.moments {
+                    return Err(corrupt("step of an optimizer with more moments than are kept"));
                 }
                 update = Some((of.update(*number), usize::from(of.moments())));
             }

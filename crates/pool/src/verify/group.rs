@@ -47,7 +47,7 @@ pub(super) struct Scene {
     finished: Rc<RefCell<Vec<usize>>>,
 }
 
-/// A death that falls where a scene wants it, in place of those that fall anywhere, and the process that takes the place of the dead.
+/// A death at a store that a scene chooses, in place of random ones, and the process that replaces the dead one.
 pub(super) struct Aimed {
     pub(super) rank: usize,
     pub(super) crash: Crash,

@@ -43,7 +43,7 @@ impl<M: Memory> Window<M> {
         Ok(())
     }
 
-    /// Whether all ranks that were given to [`Window::start`] have posted.
+    /// Whether all ranks that were given to [`Window::start`] have posted. After an error accesses have not begun.
     ///
     /// # Errors
     /// [`PoolError::PeerDead`] when one never will; [`PoolError::Argument`] when accesses have not begun;
@@ -53,7 +53,9 @@ impl<M: Memory> Window<M> {
         let mut epoch = self.access.take().ok_or_else(|| order("start() comes first"))?;
         let came =
             self.catch_up(&mut epoch, Word::Posts, |window, rank| window.counts[rank as usize].completed + 1);
-        self.access = Some(epoch);
+        if came.is_ok() {
+            self.access = Some(epoch);
+        }
         came
     }
 

@@ -472,7 +472,11 @@ impl Block {
         let by_operator = sizes.by_operator();
         let again = match key.recompute {
             Recompute::None => 0.0,
-            Recompute::Operators => by_operator.again + stream.forward + dense.moved + feed.moved,
+            Recompute::Operators => {
+                // Attention that is not fused keeps no scores.
+                let scores = if key.flash { 0.0 } else { scores.forward };
+                by_operator.again + stream.forward + dense.moved + feed.moved + scores
+            }
             Recompute::Selective if key.flash => 0.0,
             Recompute::Selective => scores.forward,
             Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,

@@ -397,12 +397,13 @@ impl Parts {
             expert: Scoped { inside, between },
             ..Communication::default()
         };
+        let expert_contention_s = (count - alone) * layers * block.expert.contention;
         let compute = ComputeTimes {
             forward_s: count * stages.forward,
             backward_s: count * stages.backward,
             recompute_s: times * block.again,
-            contention_s: times * block.context.contention
-                + (count - alone) * layers * block.expert.contention,
+            contention_s: times * block.context.contention + expert_contention_s,
+            expert_contention_s,
             optimizer_s: 0.0,
         };
         let seconds = compute.total_s();

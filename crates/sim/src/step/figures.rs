@@ -33,6 +33,8 @@ pub struct ComputeTimes {
     pub recompute_s: f64,
     /// What these take longer because collectives beside them take processors.
     pub contention_s: f64,
+    /// Of that, what is beside messages of experts.
+    pub expert_contention_s: f64,
     /// The optimizer.
     pub optimizer_s: f64,
 }
@@ -400,6 +402,7 @@ mod tests {
                 backward_s: 103.0,
                 recompute_s: 104.0,
                 contention_s: 105.0,
+                expert_contention_s: 0.0,
                 optimizer_s: 106.0,
             },
             communication,

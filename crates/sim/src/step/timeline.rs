@@ -90,13 +90,14 @@ pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> 
         + communication.expert.exposed_s();
     let forward_part = if layout.recompute == Recompute::Full { 1.0 / 3.0 } else { 0.5 };
     let handed = communication.pipeline.exposed_s() / (2.0 * (passes_of + (pp - 1) as f64));
-    let ComputeTimes { forward_s, backward_s, recompute_s, contention_s, .. } = step.compute;
+    let ComputeTimes { forward_s, backward_s, recompute_s, contention_s, expert_contention_s, .. } =
+        step.compute;
     let forward = (forward_s + sent * forward_part) / passes_of;
     let backward = (backward_s + recompute_s + sent * (1.0 - forward_part)) / passes_of;
     // What hides beside another micro-batch's passes holds up those that have none beside them, and so the others less than on
     // average.
     let hidden = (communication.expert.inside.hidden_s + communication.expert.between.hidden_s) / passes_of;
-    let hidden = (hidden - contention_s / passes_of).max(0.0);
+    let hidden = (hidden - expert_contention_s / passes_of).max(0.0);
     let alone = ((parts - 1) * pp + 1).min(count * parts) as f64;
     let beside = -hidden * alone / (passes_of - alone).max(1.0);
 
