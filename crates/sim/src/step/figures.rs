@@ -33,7 +33,8 @@ pub struct ComputeTimes {
     pub recompute_s: f64,
     /// What these take longer because collectives beside them take processors.
     pub contention_s: f64,
-    /// Of that, what is beside messages of experts.
+    /// Of that, what is beside messages of experts. It is no figure of its own.
+    #[serde(skip)]
     pub expert_contention_s: f64,
     /// The optimizer.
     pub optimizer_s: f64,
