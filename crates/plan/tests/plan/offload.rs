@@ -63,7 +63,7 @@ fn an_offloaded_step_is_the_same_in_json_csv_and_on_the_page() {
             if fits {
                 // By one reader: serde_json's is off by a unit of the last place at times.
                 assert_eq!(
-                    serde_json::from_str::<f64>(&row[column("total_s")]).unwrap(),
+                    serde_json::from_str::<f64>(row[column("total_s")]).unwrap(),
                     placed["step_s"].as_f64().unwrap()
                 );
                 let phases = placed["phases"].as_array().unwrap();
