@@ -1,9 +1,10 @@
 //! Litmus tests with a death: one host may die between any two steps, and the others read what is left.
 
 use super::{
-    ANY, CONSUME, IN_ORDER, Litmus, Load, PUBLISH, Program, Sfence, Store, StoreNt, WaitInvalidations,
+    ANY, ANY_OF_THREE, BUT_STALE, CONSUME, IN_ORDER, Litmus, Load, PUBLISH, Program, Sfence, Store, StoreNt,
+    WRITE, WaitInvalidations, X1, on, passed_on, passing,
 };
-use super::{Invalidate, WriteBack, X, X1, Y};
+use super::{Invalidate, WriteBack, X, Y};
 use crate::Coherence;
 
 /// A litmus test whose host 0, or another that it names, may die at any point.
@@ -31,152 +32,95 @@ impl DeathLitmus {
     }
 }
 
-const fn passing(
-    name: &'static str,
-    threads: &'static [Program],
-    allowed: &'static [&'static [u64]],
-) -> Litmus {
-    Litmus { name, threads, last: &[], sealed: false, allowed, coherent: IN_ORDER, feared: &[1, 0] }
-}
-
 /// Host 1 reads what host 0 only stored, and passes it on with a sequence.
-const BROKER: Program = Program {
-    host: 1,
-    steps: &[Invalidate(X), WaitInvalidations, Load(X), Store(Y, 1), WriteBack(Y), Sfence],
-};
+const BROKER: Program =
+    on(1, &[Invalidate(X), WaitInvalidations, Load(X), Store(Y, 1), WriteBack(Y), Sfence]);
 /// The same, writing back the line of the dead before that.
-const CAREFUL_BROKER: Program = Program {
-    host: 1,
-    steps: &[
-        Invalidate(X),
-        WaitInvalidations,
-        Load(X),
-        WriteBack(X),
-        Sfence,
-        Store(Y, 1),
-        WriteBack(Y),
-        Sfence,
-    ],
-};
+const CAREFUL_BROKER: Program = on(
+    1,
+    &[Invalidate(X), WaitInvalidations, Load(X), WriteBack(X), Sfence, Store(Y, 1), WriteBack(Y), Sfence],
+);
 const READER: Program = Program { host: 2, ..CONSUME };
 
-const READ_TWICE: Program = Program {
-    host: 1,
-    steps: &[Invalidate(X), WaitInvalidations, Load(X), Invalidate(X), WaitInvalidations, Load(X)],
-};
+const READ_TWICE: Program =
+    on(1, &[Invalidate(X), WaitInvalidations, Load(X), Invalidate(X), WaitInvalidations, Load(X)]);
 
-const BUT_LOST: &[&[u64]] = super::BUT_STALE;
-const ANY_OF_THREE: &[&[u64]] = super::ANY_OF_THREE;
-
-const fn passed_on(
-    name: &'static str,
-    threads: &'static [Program],
-    allowed: &'static [&'static [u64]],
-) -> Litmus {
-    Litmus { name, threads, last: &[], sealed: false, allowed, coherent: BUT_LOST, feared: &[1, 1, 0] }
+/// A test in which host 0 may die.
+const fn first_dies(
+    test: Litmus,
+    written_back: &'static [&'static [u64]],
+    kept_dirty: &'static [&'static [u64]],
+) -> DeathLitmus {
+    DeathLitmus { test, dies: 0, written_back, kept_dirty }
 }
 
 /// The tests.
 pub const DEATHS: &[DeathLitmus] = &[
-    DeathLitmus {
-        test: passing("message passing", &[PUBLISH, CONSUME], IN_ORDER),
-        dies: 0,
-        written_back: IN_ORDER,
-        kept_dirty: IN_ORDER,
-    },
-    DeathLitmus {
-        test: passing(
+    first_dies(passing("message passing", &[PUBLISH, CONSUME], IN_ORDER), IN_ORDER, IN_ORDER),
+    first_dies(
+        passing(
             "… nothing is written back",
-            &[Program { host: 0, steps: &[Store(X, 1), Sfence, Store(Y, 1), Sfence] }, CONSUME],
+            &[on(0, &[Store(X, 1), Sfence, Store(Y, 1), Sfence]), CONSUME],
             ANY,
         ),
-        dies: 0,
-        written_back: ANY,
-        kept_dirty: ANY,
-    },
-    DeathLitmus {
-        test: passing(
+        ANY,
+        ANY,
+    ),
+    first_dies(
+        passing(
             "… the payload is not written back",
-            &[Program { host: 0, steps: &[Store(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence] }, CONSUME],
+            &[on(0, &[Store(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
             ANY,
         ),
-        dies: 0,
-        written_back: ANY,
-        kept_dirty: ANY,
-    },
-    DeathLitmus {
-        test: passing(
+        ANY,
+        ANY,
+    ),
+    first_dies(
+        passing(
             "… no fence between payload and sequence",
-            &[
-                Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence] },
-                CONSUME,
-            ],
+            &[on(0, &[Store(X, 1), WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
             ANY,
         ),
-        dies: 0,
-        written_back: ANY,
-        kept_dirty: ANY,
-    },
-    DeathLitmus {
-        test: passing(
+        ANY,
+        ANY,
+    ),
+    first_dies(
+        passing(
             "… the sequence is not written back",
-            &[Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence, Store(Y, 1)] }, CONSUME],
+            &[on(0, &[Store(X, 1), WriteBack(X), Sfence, Store(Y, 1)]), CONSUME],
             IN_ORDER,
         ),
-        dies: 0,
-        written_back: IN_ORDER,
-        kept_dirty: IN_ORDER,
-    },
-    DeathLitmus {
-        test: passing(
+        IN_ORDER,
+        IN_ORDER,
+    ),
+    first_dies(
+        passing(
             "… a non-temporal payload",
-            &[
-                Program { host: 0, steps: &[StoreNt(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence] },
-                CONSUME,
-            ],
+            &[on(0, &[StoreNt(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
             IN_ORDER,
         ),
-        dies: 0,
-        written_back: IN_ORDER,
-        kept_dirty: IN_ORDER,
-    },
-    DeathLitmus {
-        test: passing(
-            "a word read twice",
-            &[Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] }, READ_TWICE],
-            IN_ORDER,
-        ),
-        dies: 0,
-        written_back: IN_ORDER,
-        kept_dirty: ANY,
-    },
-    DeathLitmus {
-        test: passed_on(
-            "… passed on by another host",
-            &[Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] }, BROKER, READER],
-            BUT_LOST,
-        ),
-        dies: 0,
-        written_back: BUT_LOST,
-        kept_dirty: ANY_OF_THREE,
-    },
-    DeathLitmus {
-        test: passed_on(
+        IN_ORDER,
+        IN_ORDER,
+    ),
+    first_dies(passing("a word read twice", &[WRITE, READ_TWICE], IN_ORDER), IN_ORDER, ANY),
+    first_dies(
+        passed_on("… passed on by another host", &[WRITE, BROKER, READER], BUT_STALE),
+        BUT_STALE,
+        ANY_OF_THREE,
+    ),
+    first_dies(
+        passed_on(
             "… passed on by another host, which writes it back itself",
-            &[Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] }, CAREFUL_BROKER, READER],
-            BUT_LOST,
+            &[WRITE, CAREFUL_BROKER, READER],
+            BUT_STALE,
         ),
-        dies: 0,
-        written_back: BUT_LOST,
-        kept_dirty: ANY_OF_THREE,
-    },
+        BUT_STALE,
+        ANY_OF_THREE,
+    ),
     DeathLitmus {
         test: Litmus {
             name: "two hosts write one line, and the other one dies",
-            threads: &[
-                Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-                Program { host: 1, steps: &[Store(X1, 1), WriteBack(X), Sfence] },
-            ],
+            threads: &[WRITE, on(1, &[Store(X1, 1), WriteBack(X), Sfence])],
             last: &[X, X1],
             sealed: false,
             allowed: ANY,

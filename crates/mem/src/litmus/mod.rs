@@ -211,292 +211,189 @@ use Step::{
     WriteBack,
 };
 
+/// A thread on a host.
+const fn on(host: u16, steps: &'static [Step]) -> Program {
+    Program { host, steps }
+}
+
 /// Rule 2: payload, write-back, fence; sequence, write-back, fence.
-const PUBLISH: Program =
-    Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence, Store(Y, 1), WriteBack(Y), Sfence] };
+const PUBLISH: Program = on(0, &[Store(X, 1), WriteBack(X), Sfence, Store(Y, 1), WriteBack(Y), Sfence]);
 /// Rule 3: sequence afresh, then payload afresh.
-const CONSUME: Program = Program {
-    host: 1,
-    steps: &[Invalidate(Y), WaitInvalidations, Load(Y), Invalidate(X), WaitInvalidations, Load(X)],
-};
+const CONSUME: Program =
+    on(1, &[Invalidate(Y), WaitInvalidations, Load(Y), Invalidate(X), WaitInvalidations, Load(X)]);
+
+/// A payload alone.
+const WRITE: Program = on(0, &[Store(X, 1), WriteBack(X), Sfence]);
 
 /// What may be seen by a reader of the sequence and then the payload: all but the new sequence with the old payload.
 const IN_ORDER: &[&[u64]] = &[&[0, 0], &[0, 1], &[1, 1]];
 const ANY: &[&[u64]] = &[&[0, 0], &[0, 1], &[1, 0], &[1, 1]];
 const STALE: &[u64] = &[1, 0];
 
+/// A test of a payload and its sequence: coherent memory shows them in order.
+const fn passing(
+    name: &'static str,
+    threads: &'static [Program],
+    allowed: &'static [&'static [u64]],
+) -> Litmus {
+    Litmus { name, threads, last: &[], sealed: false, allowed, coherent: IN_ORDER, feared: STALE }
+}
+
+/// The same where a third thread passes the payload on.
+const fn passed_on(
+    name: &'static str,
+    threads: &'static [Program],
+    allowed: &'static [&'static [u64]],
+) -> Litmus {
+    Litmus { coherent: BUT_STALE, feared: &[1, 1, 0], ..passing(name, threads, allowed) }
+}
+
+/// Two hosts of which each stores a word and reads the other's.
+const fn buffering(
+    name: &'static str,
+    threads: &'static [Program],
+    allowed: &'static [&'static [u64]],
+) -> Litmus {
+    Litmus { coherent: ANY, feared: &[0, 0], ..passing(name, threads, allowed) }
+}
+
+/// Two threads that write a word each of one line.
+const fn sharing(
+    name: &'static str,
+    threads: &'static [Program],
+    allowed: &'static [&'static [u64]],
+) -> Litmus {
+    Litmus { last: &[X, X1], coherent: &[&[1, 1]], ..passing(name, threads, allowed) }
+}
+
 /// The tests.
 pub const TESTS: &[Litmus] = &[
-    Litmus {
-        name: "message passing",
-        threads: &[PUBLISH, CONSUME],
-        last: &[],
-        sealed: false,
-        allowed: IN_ORDER,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… the payload is not written back",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… no fence between payload and sequence",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… the fence stands before the write-back",
-        threads: &[
-            Program {
-                host: 0,
-                steps: &[Store(X, 1), Sfence, WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence],
-            },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… the payload is not invalidated",
-        threads: &[
+    passing("message passing", &[PUBLISH, CONSUME], IN_ORDER),
+    passing(
+        "… the payload is not written back",
+        &[on(0, &[Store(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        ANY,
+    ),
+    passing(
+        "… no fence between payload and sequence",
+        &[on(0, &[Store(X, 1), WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        ANY,
+    ),
+    passing(
+        "… the fence stands before the write-back",
+        &[on(0, &[Store(X, 1), Sfence, WriteBack(X), Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        ANY,
+    ),
+    passing(
+        "… the payload is not invalidated",
+        &[PUBLISH, on(1, &[Invalidate(Y), WaitInvalidations, Load(Y), Load(X)])],
+        ANY,
+    ),
+    passing(
+        "… the payload is invalidated before the sequence is read",
+        &[PUBLISH, on(1, &[Invalidate(Y), Invalidate(X), WaitInvalidations, Load(Y), Load(X)])],
+        ANY,
+    ),
+    passing(
+        "… each read after a fence and then a flush, as in the cMPI paper",
+        &[PUBLISH, on(1, &[Mfence, Invalidate(Y), Load(Y), Mfence, Invalidate(X), Load(X)])],
+        ANY,
+    ),
+    passing(
+        "… the reader's fence is an sfence",
+        &[PUBLISH, on(1, &[Invalidate(Y), Sfence, Load(Y), Invalidate(X), Sfence, Load(X)])],
+        ANY,
+    ),
+    passing(
+        "… the reader writes back instead of invalidating",
+        &[
             PUBLISH,
-            Program { host: 1, steps: &[Invalidate(Y), WaitInvalidations, Load(Y), Load(X)] },
+            on(1, &[Invalidate(Y), WaitInvalidations, Load(Y), WriteBack(X), WaitInvalidations, Load(X)]),
         ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
+        ANY,
+    ),
+    passing(
+        "… clflushopt and no fence between payload and sequence",
+        &[on(0, &[Store(X, 1), Invalidate(X), Store(Y, 1), Invalidate(Y), Sfence]), CONSUME],
+        ANY,
+    ),
+    passing(
+        "… clflush and no fence between payload and sequence",
+        &[on(0, &[Store(X, 1), Flush(X), Store(Y, 1), Flush(Y)]), CONSUME],
+        IN_ORDER,
+    ),
+    passing(
+        "… a non-temporal payload",
+        &[on(0, &[StoreNt(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        IN_ORDER,
+    ),
     Litmus {
-        name: "… the payload is invalidated before the sequence is read",
-        threads: &[
-            PUBLISH,
-            Program { host: 1, steps: &[Invalidate(Y), Invalidate(X), WaitInvalidations, Load(Y), Load(X)] },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… each read after a fence and then a flush, as in the cMPI paper",
-        threads: &[
-            PUBLISH,
-            Program { host: 1, steps: &[Mfence, Invalidate(Y), Load(Y), Mfence, Invalidate(X), Load(X)] },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… the reader's fence is an sfence",
-        threads: &[
-            PUBLISH,
-            Program { host: 1, steps: &[Invalidate(Y), Sfence, Load(Y), Invalidate(X), Sfence, Load(X)] },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… the reader writes back instead of invalidating",
-        threads: &[
-            PUBLISH,
-            Program {
-                host: 1,
-                steps: &[Invalidate(Y), WaitInvalidations, Load(Y), WriteBack(X), WaitInvalidations, Load(X)],
-            },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… clflushopt and no fence between payload and sequence",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), Invalidate(X), Store(Y, 1), Invalidate(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… clflush and no fence between payload and sequence",
-        threads: &[Program { host: 0, steps: &[Store(X, 1), Flush(X), Store(Y, 1), Flush(Y)] }, CONSUME],
-        last: &[],
-        sealed: false,
-        allowed: IN_ORDER,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… a non-temporal payload",
-        threads: &[
-            Program { host: 0, steps: &[StoreNt(X, 1), Sfence, Store(Y, 1), WriteBack(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: IN_ORDER,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "… a non-temporal payload and no fence",
-        threads: &[Program { host: 0, steps: &[StoreNt(X, 1), Store(Y, 1), WriteBack(Y), Sfence] }, CONSUME],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
         coherent: ANY,
-        feared: STALE,
+        ..passing(
+            "… a non-temporal payload and no fence",
+            &[on(0, &[StoreNt(X, 1), Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+            ANY,
+        )
     },
-    Litmus {
-        name: "… passed on by a third host",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program {
-                host: 1,
-                steps: &[Invalidate(X), WaitInvalidations, Load(X), Store(Y, 1), WriteBack(Y), Sfence],
-            },
-            Program {
-                host: 2,
-                steps: &[
-                    Invalidate(Y),
-                    WaitInvalidations,
-                    Load(Y),
-                    Invalidate(X),
-                    WaitInvalidations,
-                    Load(X),
-                ],
-            },
+    passed_on(
+        "… passed on by a third host",
+        &[
+            WRITE,
+            on(1, &[Invalidate(X), WaitInvalidations, Load(X), Store(Y, 1), WriteBack(Y), Sfence]),
+            Program { host: 2, ..CONSUME },
         ],
-        last: &[],
-        sealed: false,
-        allowed: BUT_STALE,
-        coherent: BUT_STALE,
-        feared: &[1, 1, 0],
-    },
+        BUT_STALE,
+    ),
+    passed_on(
+        "… passed on by a thread of the writer's host, which saw it in their cache",
+        &[WRITE, on(0, &[Load(X), Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        ANY_OF_THREE,
+    ),
+    passed_on(
+        "… passed on by a thread of the writer's host, which writes it back itself",
+        &[WRITE, on(0, &[Load(X), WriteBack(X), Sfence, Store(Y, 1), WriteBack(Y), Sfence]), CONSUME],
+        BUT_STALE,
+    ),
     Litmus {
-        name: "… passed on by a thread of the writer's host, which saw it in their cache",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 0, steps: &[Load(X), Store(Y, 1), WriteBack(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY_OF_THREE,
-        coherent: BUT_STALE,
-        feared: &[1, 1, 0],
-    },
-    Litmus {
-        name: "… passed on by a thread of the writer's host, which writes it back itself",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 0, steps: &[Load(X), WriteBack(X), Sfence, Store(Y, 1), WriteBack(Y), Sfence] },
-            CONSUME,
-        ],
-        last: &[],
-        sealed: false,
-        allowed: BUT_STALE,
-        coherent: BUT_STALE,
-        feared: &[1, 1, 0],
-    },
-    Litmus {
-        name: "store buffering: announce, mfence, scan",
-        threads: &[
-            Program {
-                host: 0,
-                steps: &[Store(X, 1), WriteBack(X), Mfence, Invalidate(Y), WaitInvalidations, Load(Y)],
-            },
-            Program {
-                host: 1,
-                steps: &[Store(Y, 1), WriteBack(Y), Mfence, Invalidate(X), WaitInvalidations, Load(X)],
-            },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ONE_SEES,
         coherent: ONE_SEES,
-        feared: &[0, 0],
+        ..buffering(
+            "store buffering: announce, mfence, scan",
+            &[
+                on(0, &[Store(X, 1), WriteBack(X), Mfence, Invalidate(Y), WaitInvalidations, Load(Y)]),
+                on(1, &[Store(Y, 1), WriteBack(Y), Mfence, Invalidate(X), WaitInvalidations, Load(X)]),
+            ],
+            ONE_SEES,
+        )
     },
-    Litmus {
-        name: "… sfence instead of mfence",
-        threads: &[
-            Program {
-                host: 0,
-                steps: &[Store(X, 1), WriteBack(X), Sfence, Invalidate(Y), WaitInvalidations, Load(Y)],
-            },
-            Program {
-                host: 1,
-                steps: &[Store(Y, 1), WriteBack(Y), Sfence, Invalidate(X), WaitInvalidations, Load(X)],
-            },
+    buffering(
+        "… sfence instead of mfence",
+        &[
+            on(0, &[Store(X, 1), WriteBack(X), Sfence, Invalidate(Y), WaitInvalidations, Load(Y)]),
+            on(1, &[Store(Y, 1), WriteBack(Y), Sfence, Invalidate(X), WaitInvalidations, Load(X)]),
         ],
-        last: &[],
-        sealed: false,
-        allowed: ONE_SEES,
-        coherent: ANY,
-        feared: &[0, 0],
-    },
-    Litmus {
-        name: "… sfence everywhere",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence, Invalidate(Y), Sfence, Load(Y)] },
-            Program { host: 1, steps: &[Store(Y, 1), WriteBack(Y), Sfence, Invalidate(X), Sfence, Load(X)] },
+        ONE_SEES,
+    ),
+    buffering(
+        "… sfence everywhere",
+        &[
+            on(0, &[Store(X, 1), WriteBack(X), Sfence, Invalidate(Y), Sfence, Load(Y)]),
+            on(1, &[Store(Y, 1), WriteBack(Y), Sfence, Invalidate(X), Sfence, Load(X)]),
         ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: ANY,
-        feared: &[0, 0],
-    },
-    Litmus {
-        name: "… no fence",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Invalidate(Y), Load(Y)] },
-            Program { host: 1, steps: &[Store(Y, 1), WriteBack(Y), Invalidate(X), Load(X)] },
+        ANY,
+    ),
+    buffering(
+        "… no fence",
+        &[
+            on(0, &[Store(X, 1), WriteBack(X), Invalidate(Y), Load(Y)]),
+            on(1, &[Store(Y, 1), WriteBack(Y), Invalidate(X), Load(X)]),
         ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: ANY,
-        feared: &[0, 0],
-    },
+        ANY,
+    ),
     Litmus {
         name: "load buffering",
         threads: &[
-            Program { host: 0, steps: &[Load(X), Store(Y, 1), WriteBack(Y), Sfence] },
-            Program { host: 1, steps: &[Load(Y), Store(X, 1), WriteBack(X), Sfence] },
+            on(0, &[Load(X), Store(Y, 1), WriteBack(Y), Sfence]),
+            on(1, &[Load(Y), Store(X, 1), WriteBack(X), Sfence]),
         ],
         last: &[],
         sealed: false,
@@ -504,35 +401,20 @@ pub const TESTS: &[Litmus] = &[
         coherent: &[&[0, 0], &[0, 1], &[1, 0]],
         feared: &[1, 1],
     },
-    Litmus {
-        name: "a word read twice",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Load(X), Load(X)] },
+    passing("a word read twice", &[WRITE, on(1, &[Load(X), Load(X)])], IN_ORDER),
+    passing(
+        "torn line",
+        &[
+            on(0, &[Store(X, 1), Store(X1, 1), WriteBack(X), Sfence]),
+            on(1, &[Invalidate(X), WaitInvalidations, Load(X1), Load(X)]),
         ],
-        last: &[],
-        sealed: false,
-        allowed: IN_ORDER,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
-    Litmus {
-        name: "torn line",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), Store(X1, 1), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Invalidate(X), WaitInvalidations, Load(X1), Load(X)] },
-        ],
-        last: &[],
-        sealed: false,
-        allowed: ANY,
-        coherent: IN_ORDER,
-        feared: STALE,
-    },
+        ANY,
+    ),
     Litmus {
         name: "… a sequence at both ends",
         threads: &[
-            Program { host: 0, steps: &[Store(X, 1), Store(X1, 1), Store(X2, 1), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Invalidate(X), WaitInvalidations, Load(X), Load(X2), Load(X1)] },
+            on(0, &[Store(X, 1), Store(X1, 1), Store(X2, 1), WriteBack(X), Sfence]),
+            on(1, &[Invalidate(X), WaitInvalidations, Load(X), Load(X2), Load(X1)]),
         ],
         last: &[],
         sealed: false,
@@ -543,8 +425,8 @@ pub const TESTS: &[Litmus] = &[
     Litmus {
         name: "… a checksum",
         threads: &[
-            Program { host: 0, steps: &[Store(X, 1), Store(X1, 1), Store(X2, 7), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Invalidate(X), WaitInvalidations, Load(X), Load(X1), Load(X2)] },
+            on(0, &[Store(X, 1), Store(X1, 1), Store(X2, 7), WriteBack(X), Sfence]),
+            on(1, &[Invalidate(X), WaitInvalidations, Load(X), Load(X1), Load(X2)]),
         ],
         last: &[],
         sealed: true,
@@ -553,72 +435,42 @@ pub const TESTS: &[Litmus] = &[
         feared: &[1, 0, 7],
     },
     Litmus {
-        name: "false sharing: two hosts write one line",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Store(X1, 1), WriteBack(X), Sfence] },
-        ],
-        last: &[X, X1],
-        sealed: false,
-        allowed: ANY,
-        coherent: &[&[1, 1]],
         feared: &[0, 0],
+        ..sharing(
+            "false sharing: two hosts write one line",
+            &[WRITE, on(1, &[Store(X1, 1), WriteBack(X), Sfence])],
+            ANY,
+        )
     },
     Litmus {
-        name: "… invalidated before each store",
-        threads: &[
-            Program { host: 0, steps: &[Invalidate(X), Mfence, Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 1, steps: &[Invalidate(X), Mfence, Store(X1, 1), WriteBack(X), Sfence] },
-        ],
-        last: &[X, X1],
-        sealed: false,
-        allowed: ANY,
-        coherent: &[&[1, 1]],
         feared: &[0, 0],
+        ..sharing(
+            "… invalidated before each store",
+            &[
+                on(0, &[Invalidate(X), Mfence, Store(X, 1), WriteBack(X), Sfence]),
+                on(1, &[Invalidate(X), Mfence, Store(X1, 1), WriteBack(X), Sfence]),
+            ],
+            ANY,
+        )
     },
+    sharing("… two threads of one host", &[WRITE, on(0, &[Store(X1, 1), WriteBack(X), Sfence])], &[&[1, 1]]),
+    sharing(
+        "… non-temporal stores",
+        &[on(0, &[StoreNt(X, 1), Sfence]), on(1, &[StoreNt(X1, 1), Sfence])],
+        &[&[1, 1]],
+    ),
     Litmus {
-        name: "… two threads of one host",
-        threads: &[
-            Program { host: 0, steps: &[Store(X, 1), WriteBack(X), Sfence] },
-            Program { host: 0, steps: &[Store(X1, 1), WriteBack(X), Sfence] },
-        ],
-        last: &[X, X1],
-        sealed: false,
-        allowed: &[&[1, 1]],
-        coherent: &[&[1, 1]],
-        feared: STALE,
-    },
-    Litmus {
-        name: "… non-temporal stores",
-        threads: &[
-            Program { host: 0, steps: &[StoreNt(X, 1), Sfence] },
-            Program { host: 1, steps: &[StoreNt(X1, 1), Sfence] },
-        ],
-        last: &[X, X1],
-        sealed: false,
-        allowed: &[&[1, 1]],
-        coherent: &[&[1, 1]],
-        feared: STALE,
-    },
-    Litmus {
-        name: "… a non-temporal store against a store",
-        threads: &[
-            Program { host: 0, steps: &[StoreNt(X, 1), Sfence] },
-            Program { host: 1, steps: &[Store(X1, 1), WriteBack(X), Sfence] },
-        ],
-        last: &[X, X1],
-        sealed: false,
-        allowed: &[&[0, 1], &[1, 1]],
-        coherent: &[&[1, 1]],
         feared: &[0, 1],
+        ..sharing(
+            "… a non-temporal store against a store",
+            &[on(0, &[StoreNt(X, 1), Sfence]), on(1, &[Store(X1, 1), WriteBack(X), Sfence])],
+            &[&[0, 1], &[1, 1]],
+        )
     },
     Litmus {
         name: "a store after the write-back of its line",
         threads: &[
-            Program {
-                host: 0,
-                steps: &[Store(X, 1), WriteBack(X), Store(X, 2), Sfence, Store(Y, 1), WriteBack(Y), Sfence],
-            },
+            on(0, &[Store(X, 1), WriteBack(X), Store(X, 2), Sfence, Store(Y, 1), WriteBack(Y), Sfence]),
             CONSUME,
         ],
         last: &[],

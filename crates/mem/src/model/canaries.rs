@@ -23,12 +23,22 @@ pub struct Canary {
 /// Every canary.
 #[must_use]
 pub fn canaries() -> Vec<Canary> {
-    let ring = |flaw| move |seed| ring(seed, flaw);
-    let right_ring = || Suite::new("ring", "messages of two words through two slots", ring(Flaw::None));
-    let wrong_ring = |name, about, flaw, within| Canary {
-        wrong: Suite::new(name, about, ring(flaw)),
-        right: right_ring(),
-        within,
+    let canary = |wrong, right, within| Canary { wrong, right, within };
+    let wrong_ring = |name, about, flaw, within| {
+        let right =
+            Suite::new("ring", "messages of two words through two slots", |seed| ring(seed, Flaw::None));
+        canary(Suite::new(name, about, move |seed| ring(seed, flaw)), right, within)
+    };
+    let wrong_lock = |name, about, enter: Enter, within| {
+        let about_right = "Lamport's bakery, each word on a line of its own host";
+        let right = Suite::new("lock-bakery", about_right, |seed| lock(seed, bakery));
+        canary(Suite::new(name, about, move |seed| lock(seed, enter)), right, within)
+    };
+    let wrong_claim = |name, about, claim: Claim, within| {
+        let about_right = "a claim on one's own line, a scan, and the higher id is waited for";
+        let waits: Claim = |memory, hosts| announce_and_scan(memory, hosts, true);
+        let right = Suite::new("claim-announce-scan-wait", about_right, move |seed| claims(seed, waits));
+        canary(Suite::new(name, about, move |seed| claims(seed, claim)), right, within)
     };
     vec![
         wrong_ring("ring-no-write-back", "the payload stays in the producer's cache", Flaw::NoWriteBack, 20),
@@ -52,83 +62,45 @@ pub fn canaries() -> Vec<Canary> {
             Flaw::WritesIntoSlot,
             20,
         ),
-        Canary {
-            wrong: Suite::new("message-two-sequences", "a line with its sequence at both ends", |seed| {
+        canary(
+            Suite::new("message-two-sequences", "a line with its sequence at both ends", |seed| {
                 message(seed, false)
             }),
-            right: Suite::new("message-checksum", "a line with a checksum", |seed| message(seed, true)),
-            within: 100,
-        },
-        Canary {
-            wrong: Suite::new("lock-cas", "a compare-and-swap of one host as a lock between hosts", |seed| {
-                lock(seed, cas_lock)
+            Suite::new("message-checksum", "a line with a checksum", |seed| message(seed, true)),
+            100,
+        ),
+        wrong_lock("lock-cas", "a compare-and-swap of one host as a lock between hosts", cas_lock, 50),
+        wrong_lock(
+            "bakery-one-publication",
+            "the bakery with number and choosing published at once",
+            hasty_bakery,
+            4000,
+        ),
+        wrong_claim("claim-check-then-set", "a slot is taken when it looks free", check_then_set, 150),
+        wrong_claim(
+            "claim-without-wait",
+            "the lower id does not wait for the higher",
+            |memory, hosts| announce_and_scan(memory, hosts, false),
+            50,
+        ),
+        canary(
+            Suite::new("reuse-blind", "an extent is reused without a look at who has it open", |seed| {
+                reuse(seed, false)
             }),
-            right: Suite::new(
-                "lock-bakery",
-                "Lamport's bakery, each word on a line of its own host",
-                |seed| lock(seed, bakery),
-            ),
-            within: 50,
-        },
-        Canary {
-            wrong: Suite::new(
-                "bakery-one-publication",
-                "the bakery with number and choosing published at once",
-                |seed| lock(seed, hasty_bakery),
-            ),
-            right: Suite::new(
-                "lock-bakery",
-                "Lamport's bakery, each word on a line of its own host",
-                |seed| lock(seed, bakery),
-            ),
-            within: 4000,
-        },
-        Canary {
-            wrong: Suite::new("claim-check-then-set", "a slot is taken when it looks free", |seed| {
-                claims(seed, check_then_set)
+            Suite::new("reuse-after-scan", "an extent is reused when no announcement names it", |seed| {
+                reuse(seed, true)
             }),
-            right: Suite::new(
-                "claim-announce-scan-wait",
-                "a claim on one's own line, a scan, and the higher id is waited for",
-                |seed| claims(seed, |m, hosts| announce_and_scan(m, hosts, true)),
-            ),
-            within: 150,
-        },
-        Canary {
-            wrong: Suite::new("claim-without-wait", "the lower id does not wait for the higher", |seed| {
-                claims(seed, |m, hosts| announce_and_scan(m, hosts, false))
+            100,
+        ),
+        canary(
+            Suite::new("repair-from-afar", "another host repairs a dead process's lines in place", |seed| {
+                repair(seed, 1)
             }),
-            right: Suite::new(
-                "claim-announce-scan-wait",
-                "a claim on one's own line, a scan, and the higher id is waited for",
-                |seed| claims(seed, |m, hosts| announce_and_scan(m, hosts, true)),
-            ),
-            within: 50,
-        },
-        Canary {
-            wrong: Suite::new(
-                "reuse-blind",
-                "an extent is reused without a look at who has it open",
-                |seed| reuse(seed, false),
-            ),
-            right: Suite::new(
-                "reuse-after-scan",
-                "an extent is reused when no announcement names it",
-                |seed| reuse(seed, true),
-            ),
-            within: 100,
-        },
-        Canary {
-            wrong: Suite::new(
-                "repair-from-afar",
-                "another host repairs a dead process's lines in place",
-                |seed| repair(seed, 1),
-            ),
-            right: Suite::new("repair-at-home", "another process of the same host repairs them", |seed| {
+            Suite::new("repair-at-home", "another process of the same host repairs them", |seed| {
                 repair(seed, 0)
             }),
-            within: 20,
-        },
+            20,
+        ),
     ]
 }
 
@@ -293,9 +265,10 @@ fn message(seed: u64, checksum: bool) -> Outcome {
 const ROUNDS: u64 = 2;
 
 type Critical = Rc<Cell<u64>>;
+type Enter = fn(&ModelMemory, u16) -> Offset;
 
 /// Hosts that enter by `enter` and leave by clearing their own line must never be inside together.
-fn lock(seed: u64, enter: fn(&ModelMemory, u16) -> Offset) -> Outcome {
+fn lock(seed: u64, enter: Enter) -> Outcome {
     let hosts = 2 + (seed % 3) as u16;
     let mut world = World::new(seed, Shape { hosts, bytes: 64 * 8, ..Shape::default() });
     let inside: Critical = Rc::default();
@@ -339,20 +312,21 @@ const fn choosing(host: u16) -> Offset {
 }
 
 fn bakery(memory: &ModelMemory, hosts: u16) -> Offset {
-    let me = memory.host();
-    announce(memory, choosing(me), 1);
-    let ticket = 1 + (0..hosts).map(|host| fresh(memory, number(host))).max().unwrap_or(0);
-    announce(memory, number(me), ticket);
-    announce(memory, choosing(me), 0);
-    await_turn(memory, hosts, ticket)
+    draw_ticket(memory, hosts, announce)
 }
 
 fn hasty_bakery(memory: &ModelMemory, hosts: u16) -> Offset {
+    draw_ticket(memory, hosts, |memory, at, value| {
+        memory.store(at, value);
+        memory.write_back(at, LINE);
+    })
+}
+
+fn draw_ticket(memory: &ModelMemory, hosts: u16, show: fn(&ModelMemory, Offset, u64)) -> Offset {
     let me = memory.host();
     announce(memory, choosing(me), 1);
     let ticket = 1 + (0..hosts).map(|host| fresh(memory, number(host))).max().unwrap_or(0);
-    memory.store(number(me), ticket);
-    memory.write_back(number(me), LINE);
+    show(memory, number(me), ticket);
     announce(memory, choosing(me), 0);
     await_turn(memory, hosts, ticket)
 }
@@ -376,8 +350,10 @@ fn await_turn(memory: &ModelMemory, hosts: u16, ticket: u64) -> Offset {
 
 // Claims of one name.
 
+type Claim = fn(&ModelMemory, u16) -> bool;
+
 /// Hosts that all want one name: exactly one gets it.
-fn claims(seed: u64, claim: fn(&ModelMemory, u16) -> bool) -> Outcome {
+fn claims(seed: u64, claim: Claim) -> Outcome {
     let hosts = 2 + (seed % 3) as u16;
     let mut world = World::new(seed, Shape { hosts, bytes: 64 * 4, ..Shape::default() });
     let winners: Rc<RefCell<Vec<u16>>> = Rc::default();
