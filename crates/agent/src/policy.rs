@@ -228,7 +228,7 @@ struct FileService {
     label: Option<Spanned<String>>,
     namespace: Option<Spanned<String>>,
     profile: Option<Spanned<String>>,
-    tier: Option<Spanned<FileRule>>,
+    tier: Option<Spanned<TierRule>>,
     local_low: Option<Spanned<f64>>,
     local_high: Option<Spanned<f64>>,
     page_cache: Option<Spanned<FileCache>>,
@@ -238,18 +238,10 @@ struct FileService {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileRules {
-    tier: Option<Spanned<FileRule>>,
+    tier: Option<Spanned<TierRule>>,
     local_low: Option<Spanned<f64>>,
     local_high: Option<Spanned<f64>>,
     page_cache: Option<Spanned<FileCache>>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum FileRule {
-    OptIn,
-    OptOut,
-    Background,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -636,11 +628,7 @@ fn rules_of(
     if let Some(value) = rules.local_low.as_ref().or(rules.local_high.as_ref()).filter(|_| low > high) {
         return Err(at.wrong(&key("local_low"), value, &format!("at most local_high ({high})")));
     }
-    let rule = match tier.get_ref() {
-        FileRule::OptIn => TierRule::OptIn,
-        FileRule::OptOut => TierRule::OptOut,
-        FileRule::Background => TierRule::Background,
-    };
+    let rule = *tier.get_ref();
     let is_bounded = low_line.is_some() || high_line.is_some();
     if is_bounded && rule != TierRule::OptIn {
         return Err(refused("local_low and local_high apply to tier = \"opt-in\" alone; leave them out"));

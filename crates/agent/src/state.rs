@@ -5,7 +5,6 @@ use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
-use polder_place::pages::TierRule;
 use serde::{Deserialize, Serialize};
 
 use crate::{Alarm, Cause, Round};
@@ -62,11 +61,7 @@ impl State {
         match self.round.services.iter().find(|row| row.service == service) {
             Some(row) => {
                 let size = |bytes| ByteSize(bytes).display().iec();
-                let tier = match row.tier {
-                    TierRule::OptIn => "opt-in",
-                    TierRule::OptOut => "opt-out",
-                    TierRule::Background => "background",
-                };
+                let tier = row.tier.name();
                 let _ = writeln!(text, "{service}: {tier}, cgroup {}", row.cgroup);
                 let _ = writeln!(
                     text,

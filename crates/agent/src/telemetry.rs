@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use polder_place::pages::TierRule;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -195,14 +194,9 @@ impl Families<'_> {
             "service_info",
             "The rule of a service and why it is as it is",
             services.iter().map(|row| {
-                let tier = match row.tier {
-                    TierRule::OptIn => "opt-in",
-                    TierRule::OptOut => "opt-out",
-                    TierRule::Background => "background",
-                };
                 let labels = vec![
                     ("service", row.service.as_str()),
-                    ("rule", tier),
+                    ("rule", row.tier.name()),
                     ("cause", row.cause.what.as_str()),
                 ];
                 (labels, ConstGauge::new(1_i64))

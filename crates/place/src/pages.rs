@@ -32,6 +32,18 @@ pub enum TierRule {
     Background,
 }
 
+impl TierRule {
+    /// As a policy has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OptIn => "opt-in",
+            Self::OptOut => "opt-out",
+            Self::Background => "background",
+        }
+    }
+}
+
 /// Bounds of the share of a service's bytes that lie on the fast tier, each from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalBounds {
