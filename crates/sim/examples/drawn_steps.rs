@@ -6,22 +6,18 @@
 //! ```
 
 use polder_platform::{DataError, Folder, Platform, names};
+use polder_sim::pages::Random;
 use polder_sim::{Job, Layout, Model};
 use serde_json::{Value, json};
 
 const STEPS: usize = 10_000;
 const ANNOTATED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/platform.toml");
 
-/// SplitMix64.
-struct Dice(u64);
+struct Dice(Random);
 
 impl Dice {
     fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut it = self.0;
-        it = (it ^ it >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        it = (it ^ it >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        it ^ it >> 31
+        self.0.bits()
     }
 
     fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
@@ -67,7 +63,7 @@ fn main() -> Result<(), DataError> {
     let models = names(Folder::Models).into_iter().map(|name| Ok((name, Model::load(name)?)));
     let models: Vec<_> = models.collect::<Result<_, DataError>>()?;
     let orders = ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-dp-ep-cp-tp", "ep-tp-cp-dp-pp"];
-    let mut dice = Dice(25);
+    let mut dice = Dice(Random::new(25));
     let mut count = 0;
     while count < STEPS {
         let ((platform, machine), (name, model)) = (dice.pick(&platforms), dice.pick(&models));

@@ -6,20 +6,7 @@ use polder_sim::contention::{
     FabricError, FabricQuestion, FlitOptions, Flow, Network, NetworkError, Node, Routing, TrafficPattern,
     TransferError, Transfers, answer, finish_times,
 };
-
-/// The same numbers from the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) % u64::from(limit)) as u32
-    }
-
-    fn part(&mut self) -> f64 {
-        f64::from(self.below(1 << 24)) / f64::from(1 << 24)
-    }
-}
+use polder_sim::pages::Random;
 
 /// Rates of these flows by progressive filling, all of them anew.
 fn rates(capacities: &[f64], flows: &[Flow], under_way: &[usize]) -> Vec<f64> {
@@ -74,14 +61,14 @@ fn slowly(capacities: &[f64], flows: &[Flow]) -> Vec<f64> {
 fn every_flow_ends_when_sharing_anew_at_each_start_and_end_says() {
     let mut compared = 0;
     for seed in 0..2000 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let links = 2 + random.below(12);
         let wide = random.below(2) == 0;
         // The links between those that flows cross carry nothing.
         let every = 1 + 20 * random.below(2);
         let mut capacities = vec![0.0; (links * every) as usize];
         for link in capacities.iter_mut().step_by(every as usize) {
-            *link = if wide { 1.0 } else { 0.25 + random.part() };
+            *link = if wide { 1.0 } else { 0.25 + random.unit() };
         }
         let (same_size, same_start) = (random.below(2) == 0, random.below(2) == 0);
         let flows: Vec<_> = (0..1 + random.below(24))
@@ -92,8 +79,8 @@ fn every_flow_ends_when_sharing_anew_at_each_start_and_end_says() {
                 crossed.dedup();
                 Flow {
                     links: crossed,
-                    bytes: if same_size { 1.0 } else { 0.1 + random.part() },
-                    start_s: if same_start { 0.5 } else { 4.0 * random.part() },
+                    bytes: if same_size { 1.0 } else { 0.1 + random.unit() },
+                    start_s: if same_start { 0.5 } else { 4.0 * random.unit() },
                 }
             })
             .collect();
@@ -115,13 +102,13 @@ fn flows_that_are_alike_share_one_link_unevenly_where_another_link_binds_one() {
 
 #[test]
 fn the_order_of_flows_changes_no_end() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let capacities = [1.0; 40];
     let mut flows: Vec<_> = (0..300)
         .map(|_| {
             let first = random.below(40);
             let links = vec![first, (first + 1 + random.below(39)) % 40];
-            Flow { links, bytes: 0.1 + random.part(), start_s: random.part() }
+            Flow { links, bytes: 0.1 + random.unit(), start_s: random.unit() }
         })
         .collect();
     let forward = finish_times(&capacities, &flows);

@@ -1,18 +1,17 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
+use polder_sim::pages::Random;
 use polder_sim::{
     Answer, FoundLayout, GivenLayout, Job, Layout, Margin, MemoryUse, Model, Offload, Outcome, Overlap,
     Precision, Recompute, Request, Space, Step, StepClass, TierUse, Tiers, front, search,
 };
 
-/// Numbers that look random and are the same each time.
-struct Dice(u64);
+struct Dice(Random);
 
 impl Dice {
     fn roll(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % below
+        self.0.below(below as u32) as usize
     }
 
     /// Two of `all`, or one.
@@ -48,7 +47,7 @@ fn random_space(dice: &mut Dice, model: &Model) -> Space {
 
 #[test]
 fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
-    let mut dice = Dice(1);
+    let mut dice = Dice(Random::new(1));
     let (mut compared, mut spaces, mut uneven, mut beside) = (0, 0, 0, 0);
     while compared < 10_000 {
         let platform = Platform::load(["dgx-h100", "nvl72-xdr", "nvl72-cxl"][dice.roll(3)]).unwrap();
@@ -75,7 +74,7 @@ fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
 
 #[test]
 fn any_number_of_threads_finds_the_same() {
-    let mut dice = Dice(2);
+    let mut dice = Dice(Random::new(2));
     let platform = Platform::load("nvl72-cxl").unwrap();
     for name in ["llama3-70b", "mixtral-8x7b"] {
         let model = Model::load(name).unwrap();
@@ -111,7 +110,7 @@ fn a_better_machine_never_takes_longer() {
             [&mut memory.read, &mut memory.write, &mut attach.bandwidth].into_iter().for_each(double);
         }),
     ];
-    let (mut dice, mut compared, mut busy) = (Dice(4), 0, 0);
+    let (mut dice, mut compared, mut busy) = (Dice(Random::new(4)), 0, 0);
     while compared < 4_000 {
         let mut platform = Platform::load(["dgx-h100", "nvl72-ndr", "nvl72-cxl"][dice.roll(3)]).unwrap();
         if dice.roll(2) == 0 {
@@ -152,7 +151,7 @@ fn a_better_machine_never_takes_longer() {
 /// Of all points, by the definition: what no other covers.
 #[test]
 fn the_front_is_what_no_point_beats() {
-    let mut dice = Dice(3);
+    let mut dice = Dice(Random::new(3));
     let platform = Platform::load("dgx-h100").unwrap();
     let model = Model::load("llama3-8b").unwrap();
     let job = Job::new(&platform);
@@ -199,7 +198,7 @@ fn the_front_is_what_no_point_beats() {
 /// By the definition, over points that have few values and so many that are equal.
 #[test]
 fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
-    let (mut dice, margin) = (Dice(4), Margin::of("dgx", StepClass::Bf16).unwrap());
+    let (mut dice, margin) = (Dice(Random::new(4)), Margin::of("dgx", StepClass::Bf16).unwrap());
     let layout = layout(8);
     for _ in 0..100 {
         let points: Vec<_> = (0..60)
