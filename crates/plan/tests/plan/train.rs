@@ -410,6 +410,10 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
             "dgx-h100: the host has no memory \"cxl\"; it has host; all kept in the accelerators' memory would run",
         ),
         (
+            "gpt3-175b --platform dgx-a100 --gpus 896 --tp 8 --pp 16 --dp 7 --micro-batch 1 --batch 1536",
+            "gpt3-175b: dp x micro-batch of 7 does not divide the batch of 1536; a batch of 1533 would run",
+        ),
+        (
             "llama3-8b --platform dgx-h100 --gpus 64 --tp 7 --pp 11",
             "llama3-8b: tp of 7 does not divide heads of 32; 64 accelerators without tp of 7, pp of 11 would run",
         ),
