@@ -177,7 +177,7 @@ fn rows(rank: &Rank) -> Vec<Vec<String>> {
 }
 
 fn operators(step: &TracedStep, total_s: f64) -> Vec<Vec<String>> {
-    let mut rows = vec![["operator", "count", "GFLOP", "bytes", "predicted", ""].map(String::from).to_vec()];
+    let mut rows = vec![table::head("operator | count | GFLOP | bytes | predicted |")];
     for operator in step.operators.iter().take(LISTED) {
         rows.push(vec![
             operator.name.clone(),

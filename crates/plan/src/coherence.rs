@@ -45,20 +45,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     )?;
     let rack = CoherentRack::new(&arguments.machine.platform, arguments.machine.rack.as_deref())
         .map_err(of_memory)?;
-    let mut rows = vec![
-        [
-            "region",
-            "hits",
-            "filter misses",
-            "back-invalidations",
-            "invalidations",
-            "coherent",
-            "copies",
-            "over copies",
-        ]
-        .map(String::from)
-        .to_vec(),
-    ];
+    let mut rows = vec![table::head(
+        "region | hits | filter misses | back-invalidations | invalidations | coherent | copies | over copies",
+    )];
     let mut all = vec![];
     for region in &arguments.region {
         let asked = RegionQuestion {

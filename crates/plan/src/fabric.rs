@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
+use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
 use polder_sim::{Fidelity, accelerators, counted, grouped};
 use serde_json::{Value, json};
 
 use super::fidelity::{Closeness, short_window_note};
-use super::option::{Machine, accelerator_count, failed_links, quantity};
+use super::option::{Machine, accelerator_count, choice, failed_links, quantity};
 use super::page::filled;
 use super::table::{self, size, time};
 use super::written::{Outputs, escaped_csv, write};
@@ -35,8 +35,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
     message: String,
     /// Which of the shortest ways a message takes: the one that its destination selects, or the one with the fewest messages so far.
-    #[arg(long, value_name = "HOW", value_enum, default_value = "minimal")]
-    routing: RoutingKind,
+    #[arg(long, value_name = "HOW", value_parser = choice::<Routing>(["minimal", "adaptive"]), default_value = "minimal")]
+    routing: Routing,
     /// Links between two switches that have failed, such as "3-520,4-520". `--json` lists the links by their switches.
     #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
     failed: Vec<String>,
@@ -61,12 +61,6 @@ fn patterns() -> impl TypedValueParser<Value = TrafficPattern> {
     PossibleValuesParser::new(listed).map(pattern)
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum RoutingKind {
-    Minimal,
-    Adaptive,
-}
-
 impl Arguments {
     fn question(&self) -> Result<FabricQuestion, Failure> {
         let message: Bytes = quantity("--message", &self.message)?;
@@ -76,10 +70,7 @@ impl Arguments {
             accelerators: accelerator_count(&self.gpus)?,
             pattern: self.pattern,
             message_bytes: message.value(),
-            routing: match self.routing {
-                RoutingKind::Minimal => Routing::Minimal,
-                RoutingKind::Adaptive => Routing::Adaptive,
-            },
+            routing: self.routing,
             failed: failed_links(&self.failed)?,
             seed: self.seed,
             fidelity: self.closeness.level(),
@@ -145,7 +136,7 @@ fn print(answer: &FabricAnswer) {
 /// The links that carry most of what they could.
 fn print_links(answer: &FabricAnswer) {
     println!();
-    let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("most used links | flows | used")];
     for link in answer.links.iter().take(LISTED) {
         let LinkUse { from, to, flows, used } = link;
         let used = used.map_or_else(String::new, |used| format!("{:.0}%", 100.0 * used));

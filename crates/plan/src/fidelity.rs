@@ -1,21 +1,18 @@
 //! `--fidelity`: how closely communication is looked at.
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use polder_platform::Bytes;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{Fidelity, StepFlits, grouped};
 
-use super::option::given;
+use super::option::{choice, given};
 use super::table::size;
 use crate::Failure;
 
 /// The levels as clap reads them.
 fn levels() -> impl TypedValueParser<Value = Fidelity> {
-    let level = |name: String| {
-        Fidelity::ALL.into_iter().find(|it| it.name() == name).expect("a level that was listed")
-    };
-    PossibleValuesParser::new(Fidelity::ALL.map(Fidelity::name)).map(level)
+    choice(Fidelity::ALL.map(Fidelity::name))
 }
 
 /// How closely transfers over a fabric are looked at.

@@ -1,6 +1,6 @@
 //! `polder plan inference`: KV caches, embedding tables and retrieval that outgrow an accelerator, by the memories that they take.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use polder_platform::Bytes;
 use polder_sim::memory::{
     CONTEXT, Configuration, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::fidelity::{Closeness, followed};
 use super::memory::{MachineArguments, WayArguments, ways_line};
-use super::option::of_memory;
+use super::option::{choice, of_memory};
 use super::table::{self, digits, size, three, time};
 use super::written::Json;
 use crate::Failure;
@@ -26,8 +26,8 @@ pub(crate) struct Arguments {
     serving: Option<u32>,
     /// What is read in each step: the keys and values of all sequences, rows of embedding tables, or vectors of an index, one after
     /// another.
-    #[arg(long, value_name = "WHAT", value_enum, default_value = "kv")]
-    load: LoadKind,
+    #[arg(long, value_name = "WHAT", value_parser = choice::<InferenceKind>(["kv", "embedding", "retrieval"]), default_value = "kv")]
+    load: InferenceKind,
     /// The model whose keys and values are read [default: llama3-70b].
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
@@ -58,30 +58,12 @@ pub(crate) struct Arguments {
     json: Json,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LoadKind {
-    Kv,
-    Embedding,
-    Retrieval,
-}
-
-impl From<LoadKind> for InferenceKind {
-    fn from(it: LoadKind) -> Self {
-        match it {
-            LoadKind::Kv => Self::Kv,
-            LoadKind::Embedding => Self::Embedding,
-            LoadKind::Retrieval => Self::Retrieval,
-        }
-    }
-}
-
-impl LoadKind {
-    const fn words(self) -> &'static str {
-        match self {
-            Self::Kv => "all keys and values",
-            Self::Embedding => "rows of embedding tables",
-            Self::Retrieval => "vectors of an index",
-        }
+/// What a load reads.
+const fn words(kind: InferenceKind) -> &'static str {
+    match kind {
+        InferenceKind::Kv => "all keys and values",
+        InferenceKind::Embedding => "rows of embedding tables",
+        InferenceKind::Retrieval => "vectors of an index",
     }
 }
 
@@ -110,7 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let question = InferenceQuestion {
         machines: arguments.machines.question(&arguments.ways)?,
         serving: arguments.serving,
-        load: arguments.load.into(),
+        load: arguments.load,
         model: arguments.model.clone(),
         fidelity: arguments.closeness.level(),
         flits: arguments.closeness.flits()?,
@@ -148,7 +130,7 @@ fn report(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
 
 fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
     let Inference { accelerators: count, serving, configurations, model, .. } = inference;
-    let what = arguments.load.words();
+    let what = words(arguments.load);
     println!("a step of inference that reads {what}, {serving} of {} serve, simulated", accelerators(*count));
     for on in configurations {
         let memories: Vec<_> = on.tiers.iter().map(|it| it.name).collect();
@@ -201,7 +183,7 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
 
 /// The model whose keys and values are read, if any are.
 fn model_of(arguments: &Arguments) -> Option<&str> {
-    (arguments.load == LoadKind::Kv).then(|| arguments.model.as_deref().unwrap_or(MODEL))
+    (arguments.load == InferenceKind::Kv).then(|| arguments.model.as_deref().unwrap_or(MODEL))
 }
 
 /// A number a second.

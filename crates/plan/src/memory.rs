@@ -1,6 +1,6 @@
 //! `polder plan memory`: access time by working set, with the memories of a cluster that it takes.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use polder_platform::{Bytes, Platform};
 use polder_sim::accelerators;
 use polder_sim::memory::{
@@ -10,7 +10,7 @@ use polder_sim::memory::{
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::option::{Machine, accelerator_count, of_memory, quantity};
+use super::option::{Machine, accelerator_count, choice, of_memory, quantity};
 use super::page::filled;
 use super::table::{self, access_size, size, time};
 use super::written::{Outputs, escaped_csv};
@@ -70,15 +70,15 @@ impl MachineArguments {
 #[derive(Args)]
 pub(super) struct WayArguments {
     /// Where memory nodes are: on the accelerator's own switch, or as far as ports of the fabric are from each other.
-    #[arg(long, value_name = "WHERE", value_enum, default_value = "far")]
-    nodes: NodesKind,
+    #[arg(long, value_name = "WHERE", value_parser = choice::<Nodes>(["near", "far"]), default_value = "far")]
+    nodes: Nodes,
     /// How accelerators of a rack reach each other's memory if it is not coherent: software copies it, or they load it.
-    #[arg(long, value_name = "HOW", value_enum, default_value = "copy")]
-    inside: InsideKind,
+    #[arg(long, value_name = "HOW", value_parser = choice::<Inside>(["copy", "load"]), default_value = "copy")]
+    inside: Inside,
     /// Time of a load of a memory node before switches: as the platform gives it, or what that adds to a CPU's own memory, added
     /// to an accelerator's own.
-    #[arg(long, value_name = "WHICH", value_enum, default_value = "given")]
-    node_latency: LatencyKind,
+    #[arg(long, value_name = "WHICH", value_parser = choice::<NodeLatency>(["given", "added"]), default_value = "given")]
+    node_latency: NodeLatency,
     /// Data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
     #[arg(long)]
     bulk: bool,
@@ -100,44 +100,15 @@ pub(super) struct WayArguments {
 const SNOOP_FILTER: f64 = 256e6;
 const SKEW: f64 = 0.8;
 
-#[derive(Clone, Copy, ValueEnum)]
-enum LatencyKind {
-    Given,
-    Added,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum NodesKind {
-    Near,
-    Far,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum InsideKind {
-    Copy,
-    Load,
-}
-
 impl WayArguments {
     pub(super) fn ways(&self) -> Ways {
-        let nodes = match self.nodes {
-            NodesKind::Near => Nodes::Near,
-            NodesKind::Far => Nodes::Far,
-        };
-        let inside = match self.inside {
-            InsideKind::Copy => Inside::Copy,
-            InsideKind::Load => Inside::Load,
-        };
-        let node_latency = match self.node_latency {
-            LatencyKind::Given => NodeLatency::Given,
-            LatencyKind::Added => NodeLatency::Added,
-        };
         let caching = self.cache.map(|cache| Caching {
             cache_bytes: cache.value(),
             snoop_filter_bytes: self.snoop_filter.map_or(SNOOP_FILTER, Bytes::value),
             skew: self.skew.unwrap_or(SKEW),
         });
-        Ways { nodes, inside, node_latency, bulk: self.bulk, host: self.host, caching }
+        let Self { nodes, inside, node_latency, bulk, host, .. } = *self;
+        Ways { nodes, inside, node_latency, bulk, host, caching }
     }
 }
 
@@ -253,9 +224,9 @@ fn how(how: How) -> &'static str {
 
 /// The parts of an access in each memory.
 fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
-    let head =
-        ["", "by", "holds", "access", "software", "controllers", "switches", "wires", "memory", "data"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| by | holds | access | software | controllers | switches | wires | memory | data",
+    )];
     for configuration in configurations {
         for Tier { name, capacity_bytes, access, .. } in &configuration.tiers {
             let data = access.seconds(bytes) - access.idle();

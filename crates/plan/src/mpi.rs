@@ -129,12 +129,12 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, replaye
         vec![name.into(), time(measured), time(predicted), off]
     };
     table::print(&[
-        ["", "measured", "predicted", "off"].map(String::from).to_vec(),
+        table::head("| measured | predicted | off"),
         row("the program", measured_s, replayed.total_s),
         row("in calls of MPI, mean of the ranks", in_calls_s, waits_s),
     ]);
     println!();
-    let mut rows = vec![["calls", "count", "measured, all ranks"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("calls | count | measured, all ranks")];
     for (name, call) in &trace.calls {
         rows.push(vec![name.clone(), grouped(call.count), time(call.seconds)]);
     }

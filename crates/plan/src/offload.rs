@@ -1,6 +1,6 @@
 //! `polder plan offload`: where the tensors of an offloaded training step lie under several policies, and what each takes.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use polder_platform::{Platform, quoted};
 use polder_sim::offload::{GpuUse, Optimizer, Pinned, Placed, PlacingPolicy, Planner, Point, Settings};
 use polder_sim::{Model, accelerators, grouped};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
-use super::option::{Machine, accelerator_count, given};
+use super::option::{Machine, accelerator_count, choice, given};
 use super::page::filled;
 use super::table::{self, size};
 use super::written::{Outputs, escaped_csv};
@@ -61,8 +61,8 @@ pub(crate) struct Arguments {
 #[derive(Args)]
 struct Training {
     /// How parameters are updated.
-    #[arg(long, value_name = "WHICH", value_enum, default_value = "adam")]
-    optimizer: OptimizerKind,
+    #[arg(long, value_name = "WHICH", value_parser = choice::<Optimizer>(["adam", "lion"]), default_value = "adam")]
+    optimizer: Optimizer,
     /// Train LoRA's matrices of this rank beside each matrix of a block, and nothing else.
     #[arg(long, value_name = "RANK", allow_negative_numbers = true)]
     lora: Option<String>,
@@ -87,26 +87,14 @@ struct Memory {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     cards: Option<String>,
     /// Size of pinned allocations: as asked for, or the next power of two, as torch has it by default.
-    #[arg(long, value_name = "HOW", value_enum, default_value = "exact")]
-    pinned: PinnedKind,
+    #[arg(long, value_name = "HOW", value_parser = choice::<Pinned>(["exact", "powers-of-two"]), default_value = "exact")]
+    pinned: Pinned,
     /// Double buffers of the framework in host memory, such as "4 GiB" [default: none].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     buffers: Option<String>,
     /// What else the framework takes of host memory, such as "30 GiB" [default: nothing].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     overhead: Option<String>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum OptimizerKind {
-    Adam,
-    Lion,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum PinnedKind {
-    Exact,
-    PowersOfTwo,
 }
 
 /// What is printed as JSON.
@@ -159,18 +147,12 @@ impl Arguments {
             rack: self.machine.rack.clone(),
             dram: given("--dram", memory.dram.as_deref())?,
             cards: cards.transpose()?,
-            optimizer: match training.optimizer {
-                OptimizerKind::Adam => Optimizer::Adam,
-                OptimizerKind::Lion => Optimizer::Lion,
-            },
+            optimizer: training.optimizer,
             lora: training.lora.as_deref().map(|text| count("--lora", text)).transpose()?,
             checkpointing: !training.no_checkpointing,
             flash: !training.no_flash,
             liger: !training.no_liger,
-            pinned: match memory.pinned {
-                PinnedKind::Exact => Pinned::Exact,
-                PinnedKind::PowersOfTwo => Pinned::PowersOfTwo,
-            },
+            pinned: memory.pinned,
             buffers: given("--buffers", memory.buffers.as_deref())?,
             overhead: given("--overhead", memory.overhead.as_deref())?,
         })
@@ -293,8 +275,7 @@ fn print(title: &str, report: &Report) {
 
 /// Capacity and rates of each tier.
 fn tier_rows(report: &Report) -> Vec<Vec<String>> {
-    let head = ["", "GB", "STEP reads GB/s", "writes", "copies out GB/s", "in"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| GB | STEP reads GB/s | writes | copies out GB/s | in")];
     for tier in &report.tiers {
         let rates = [tier.step_read, tier.step_write, tier.copied_out, tier.copied_in];
         let cells = rates.iter().map(|rate| format!("{:.1}", rate / 1e9));

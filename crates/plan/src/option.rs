@@ -1,9 +1,12 @@
 //! Options that are text until a command reads them, so that a wrong one gets one line that names it.
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use polder_platform::{Quantity, Unit, quoted};
 use polder_sim::GivenError;
 use polder_sim::memory::MemoryError;
+use serde::de::DeserializeOwned;
+use serde::de::value::{Error, StringDeserializer};
 
 use crate::Failure;
 
@@ -16,6 +19,15 @@ pub(super) struct Machine {
     /// Kind of rack, if the platform has several [default: the first by name].
     #[arg(long, value_name = "NAME")]
     pub(super) rack: Option<String>,
+}
+
+/// A choice among these words, which are also those of its JSON.
+pub(super) fn choice<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
+where
+    T: DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words)
+        .map(|word| T::deserialize(StringDeserializer::<Error>::new(word)).expect("a word that was listed"))
 }
 
 /// The quantity that an option gives.

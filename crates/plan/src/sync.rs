@@ -268,7 +268,7 @@ fn print(report: &Report) {
         ]
     };
     table::print(&[
-        ["", "step", "blocked"].map(String::from).to_vec(),
+        table::head("| step | blocked"),
         row("all-reduce after the backward pass", &report.all_reduce),
         row("all-reduce that overlaps it (DDP)", &report.overlapped),
         row("central server on one device", &report.central),
@@ -281,7 +281,7 @@ fn print(report: &Report) {
         size(report.split_bytes),
         size(report.best.proxied_bytes as f64)
     );
-    let mut rows = vec![["part on proxies", "bytes", "step", "blocked"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("part on proxies | bytes | step | blocked")];
     for SplitPoint { part, proxied_bytes, seconds } in &report.sweep {
         let mut cells = vec![format!("{part:.1}"), size(*proxied_bytes as f64)];
         cells.extend(row("", seconds).into_iter().skip(1));

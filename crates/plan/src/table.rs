@@ -11,6 +11,11 @@ pub fn print(rows: &[Vec<String>]) {
     lines(rows, width()).iter().for_each(|line| println!("{line}"));
 }
 
+/// The first row of a table: the names of its columns, with a bar between them.
+pub fn head(names: &str) -> Vec<String> {
+    names.split('|').map(|name| name.trim().to_owned()).collect()
+}
+
 /// Prints words, and what a terminal has no room for on indented lines below.
 pub fn print_wrapped(words: &str) {
     wrapped(words, width()).iter().for_each(|line| println!("{line}"));

@@ -244,17 +244,9 @@ fn print(report: &Report) {
         report.units_alone,
         size(report.fast_bytes)
     ));
-    let head = ["fast:slow", "slow", "spill", "containers", "slower, at least", "neighbours", "load"];
-    let head = head.into_iter().chain([
-        "slow traffic, at least",
-        "touches/min, at least",
-        "servers",
-        "memory cost",
-        "watts each",
-        "carbon",
-        "new DIMMs",
-    ]);
-    let mut lines = vec![head.map(String::from).collect::<Vec<_>>()];
+    let mut lines = vec![table::head(
+        "fast:slow | slow | spill | containers | slower, at least | neighbours | load | slow traffic, at least | touches/min, at least | servers | memory cost | watts each | carbon | new DIMMs",
+    )];
     lines.extend(report.rows.iter().map(line));
     table::print(&lines);
     print_wrapped(
@@ -268,7 +260,7 @@ fn print(report: &Report) {
         "slow traffic that a server would ask for if its containers were as services that Vistara measured, from the one that draws the least of slow memory to the one that draws the most; neither a bound nor a promise for yours (`polder-dev reproduce vistara-tier`). Slow memory carries {}/s:",
         size(report.slow_carries)
     ));
-    let head = ["fast:slow", "least", "middle", "most"].map(String::from).to_vec();
+    let head = table::head("fast:slow | least | middle | most");
     let others = report.rows.iter().zip(&report.slow_traffic_by_others).map(|(row, traffic)| {
         let rates = traffic.iter().map(|bytes| format!("{}/s", size(*bytes)));
         std::iter::once(ratio_of(row)).chain(rates).collect()
@@ -353,8 +345,7 @@ fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Fa
 fn print_record(report: &RecordReport, rounds: usize) {
     let count = report.services.len();
     println!("{count} services in {rounds} recorded rounds; measured by the agent");
-    let head = ["", "most", "rounds", "fast share lived with", "suffered at"];
-    let mut lines = vec![head.map(String::from).to_vec()];
+    let mut lines = vec![table::head("| most | rounds | fast share lived with | suffered at")];
     let share =
         |part: Option<f64>| part.map_or_else(|| "never".into(), |part| format!("{:.1}%", part * 100.0));
     for service in &report.services {
@@ -457,8 +448,9 @@ fn print_trace(trace: &Trace, reports: &[TraceReport]) {
         grouped(trace.generations.len() as u64),
         if reports.iter().any(|it| it.fair_share) { "with fair share" } else { "without bounds" }
     );
-    let head = ["fast:slow", "", "pages", "fast", "accesses to slow", "hint faults", "promoted", "demoted"];
-    let mut lines = vec![head.map(String::from).to_vec()];
+    let mut lines = vec![table::head(
+        "fast:slow |  | pages | fast | accesses to slow | hint faults | promoted | demoted",
+    )];
     for report in reports {
         for Followed { name, seen, slow_part } in &report.services {
             let pages = u64::from(seen.fast) + u64::from(seen.slow);

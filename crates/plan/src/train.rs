@@ -17,7 +17,7 @@ use polder_sim::{
 };
 
 use super::fidelity::{Closeness, followed};
-use super::option::{accelerator_count, failed_links};
+use super::option::{accelerator_count, choice, failed_links};
 use super::table;
 use super::table::{decimals, print_wrapped, span, three};
 use super::written::{Json, expect_two_files, write};
@@ -84,17 +84,17 @@ struct Fixed {
     #[arg(long)]
     keep_gathered: bool,
     /// What the backward pass computes again, to save memory.
-    #[arg(long, value_name = "WHAT")]
-    recompute: Option<RecomputeKind>,
+    #[arg(long, value_name = "WHAT", value_parser = choice::<Recompute>(["none", "selective", "full", "operators"]))]
+    recompute: Option<Recompute>,
     /// What the copies of the model share, to save memory (ZeRO).
-    #[arg(long, value_name = "WHAT")]
-    zero: Option<ZeroKind>,
+    #[arg(long, value_name = "WHAT", value_parser = choice::<Zero>(["none", "optimizer", "gradients", "weights"]))]
+    zero: Option<Zero>,
     /// Compute attention as separate products, not fused.
     #[arg(long)]
     no_flash: bool,
     /// Number type of products with weights.
-    #[arg(long, value_name = "TYPE")]
-    precision: Option<PrecisionKind>,
+    #[arg(long, value_name = "TYPE", value_parser = choice::<Precision>(["bf16", "fp8", "fp32"]))]
+    precision: Option<Precision>,
     /// Add gradients up in 32 bits [default: true].
     #[arg(long, value_name = "BOOL")]
     wide_gradients: Option<bool>,
@@ -113,29 +113,6 @@ struct Fixed {
     /// left out too].
     #[arg(long, value_name = "TIER")]
     to: Option<TierId>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum RecomputeKind {
-    None,
-    Selective,
-    Full,
-    Operators,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum ZeroKind {
-    None,
-    Optimizer,
-    Gradients,
-    Weights,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum PrecisionKind {
-    Bf16,
-    Fp8,
-    Fp32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -220,11 +197,11 @@ impl Fixed {
             micro_batch: self.micro_batch,
             sequence_parallel: self.sequence_parallel,
             gather_again: self.keep_gathered.then_some(false),
-            recompute: self.recompute.map(Into::into),
-            zero: self.zero.map(Into::into),
+            recompute: self.recompute,
+            zero: self.zero,
             wide_gradients: self.wide_gradients,
             flash: self.no_flash.then_some(false),
-            precision: self.precision.map(Into::into),
+            precision: self.precision,
             overlap: self.overlap(),
             offload: (!self.offload.is_empty()).then_some(offload),
             tiers: Tiers::default(),
@@ -245,38 +222,6 @@ impl Fixed {
             (None, Some(none)) if none.is_empty() => Some(Overlap::NONE),
             (None, Some(these)) => Some(only(&|kind| kind != OverlapKind::Expert && !these.contains(&kind))),
             (None, None) => None,
-        }
-    }
-}
-
-impl From<RecomputeKind> for Recompute {
-    fn from(it: RecomputeKind) -> Self {
-        match it {
-            RecomputeKind::None => Self::None,
-            RecomputeKind::Selective => Self::Selective,
-            RecomputeKind::Full => Self::Full,
-            RecomputeKind::Operators => Self::Operators,
-        }
-    }
-}
-
-impl From<PrecisionKind> for Precision {
-    fn from(it: PrecisionKind) -> Self {
-        match it {
-            PrecisionKind::Bf16 => Self::Bf16,
-            PrecisionKind::Fp8 => Self::Fp8,
-            PrecisionKind::Fp32 => Self::Fp32,
-        }
-    }
-}
-
-impl From<ZeroKind> for Zero {
-    fn from(it: ZeroKind) -> Self {
-        match it {
-            ZeroKind::None => Self::None,
-            ZeroKind::Optimizer => Self::Optimizer,
-            ZeroKind::Gradients => Self::Gradients,
-            ZeroKind::Weights => Self::Weights,
         }
     }
 }

@@ -83,17 +83,9 @@ fn print_errors([classes, unknown]: [&[Margin]; 2], [blind, fitted]: [Pooled; 2]
     println!(
         "training steps, each predicted with constants and a range that were set without its publication"
     );
-    let head = [
-        "",
-        "steps",
-        "raw error",
-        "rows",
-        "with scalar",
-        "constant rate",
-        "in the 80% range",
-        "refused: do not fit",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| steps | raw error | rows | with scalar | constant rate | in the 80% range | refused: do not fit",
+    )];
     let mut block = |title: &str, all: &Pooled, of: fn(&Margin) -> &Pooled| {
         rows.push(vec![title.to_owned()]);
         for margin in classes.iter().filter(|it| of(it).published > 0) {
@@ -244,7 +236,7 @@ fn print_fabrics(tables: &[fabrics::FabricTable]) {
         }
         let (trends, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.holds().is_some());
         let (same, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|row| row.role == Role::Same);
-        let head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
+        let head = table::head("| published | simulated | error | data sheet");
         let figures = held.iter().map(|row| {
             let verdict = match row.role {
                 Role::Fitted => "fitted".into(),
@@ -271,7 +263,7 @@ fn print_fabrics(tables: &[fabrics::FabricTable]) {
         }
         if !trends.is_empty() {
             println!("  trends; no side of one is a figure that a constant of this table is fitted to:");
-            let head = ["", "simulated", "", ""].map(String::from).to_vec();
+            let head = table::head("| simulated |  |");
             let rows = trends.into_iter().map(|row| {
                 let bound = if row.role == Role::AtLeast { "at least published" } else { "above simulated" };
                 let [bounding, simulated] =

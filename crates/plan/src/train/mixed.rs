@@ -69,8 +69,9 @@ fn print(request: &MixedRequest, answer: &MixedAnswer) {
         span(answer.range_s),
         three(answer.total_s)
     );
-    let head = ["racks", "accelerators", "copies", "sequences of a copy", "they take", "predicted", "alone"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "racks | accelerators | copies | sequences of a copy | they take | predicted | alone",
+    )];
     for part in &answer.parts {
         rows.push(vec![
             part.rack.clone(),
