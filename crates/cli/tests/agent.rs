@@ -53,30 +53,54 @@ impl RunningAgent {
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.program.0.id()).unwrap()), signal).unwrap();
     }
+
+    /// Ends it by a signal, and returns what else it printed.
+    fn end(&mut self, signal: Signal) -> String {
+        self.signal(signal);
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).unwrap();
+        assert!(self.program.0.wait().unwrap().success(), "{signal}");
+        rest
+    }
+}
+
+/// A host with so many services and a policy over them.
+fn governed(services: usize) -> tempfile::TempDir {
+    let folder = host(services);
+    put(folder.path(), "policy.toml", &policy(services, "20ms"));
+    folder
+}
+
+/// What the endpoint of an agent answers.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// `polder agent check` on the host below `root`.
+fn check(root: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.args(["agent", "check", "--root"]).arg(root).arg("--policy").arg(root.join("policy.toml"));
+    command.output().unwrap()
 }
 
 #[test]
 fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
-    let folder = host(3);
+    let folder = governed(3);
     let root = folder.path();
-    put(root, "policy.toml", &policy(3, "20ms"));
     let record = root.join("record.jsonl");
     let options = ["--json", "--listen", "127.0.0.1:0", "--record", record.to_str().unwrap()];
     let mut running = RunningAgent::start(agent(root, &options));
     let (address, mut errors) = running.endpoint();
     assert_eq!(running.round()["services"].as_array().unwrap().len(), 3);
-    let answer = |path: &str| {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    let metrics = answer("/metrics");
+    let metrics = get(&address, "/metrics");
     assert!(metrics.starts_with("HTTP/1.0 200"), "{metrics}");
     assert!(metrics.contains("application/openmetrics-text"), "{metrics}");
     assert!(metrics.contains("polder_service_bytes{service=\"s0\",tier=\"fast\"}"), "{metrics}");
-    assert!(answer("/").starts_with("HTTP/1.0 404"));
+    assert!(get(&address, "/").starts_with("HTTP/1.0 404"));
 
     let state: PathBuf = root.join("agent.state");
     let output = polder(&["agent", "explain", "s0", "--state"], &state);
@@ -108,33 +132,27 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
         (0..500).map(|_| running.round()).find(|round| round["changes"] == 1).expect("it is noticed");
     assert_eq!(changed["services"].as_array().unwrap().len(), 1);
 
-    running.signal(Signal::SIGTERM);
-    let mut rest = String::new();
-    running.out.read_to_string(&mut rest).unwrap();
+    let rest = running.end(Signal::SIGTERM);
     assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
-    assert!(running.program.0.wait().unwrap().success());
     let output = polder(&["agent", "replay"], &root.join("record.jsonl"));
     assert!(text(&output.stdout).contains("decided as recorded"), "{}", text(&output.stdout));
 }
 
 #[test]
 fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
-    let folder = host(1);
+    let folder = governed(1);
     let root = folder.path();
-    put(root, "policy.toml", &policy(1, "20ms"));
-    let setting = root.join("sys/kernel/mm/numa/demotion_enabled");
-    let demotion = || fs::read_to_string(&setting).unwrap().trim().to_owned();
     let mut command = agent(root, &["--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     out.read_line(&mut String::new()).unwrap();
-    assert_eq!(demotion(), "true", "the control");
+    assert_eq!(demotion(root), "true", "the control");
     // As `polder agent run --json | head -1`.
     drop(out);
     let ended = child.wait_with_output().unwrap();
     let output = text(&ended.stderr);
     assert!(!ended.status.success() && output.contains("Broken pipe"), "{}: {output}", ended.status);
-    assert_eq!(demotion(), "false", "{output}");
+    assert_eq!(demotion(root), "false", "{output}");
     assert!(!root.join("agent.journal").exists());
 }
 
@@ -171,10 +189,7 @@ fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
     let asked: Vec<u64> =
         reclaim.split_whitespace().filter_map(|word| word.parse().ok()).filter(|bytes| *bytes > 1).collect();
     assert!(!asked.is_empty() && asked.iter().all(|bytes| bytes.is_multiple_of(PAGE)), "{reclaim:?}");
-    let mut stream = TcpStream::connect(&address).unwrap();
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut metrics = String::new();
-    stream.read_to_string(&mut metrics).unwrap();
+    let metrics = get(&address, "/metrics");
     for (line, pages) in [
         ("polder_host_promoted_bytes_total", 3),
         ("polder_host_demoted_bytes_total", 5),
@@ -188,27 +203,21 @@ fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
 #[test]
 fn each_signal_that_would_end_it_restores_its_settings() {
     for signal in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGALRM, Signal::SIGUSR1, Signal::SIGUSR2] {
-        let folder = host(1);
+        let folder = governed(1);
         let root = folder.path();
-        put(root, "policy.toml", &policy(1, "20ms"));
         let mut running = RunningAgent::start(agent(root, &["--json"]));
         running.round();
-        let setting = root.join("sys/kernel/mm/numa/demotion_enabled");
-        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "true", "the control");
-        running.signal(signal);
-        let mut rest = String::new();
-        running.out.read_to_string(&mut rest).unwrap();
-        assert!(running.program.0.wait().unwrap().success(), "{signal}");
-        assert_eq!(fs::read_to_string(&setting).unwrap().trim(), "false", "{signal}: {rest}");
+        assert_eq!(demotion(root), "true", "the control");
+        let rest = running.end(signal);
+        assert_eq!(demotion(root), "false", "{signal}: {rest}");
         assert!(!root.join("agent.journal").exists(), "{signal}");
     }
 }
 
 #[test]
 fn an_agent_whose_reader_reads_nothing_goes_on_and_restores_its_settings() {
-    let folder = host(40);
+    let folder = governed(40);
     let root = folder.path();
-    put(root, "policy.toml", &policy(40, "20ms"));
     let mut running = RunningAgent::start(agent(root, &["--json"]));
     let bytes = running.round().to_string().len() as u64;
     let round = || {
@@ -233,9 +242,8 @@ fn demotion(root: &Path) -> String {
 
 #[test]
 fn a_local_user_cannot_end_the_agent_by_its_endpoint() {
-    let folder = host(1);
+    let folder = governed(1);
     let root = folder.path();
-    put(root, "policy.toml", &policy(1, "20ms"));
     let mut running = RunningAgent::start(agent(root, &["--json", "--listen", "127.0.0.1:0"]));
     let (address, _errors) = running.endpoint();
     running.round();
@@ -257,16 +265,14 @@ fn a_local_user_cannot_end_the_agent_by_its_endpoint() {
     let first = running.round()["round"].as_u64();
     assert!(running.round()["round"].as_u64() > first, "it goes on");
     assert_eq!(demotion(root), "true", "the control");
-    running.signal(Signal::SIGTERM);
-    assert!(running.program.0.wait().unwrap().success());
+    running.end(Signal::SIGTERM);
     assert_eq!(demotion(root), "false");
 }
 
 #[test]
 fn an_agent_that_can_open_no_file_any_more_restores_its_settings() {
-    let folder = host(2);
+    let folder = governed(2);
     let root = folder.path();
-    put(root, "policy.toml", &policy(2, "20ms"));
     let mut running = RunningAgent::start(agent(root, &[]));
     running.out.read_line(&mut String::new()).unwrap();
     assert_eq!(demotion(root), "true", "the control");
@@ -314,29 +320,14 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         wrote.contains("wrote /proc/sys/kernel/numa_balancing: 1 -> 2\n") && !wrote.contains("would"),
         "{wrote}"
     );
-    let check = Command::new(env!("CARGO_BIN_EXE_polder"))
-        .args(["agent", "check", "--root"])
-        .arg(root)
-        .arg("--policy")
-        .arg(root.join("policy.toml"))
-        .output()
-        .unwrap();
+    let checked = check(root);
     assert!(
-        check.status.success()
-            && text(&check.stdout).contains("would write /proc/sys/kernel/numa_balancing: 1 -> 2")
+        checked.status.success()
+            && text(&checked.stdout).contains("would write /proc/sys/kernel/numa_balancing: 1 -> 2")
     );
     // Without HMAT no time is promised.
-    let check = |folder: &Path| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
-        command
-            .args(["agent", "check", "--root"])
-            .arg(folder)
-            .arg("--policy")
-            .arg(folder.join("policy.toml"));
-        text(&command.output().unwrap().stdout)
-    };
     let unknown = "the slow tier's bandwidth is not known (HMAT): the first round moves 32.0 MiB at most";
-    let output = check(root);
+    let output = text(&check(root).stdout);
     assert!(output.contains(unknown) && !output.contains("to move"), "{output}");
     for access in ["read", "write"] {
         put(
@@ -346,7 +337,7 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         );
     }
     put(root, "policy.toml", &policy(2, "2s"));
-    let output = check(root);
+    let output = text(&check(root).stdout);
     for part in [
         "at most 1.9 GiB a round of 2 s, each way: 10% of the slow tier's 9.3 GiB/s, or what the kernel moves in that time",
         "  s0: ",
@@ -355,20 +346,17 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
         assert!(output.contains(part), "{part}: {output}");
     }
     put(root, "policy.toml", &format!("step = \"4MiB\"\n{}", policy(2, "2s")));
-    assert!(check(root).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"), "{output}");
+    assert!(
+        text(&check(root).stdout).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"),
+        "{output}"
+    );
     // A machine with one tier: the policy is good all the same.
     fs::remove_dir_all(root.join("sys/devices/virtual/memory_tiering")).unwrap();
     put(root, "/sys/devices/system/node/has_memory", "0\n");
     put(root, "policy.toml", "[service.x]\ncgroup = \"/sys/fs/cgroup/x\"\ntier = \"opt-in\"\n");
-    let check = Command::new(env!("CARGO_BIN_EXE_polder"))
-        .args(["agent", "check", "--root"])
-        .arg(root)
-        .arg("--policy")
-        .arg(root.join("policy.toml"))
-        .output()
-        .unwrap();
-    let (output, warned) = (text(&check.stdout), text(&check.stderr));
-    assert!(check.status.success(), "{output} {warned}");
+    let checked = check(root);
+    let (output, warned) = (text(&checked.stdout), text(&checked.stderr));
+    assert!(checked.status.success(), "{output} {warned}");
     assert!(
         output.contains(
             "note: the policy is good, and was not tried here: this machine has one tier of memory"
@@ -382,9 +370,8 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
 
 #[test]
 fn a_damaged_journal_is_kept_and_named_by_a_start_and_by_doctor() {
-    let folder = host(1);
+    let folder = governed(1);
     let root = folder.path();
-    put(root, "policy.toml", &policy(1, "20ms"));
     let mut running = RunningAgent::start(agent(root, &["--json"]));
     running.round();
     running.signal(Signal::SIGKILL);
@@ -414,8 +401,7 @@ fn an_address_that_other_machines_reach_is_refused() {
     put(folder.path(), "policy.toml", &policy(1, "1s"));
     let output = agent(folder.path(), &["--listen", "0.0.0.0:0"]).output().unwrap();
     assert!(!output.status.success() && text(&output.stderr).contains("is reached from other machines"));
-    let setting = fs::read_to_string(folder.path().join("sys/kernel/mm/numa/demotion_enabled")).unwrap();
-    assert_eq!(setting, "false\n");
+    assert_eq!(demotion(folder.path()), "false");
 }
 
 #[test]
