@@ -341,18 +341,10 @@ fn a_pool_without_permission_is_refused_with_its_owner_and_mode() {
 fn attach_elsewhere(made: &Made, host: u16) -> Pool<Mapped> {
     let superblock = read_superblock(&made.memory()).unwrap();
     let Geometry { hosts, processes, .. } = superblock.geometry;
-    let plan = HostPlan {
-        // Another kernel's files are not this one's.
-        pool: 1,
-        host,
-        hosts,
-        processes,
-        local_words: LocalLayout::new(&superblock.layout().unwrap()).words(),
-        bells: u32::from(hosts * processes),
-        directory: made.scratch.path().into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    };
+    let local_words = LocalLayout::new(&superblock.layout().unwrap()).words();
+    let bells = u32::from(hosts * processes);
+    // Another kernel's files are not this one's: its number is not the pool's own.
+    let plan = HostPlan { hosts, processes, local_words, bells, ..made.scratch.plan(host) };
     Pool::attach(made.memory().attach(&plan).unwrap(), Member::new(host, 7)).unwrap()
 }
 

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::HostPlan;
+
 /// A forked process. Dropping it kills and reaps it.
 #[derive(Debug)]
 pub struct Child {
@@ -224,6 +226,22 @@ impl Scratch {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How a process attaches as one of two hosts whose own files lie in it, each of two processes, with a word and a bell.
+    #[must_use]
+    pub fn plan(&self, host: u16) -> HostPlan {
+        HostPlan {
+            pool: 1,
+            host,
+            hosts: 2,
+            processes: 2,
+            local_words: 1,
+            bells: 1,
+            directory: self.path.clone(),
+            kept: 0..0,
+            patience: HostPlan::PATIENCE,
+        }
     }
 
     /// What lies in it.

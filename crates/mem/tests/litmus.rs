@@ -6,7 +6,7 @@ use std::time::Duration;
 use polder_mem::litmus::{LITMUS_BYTES, Tally, run_host};
 use polder_mem::testing::Scratch;
 use polder_mem::{
-    AnyMemory, Coherence, Heap, HeapShape, HostPlan, Mapped, Memory, Offset, ProcessSlot, Region, Wrapped,
+    AnyMemory, Coherence, Heap, HeapShape, Mapped, Memory, Offset, ProcessSlot, Region, Wrapped,
 };
 
 const ROUNDS: u64 = 100;
@@ -14,20 +14,6 @@ const GAMES: u32 = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 const BASE: Offset = Offset(64);
 const BYTES: u64 = 4096;
-
-fn plan(scratch: &Scratch, host: u16) -> HostPlan {
-    HostPlan {
-        pool: 1,
-        host,
-        hosts: 2,
-        processes: 1,
-        local_words: 1,
-        bells: 1,
-        directory: scratch.path().into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    }
-}
 
 fn regions(scratch: &Scratch) -> [Region; 2] {
     let path = scratch.path().join("region");
@@ -61,17 +47,17 @@ fn ordinary_memory_shows_only_what_is_allowed() {
 fn regions_of_each_kind_show_only_what_is_allowed() {
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
-    let attach = |region, host| Mapped::coherent(region).attach(&plan(&scratch, host)).expect("a slot");
+    let attach = |region, host| Mapped::coherent(region).attach(&scratch.plan(host)).expect("a slot");
     allowed([attach(a, 0), attach(b, 1)]);
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
-    let attach = |region, host| Mapped::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    let attach = |region, host| Mapped::new(region).attach(&scratch.plan(host)).expect("a slot");
     allowed([attach(a, 0), attach(b, 1)]);
     let scratch = Scratch::new();
     let [a, b] = regions(&scratch);
     let attach = |region, host| {
         let memory = AnyMemory::new(region).with_coherence(Coherence::HdmDb);
-        memory.attach(&plan(&scratch, host)).expect("a slot")
+        memory.attach(&scratch.plan(host)).expect("a slot")
     };
     allowed([attach(a, 0), attach(b, 1)]);
 }
@@ -84,7 +70,7 @@ fn a_shadow_shows_what_a_missing_flush_does_and_nothing_that_is_forbidden() {
         let scratch = Scratch::new();
         let [a, b] = regions(&scratch);
         let attach = |region, host| {
-            Wrapped::shadow(Mapped::coherent(region)).attach(&plan(&scratch, host)).expect("a slot")
+            Wrapped::shadow(Mapped::coherent(region)).attach(&scratch.plan(host)).expect("a slot")
         };
         for Tally { test, outcomes, .. } in allowed([attach(a, 0), attach(b, 1)]) {
             awaited.retain(|name| !(test.name.contains(name) && outcomes.contains_key(test.feared)));

@@ -10,17 +10,7 @@ use polder_mem::{
 };
 
 fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
-    HostPlan {
-        pool,
-        host,
-        hosts: 2,
-        processes: 2,
-        local_words: 8,
-        bells: 2,
-        directory: scratch.path().into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    }
+    HostPlan { pool, local_words: 8, bells: 2, ..scratch.plan(host) }
 }
 
 /// A process of `host` with a mapping of its own.

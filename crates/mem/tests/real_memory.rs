@@ -17,18 +17,7 @@ struct Processes<M> {
 }
 
 fn plan(scratch: &Scratch, host: u16) -> HostPlan {
-    let directory = scratch.path().into();
-    HostPlan {
-        pool: 1,
-        host,
-        hosts: 2,
-        processes: 2,
-        local_words: LOCAL_WORDS,
-        bells: BELLS,
-        directory,
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    }
+    HostPlan { local_words: LOCAL_WORDS, bells: BELLS, ..scratch.plan(host) }
 }
 
 /// Each process has a mapping of its own.

@@ -62,17 +62,8 @@ impl Scene {
     }
 
     fn plan(&self, rank: usize) -> HostPlan {
-        HostPlan {
-            pool: 1,
-            host: self.hosts[rank],
-            hosts: 4,
-            processes: 4,
-            local_words: 1,
-            bells: self.hosts.len() as u32,
-            directory: self.scratch.path().to_owned(),
-            kept: 0..0,
-            patience: HostPlan::PATIENCE,
-        }
+        let bells = self.hosts.len() as u32;
+        HostPlan { hosts: 4, processes: 4, bells, ..self.scratch.plan(self.hosts[rank]) }
     }
 
     fn members(&self, pids: &[u32]) -> Vec<RankPlace> {
