@@ -8,17 +8,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::Dice;
-use super::stage::{pool_of, shape_of, small};
+use super::stage::{attached, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::storage::{Attempt, Kept, Store};
-use crate::{Member, Pool, PoolError};
+use crate::{Member, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "ranks publish the same numbers, die and start again beside a reader: nobody sees two attempts at once, or goes back";
@@ -60,7 +59,6 @@ const RANKS: usize = 2;
 /// Processes of a host: a rank or two, a reader, another job, and those that come after.
 const PROCESSES: u16 = 5;
 const CHUNKS: u32 = 40;
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// The process ids: of the ranks, of another job, and of the first of those that come when all others have ended.
 const FIRST: u32 = 100;
 const OTHER: u32 = 300;
@@ -449,19 +447,11 @@ fn publish_all(witness: &Witness, stores: &Stores, next: Next, restored: &Restor
     true
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "stores share their pool; all threads of a world run on one"
-)]
 fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Stores {
-    let (superblock, layout) = &*POOL;
     // A host line that a dead process left torn has others watch for heartbeats: while ranks live, for longer than any stops. A host that
     // boots again watches for those of its boot before.
     let is_known = pid >= JUDGE || witness.crash == Some(Crash::Host);
-    let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
-    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours");
-    let pool = Arc::new(pool);
+    let pool = attached(&POOL, memory, is_known, Member { pid, ..Member::new(host, boot) });
     [0, 1].map(|rank| Store::new(Arc::clone(&pool), &format!("s/{rank}")).expect("a good name"))
 }

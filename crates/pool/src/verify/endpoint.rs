@@ -15,7 +15,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{PATIENCE, attached, expect_all_clean, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::endpoint::{
     Address, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
@@ -61,7 +61,6 @@ const SWEEPER: u16 = 2;
 /// The slot of the process that looks at the end.
 pub(super) const SPARE: u16 = 3;
 const CHUNKS: u32 = 15;
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
 /// Bytes of a cell, and of the longest message that is eager: less than a cell holds, or more.
 const CELL: usize = 64;
@@ -370,23 +369,14 @@ fn explore(seed: u64, rings_bells: bool, is_small: bool) -> Outcome {
     world.run()
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "an endpoint shares its pool; all threads of a world run on one"
-)]
 pub(super) fn attach(
     memory: ModelMemory,
     kernels: Kernels,
     host: u16,
     number: usize,
 ) -> Arc<Pool<ModelMemory>> {
-    let (superblock, layout) = &*POOL;
-    let pid = FIRST + number as u32;
-    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
-    let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
-    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, 7) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
-    Arc::new(pool.expect("the host is ours"))
+    let member = Member { pid: FIRST + number as u32, ..Member::new(host, 7) };
+    attached(&POOL, memory, kernels == Kernels::Shared, member)
 }
 
 /// Writes where something was that is not there any more.

@@ -15,7 +15,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless, tiny};
-use super::stage::{expect_all_clean, pool_of, shape_of};
+use super::stage::{attached, expect_all_clean, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::group::{Group, GroupOptions};
@@ -48,8 +48,6 @@ const PROCESSES: u16 = 4;
 const CHUNKS: u32 = 15;
 /// Meetings in which every rank takes part from the beginning to the end.
 const MEETINGS: usize = 2;
-/// Longer than anyone stops: a call of the pool that waits so long is blocked for ever.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// How long a rank waits for the others: many looks, and few enough for a schedule.
 const TIMEOUT: Duration = Duration::from_millis(30);
 /// Process ids: of the ranks, of those that come in their places, of another that wants to be one of them, of anybody else.
@@ -380,10 +378,6 @@ impl Scene {
     }
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "a group shares its pool; all threads of a world run on one"
-)]
 fn attach(
     memory: ModelMemory,
     kernels: Kernels,
@@ -391,13 +385,8 @@ fn attach(
     pid: u32,
     witness: &Witness,
 ) -> Arc<Pool<ModelMemory>> {
-    let (superblock, layout) = &*POOL;
-    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
-    let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
-    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
-    Arc::new(pool.expect("the host is ours"))
+    attached(&POOL, memory, kernels == Kernels::Shared, Member { pid, ..Member::new(host, boot) })
 }
 
 /// Meets the other ranks until all have met twice.

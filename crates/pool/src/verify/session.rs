@@ -15,7 +15,7 @@ use polder_mem::{Bell, Coherence, Memory};
 use polder_schedule::{Exchange, Shard};
 
 use super::group::Dice;
-use super::stage::{expect_all_clean, pool_of, shape_of, small};
+use super::stage::{PATIENCE, expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Layout, Superblock};
 use crate::group::Interrupt;
@@ -58,8 +58,6 @@ const BELLS: u32 = (HOSTS * PROCESSES) as u32;
 const CHUNKS: u32 = 12;
 /// Bytes of staging: two lines, each for what client 0 tells of two shards.
 const STAGING: u64 = 128;
-/// Longer than anyone stops: a call of the pool that waits so long is blocked for ever.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// How long a process waits for the others: shorter than the longest pauses, longer than anything that goes on.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The same where one of them may never join, because those that join look every millisecond.

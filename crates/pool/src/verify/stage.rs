@@ -9,7 +9,6 @@ use std::time::Duration;
 use polder_mem::model::{Kernels, ModelMemory, Shape, World};
 use polder_mem::{Coherence, LINE, Memory};
 
-use crate::Pool;
 use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::extents::Account;
@@ -20,9 +19,10 @@ use crate::membership::{HostLine, HostState};
 use crate::site::Site;
 use crate::state::Marks;
 use crate::view::{Grant, View};
+use crate::{Member, Pool};
 
 /// Longer than anyone pauses: a call that waits so long is blocked for ever.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Processes of a host: two that act, and one that cleans up after them.
 pub(super) const PROCESSES: u16 = 3;
 /// Slots of the directory's first level.
@@ -41,6 +41,23 @@ pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
     let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
     let layout = layouts.find(|layout| layout.chunks() == chunks).expect("some size fits");
     (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry, coherence: None }, layout)
+}
+
+/// The pool as a process attaches it. Between two kernels nobody who lives is silent for so long; where it `is_known` who lives, as
+/// under one kernel, nobody goes by heartbeats.
+#[expect(
+    clippy::arc_with_non_send_sync,
+    reason = "what shares a pool is of one world, whose threads all run on one"
+)]
+pub(super) fn attached(
+    (superblock, layout): &(Superblock, Layout),
+    memory: ModelMemory,
+    is_known: bool,
+    member: Member,
+) -> Arc<Pool<ModelMemory>> {
+    let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
+    let member = Member { timeout: PATIENCE, silence, ..member };
+    Arc::new(Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours"))
 }
 
 /// A pool with entries in two levels of 3 and 2 slots, and chunks of four lines.

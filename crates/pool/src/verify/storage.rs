@@ -7,19 +7,18 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::Dice;
-use super::stage::{expect_all_clean, pool_of, shape_of, small};
+use super::stage::{attached, expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Layout, Superblock};
 use crate::object::Object;
 use crate::owned::{self, Kind};
 use crate::storage::{Found, Plan, Store, Version};
-use crate::{Member, Pool, PoolError};
+use crate::{Member, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "versions are published, read and removed, while writers and readers die: each is whole, or named as missing";
@@ -53,8 +52,6 @@ const PROCESSES: u16 = 4;
 const SPARE: u16 = 3;
 /// Enough for two versions, what they share with another, one that is being written, one that died, and those that are read.
 const CHUNKS: u32 = 14;
-/// Longer than anyone stops.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// The process id of the one that looks at the end.
 const JUDGE: u32 = 500;
 
@@ -374,18 +371,10 @@ fn judge(world: &mut World, witness: &Rc<Witness>, is_writer: bool) {
     });
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "a store shares its pool; all threads of a world run on one"
-)]
 fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Store<ModelMemory> {
-    let (superblock, layout) = &*POOL;
-    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long. When the judge comes, all
-    // have ended: a host line that a dead process left torn has it watch for heartbeats.
+    // When the judge comes, all have ended: a host line that a dead process left torn has it watch for heartbeats.
     let is_known = witness.kernels == Some(Kernels::Shared) || pid == JUDGE;
-    let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
-    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours");
-    Store::new(Arc::new(pool), NAME).expect("a good name")
+    let pool = attached(&POOL, memory, is_known, Member { pid, ..Member::new(host, boot) });
+    Store::new(pool, NAME).expect("a good name")
 }

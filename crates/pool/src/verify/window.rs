@@ -7,13 +7,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
 use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::Dice;
-use super::stage::{Stage, pool_of, shape_of};
+use super::stage::{Stage, attached, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::window::{Access, Window};
@@ -34,7 +33,6 @@ const PROCESSES: u16 = 3;
 /// The slot of the process that says that a host is fenced.
 const SPARE: u16 = 2;
 const CHUNKS: u32 = 10;
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Bytes of each rank's data: one line, and a part of the next that ends in the middle of a word.
 const BYTES: u64 = 92;
 /// Words that the scene of the window lock keeps equal.
@@ -194,17 +192,9 @@ impl Play {
         threads
     }
 
-    #[expect(
-        clippy::arc_with_non_send_sync,
-        reason = "a window shares its pool; all threads of a world run on one"
-    )]
     fn attach(self, memory: ModelMemory, host: u16, rank: usize) -> Arc<Pool<ModelMemory>> {
-        let (superblock, layout) = &*POOL;
-        // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
-        let silence = if self.kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
-        let member = Member { pid: rank as u32, timeout: PATIENCE, silence, ..Member::new(host, 7) };
-        let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
-        Arc::new(pool.expect("the host is ours"))
+        let member = Member { pid: rank as u32, ..Member::new(host, 7) };
+        attached(&POOL, memory, self.kernels == Kernels::Shared, member)
     }
 
     fn play(self, mut rank: Rank) {
