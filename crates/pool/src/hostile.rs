@@ -13,7 +13,7 @@ use crate::claim::{IdClaim, claim_host_id};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format, read_superblock};
 use crate::inspect::inspect;
 use crate::keeper::{Keeper, KeeperTask, MembershipChange, change_membership, last_incarnation};
-use crate::line::{self, WORDS, Words};
+use crate::line::{self, Words};
 use crate::local::LocalLayout;
 use crate::name::Name;
 use crate::object::{Header, InitialContents, Object};
@@ -265,8 +265,7 @@ impl Stage {
     /// Changes a word of `words` now and then, and publishes the line.
     fn publish(&self, script: &mut Script<'_>, at: Offset, mut words: Words) {
         if script.byte() < 48 {
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            script.change(&mut words);
         }
         line::publish(&self.hand, at, &words);
     }

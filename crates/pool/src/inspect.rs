@@ -23,7 +23,7 @@ use crate::{PoolError, chunks, word};
 pub use messages::{EndpointStat, PairStat, PairsStat};
 
 /// What is in a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PoolStat {
     /// Bytes of the region that the pool uses.
@@ -189,21 +189,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
                 Coherence::Software => "software",
                 Coherence::HdmDb => "hdm-db",
             }),
-            unclaimed_bytes: 0,
-            epoch: 0,
-            objects: 0,
-            object_bytes: 0,
-            header_bytes: 0,
-            slots: 0,
-            claimed: 0,
-            condemned: 0,
-            tombstones: 0,
-            damaged: 0,
-            hosts: vec![],
-            jobs: BTreeMap::new(),
-            uses: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
-            pairs: PairsStat::default(),
+            ..PoolStat::default()
         };
         let holders = vec![None; layout.chunks() as usize];
         Self {

@@ -732,7 +732,7 @@ mod tests {
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
     use crate::keeper::{MembershipChange, change_membership};
-    use crate::testing::formatted;
+    use crate::testing::{formatted, plan_of};
 
     const TINY: Geometry =
         Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 3 };
@@ -871,15 +871,10 @@ mod tests {
     #[test]
     fn a_process_whose_host_id_moved_away_from_here_is_not_called_dead_by_what_ran_here_before() {
         let scratch = Scratch::new();
-        let layout = Layout::new(&TINY, BYTES).unwrap();
-        let local_words = LocalLayout::new(&layout).words();
         let process = |directory: &str, pool, host| {
             let directory = scratch.path().join(directory);
             std::fs::create_dir_all(&directory).unwrap();
-            let (hosts, processes, bells, kept) = (3, 2, 6, 0..0);
-            let patience = HostPlan::PATIENCE;
-            let plan =
-                HostPlan { pool, host, hosts, processes, local_words, bells, directory, kept, patience };
+            let plan = HostPlan { pool, ..plan_of(&TINY, BYTES, host, &directory) };
             let path = scratch.path().join("region");
             let region = Region::open(&path).or_else(|_| Region::create(&path, BYTES)).unwrap();
             Mapped::coherent(region).attach(&plan).unwrap()

@@ -1,5 +1,7 @@
 //! Bytes of a fuzzer as what a hostile host does next.
 
+use crate::line::{WORDS, Words};
+
 /// What is left of the script; zeros follow it.
 pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 
@@ -23,6 +25,12 @@ impl Script<'_> {
             byte @ 192.. => usual.wrapping_sub(u64::from(byte % 8)),
             _ => usual,
         }
+    }
+
+    /// Changes one of `words`.
+    pub(crate) fn change(&mut self, words: &mut Words) {
+        let changed = usize::from(self.byte()) % WORDS;
+        words[changed] = self.near(words[changed]);
     }
 
     pub(crate) fn small(&mut self) -> u64 {

@@ -1,11 +1,34 @@
-//! Pools in ordinary memory, for tests and for hostile peers.
+//! Pools for tests and for hostile peers.
 
-use polder_mem::{Heap, HeapShape};
+use std::path::Path;
+
+use polder_mem::{Heap, HeapShape, HostPlan};
 
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::local::LocalLayout;
 
-/// A new pool, as the first process of its first host has it; others have [`Heap::process`] of it.
+/// How a process of `host` attaches the file of a pool, whose host has its own files in `directory`.
+///
+/// # Panics
+/// When the geometry does not fit.
+#[must_use]
+pub fn plan_of(geometry: &Geometry, bytes: u64, host: u16, directory: &Path) -> HostPlan {
+    let Geometry { hosts, processes, .. } = *geometry;
+    let layout = Layout::new(geometry, bytes).expect("a geometry that fits");
+    HostPlan {
+        pool: 1,
+        host,
+        hosts,
+        processes,
+        local_words: LocalLayout::new(&layout).words(),
+        bells: u32::from(hosts) * u32::from(processes),
+        directory: directory.into(),
+        kept: 0..0,
+        patience: HostPlan::PATIENCE,
+    }
+}
+
+/// A new pool in ordinary memory, as the first process of its first host has it; others have [`Heap::process`] of it.
 ///
 /// # Panics
 /// When the geometry does not fit.

@@ -10,6 +10,7 @@ use polder_pool::endpoint::{
 use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
 use polder_pool::local::LocalLayout;
 use polder_pool::ring::RingShape;
+use polder_pool::testing::formatted;
 use polder_pool::{Member, Pool, PoolError, inspect};
 
 const BYTES: u64 = 16 << 20;
@@ -55,8 +56,20 @@ fn pools_in(bytes: u64, uuid: Uuid, member: impl Fn(u16) -> Member) -> Vec<Arc<P
     places.map(attach).into()
 }
 
+fn open(pool: &Arc<Pool<Heap>>) -> End {
+    Endpoint::open(Arc::clone(pool), options()).unwrap()
+}
+
 fn ends(pools: &[Arc<Pool<Heap>>]) -> [End; 2] {
-    [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options()).unwrap())
+    [open(&pools[0]), open(&pools[1])]
+}
+
+/// Two endpoints, and what the second is to the first.
+fn pair(pools: &[Arc<Pool<Heap>>], options: EndpointOptions) -> ([End; 2], u32) {
+    let mut ends = [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    (ends, peer)
 }
 
 fn label(tag: u64) -> Label {
@@ -69,6 +82,16 @@ fn exactly(from: Option<u32>, tag: u64) -> Filter {
 
 fn bytes(count: usize, salt: u8) -> Vec<u8> {
     (0..count).map(|index| (index as u8).wrapping_mul(31).wrapping_add(salt)).collect()
+}
+
+/// Goes on until it completes something alone.
+fn next_of(end: &mut End) -> Completion<Vec<u8>, u64> {
+    loop {
+        end.progress().unwrap();
+        if let Some(done) = end.completion() {
+            return done;
+        }
+    }
 }
 
 /// Goes on until the one at `index` completes something.
@@ -92,9 +115,7 @@ fn received(done: Completion<Vec<u8>, u64>) -> (Vec<u8>, u64, Arrival) {
 #[test]
 fn messages_of_every_size_arrive_whole_and_in_order() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     let sizes = [0, 1, 8, 16, 17, 512, 513, 1024, 1025, 100_000];
     for (number, &size) in (0..).zip(&sizes) {
         ends[0].send(peer, label(7), bytes(size, number as u8), number).unwrap();
@@ -136,9 +157,7 @@ fn a_receive_takes_what_its_tag_mask_and_sender_say() {
 #[test]
 fn a_message_that_nobody_receives_stands_in_no_other_ones_way() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     for number in 0..100 {
         ends[0].send(peer, label(1), bytes(500, 1), number).unwrap();
         ends[0].send(peer, label(2), bytes(5000, 2), 1000 + number).unwrap();
@@ -159,8 +178,7 @@ fn a_message_that_nobody_receives_stands_in_no_other_ones_way() {
 #[test]
 fn an_endpoint_sends_to_itself_and_to_others_of_its_host() {
     let pools = pools();
-    let mut ends: [End; 2] =
-        [0, 2].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options()).unwrap());
+    let mut ends: [End; 2] = [open(&pools[0]), open(&pools[2])];
     let addresses = [ends[0].address(), ends[1].address()];
     assert_eq!(addresses.map(|address| (address.host, address.port)), [(0, 0), (0, 1)]);
     for to in addresses {
@@ -184,12 +202,7 @@ fn what_was_sent_before_its_sender_left_is_received() {
     first.inject(peer, label(1), b"last words").unwrap();
     let closing = std::thread::spawn(move || first.close());
     second.receive(exactly(None, 1), vec![0; 10], 1);
-    let done = loop {
-        second.progress().unwrap();
-        if let Some(done) = second.completion() {
-            break done;
-        }
-    };
+    let done = next_of(&mut second);
     assert_eq!(received(done).0, b"last words");
     closing.join().unwrap().unwrap();
     drop(second);
@@ -199,9 +212,7 @@ fn what_was_sent_before_its_sender_left_is_received() {
 #[test]
 fn a_first_message_is_out_before_its_receiver_has_come_for_it() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     ends[0].send(peer, label(1), bytes(10, 1), 1).unwrap();
     assert!(matches!(ends[0].completion(), Some(Completion::Sent { context: 1, .. })));
     ends[1].receive(exactly(None, 1), vec![0; 10], 2);
@@ -211,9 +222,7 @@ fn a_first_message_is_out_before_its_receiver_has_come_for_it() {
 #[test]
 fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     let sends = [
         (0, CompleteWhen::Received),
         (8, CompleteWhen::Received),
@@ -239,12 +248,7 @@ fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
     ends[0].send_until(CompleteWhen::Received, peer, label(1), bytes(100, 3), 10).unwrap();
     let [mut first, second] = ends;
     drop(second);
-    let done = loop {
-        first.progress().unwrap();
-        if let Some(done) = first.completion() {
-            break done;
-        }
-    };
+    let done = next_of(&mut first);
     let is_told = matches!(done, Completion::Failed { context: 10, error: PoolError::PeerDead { .. }, .. });
     assert!(is_told, "{done:?}");
 }
@@ -257,21 +261,15 @@ fn an_address_of_another_job_or_pool_is_refused_by_that_word() {
         // Its uuid is another.
         pools_in(BYTES, Uuid(2), |host| Member::new(host, 1)),
     ];
-    let mut first = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&here[0]), options()).unwrap();
-    let ours = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&here[1]), options()).unwrap().address();
+    let mut first = open(&here[0]);
+    let ours = open(&here[1]).address();
     for other in others {
-        let address =
-            Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&other[1]), options()).unwrap().address();
+        let address = open(&other[1]).address();
         assert_eq!(Address::decode(address.encode()), Some(address));
         assert_ne!(address, ours);
         let peer = first.connect(address);
         first.send(peer, label(1), bytes(8, 0), 1).unwrap();
-        let done = loop {
-            first.progress().unwrap();
-            if let Some(done) = first.completion() {
-                break done;
-            }
-        };
+        let done = next_of(&mut first);
         let Completion::Failed { context: 1, error, .. } = done else { panic!("{done:?}") };
         assert_eq!(error, PoolError::OtherJob { job: 0 });
         assert!(error.to_string().contains("is of another job or in another pool than job 0"), "{error}");
@@ -281,9 +279,7 @@ fn an_address_of_another_job_or_pool_is_refused_by_that_word() {
 #[test]
 fn a_send_that_is_complete_when_it_is_matched_is_not_so_before() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     for size in [0, 8, 600, 9000] {
         ends[0].send_until(CompleteWhen::Matched, peer, label(1), bytes(size, 1), 1).unwrap();
         for _ in 0..1000 {
@@ -321,7 +317,7 @@ fn fill_with(pool: &Pool<Heap>, size: u64, what: &str) -> Vec<String> {
 
 /// Opens another endpoint, and takes the only block for it that lies in the object of this one.
 fn take_first_block(pools: &[Arc<Pool<Heap>>], end: &mut End) -> End {
-    let other = Endpoint::open(Arc::clone(&pools[2]), options()).unwrap();
+    let other = open(&pools[2]);
     let peer = end.connect(other.address());
     end.inject(peer, label(9), b"first").unwrap();
     other
@@ -330,9 +326,7 @@ fn take_first_block(pools: &[Arc<Pool<Heap>>], end: &mut End) -> End {
 #[test]
 fn a_copy_is_refused_when_the_pool_has_no_room_for_a_ring_and_the_next_goes_out_when_it_has() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     let _other = take_first_block(&pools, &mut ends[0]);
     let taken = fill(&pools[0]);
     let refused = ends[0].inject(peer, label(1), b"refused");
@@ -368,9 +362,7 @@ fn rings_take_no_more_chunks_than_were_reckoned() {
 #[test]
 fn an_answer_that_finds_no_room_for_its_ring_is_told_as_lost() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     let _other = take_first_block(&pools, &mut ends[1]);
     ends[0].send_until(CompleteWhen::Received, peer, label(1), vec![], 1).unwrap();
     fill(&pools[1]);
@@ -383,9 +375,7 @@ fn an_answer_that_finds_no_room_for_its_ring_is_told_as_lost() {
 #[test]
 fn a_send_fails_when_the_pool_has_no_room_for_a_ring_and_the_next_goes_out_when_it_has() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     let _other = take_first_block(&pools, &mut ends[0]);
     let taken = fill(&pools[0]);
     ends[0].send(peer, label(1), bytes(10, 1), 1).unwrap();
@@ -416,7 +406,7 @@ fn whoever_stays_hears_a_sender_at_the_place_of_one_that_has_left_and_is_told_of
     ends[1].receive(exactly(Some(left), 1), vec![0; 10], 2);
     let [first, second] = ends;
     drop(first);
-    let again = Endpoint::open(Arc::clone(&pools[0]), options()).unwrap();
+    let again = open(&pools[0]);
     assert_eq!(again.address().port, before.port);
     let mut ends = [again, second];
     let peer = ends[0].connect(to);
@@ -433,9 +423,9 @@ fn whoever_stays_hears_a_sender_at_the_place_of_one_that_has_left_and_is_told_of
 #[test]
 fn whoever_stays_talks_to_more_that_come_and_go_at_one_place_than_their_name_has_room_for() {
     let pools = pools();
-    let mut stays = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    let mut stays = open(&pools[1]);
     for round in 0..u64::from(pools[0].layout().geometry().levels) * 2 {
-        let comes = Endpoint::open(Arc::clone(&pools[0]), options()).unwrap();
+        let comes = open(&pools[0]);
         let (here, there) = (stays.address(), comes.address());
         let mut ends = [comes, stays];
         let peers = [ends[0].connect(here), ends[1].connect(there)];
@@ -497,9 +487,7 @@ fn a_copy_that_was_injected_for_a_peer_that_is_gone_is_told_as_lost() {
 #[test]
 fn what_is_received_first_comes_before_what_was_posted_earlier() {
     let pools = pools();
-    let mut ends = ends(&pools);
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options());
     ends[1].receive(exactly(None, 1), vec![0; 10], 1);
     ends[1].receive_first(exactly(None, 1), vec![0; 10], 2);
     for context in [2, 1] {
@@ -517,12 +505,12 @@ fn a_receive_that_nothing_matched_is_taken_back_and_ports_are_given_again() {
     assert_eq!(first.cancel(|context| *context == 1).map(|(buffer, _)| buffer.len()), Some(10));
     let before = second.address();
     drop(second);
-    let again: End = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    let again: End = open(&pools[1]);
     assert_eq!((again.address().port, before.port), (0, 0));
     assert_ne!(again.address(), before);
     assert_eq!(Address::decode(before.encode()), Some(before));
     assert_eq!(Address::decode([0; 16]), None);
-    let more: End = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    let more: End = open(&pools[1]);
     assert_eq!(more.address().port, 1);
     let full = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&pools[3]), options()).err();
     assert!(matches!(full, Some(PoolError::NoSlot { host: 1, slots: 2 })), "{full:?}");
@@ -546,11 +534,7 @@ fn a_hostile_peer_causes_errors_and_never_a_panic() {
 fn job(hosts: u16, each: u16, bytes: u64, options: EndpointOptions) -> (Heap, Vec<End>) {
     // Each process holds all endpoints open, with their blocks and send buffers.
     let geometry = Geometry { hosts, processes: each, opens: 1024, ..Geometry::for_region(bytes) };
-    let layout = Layout::new(&geometry, bytes).unwrap();
-    let local_words = LocalLayout::new(&layout).words();
-    let bells = u32::from(hosts * each);
-    let heap = Heap::new(HeapShape { bytes, hosts, processes: each, local_words, bells });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let heap = formatted(&geometry, bytes);
     let ends = (0..hosts).flat_map(|host| {
         let memory = if host == 0 { heap.clone() } else { heap.process(host, ProcessSlot(0)) };
         let pool = Arc::new(Pool::attach(memory, Member::new(host, 1)).unwrap());
@@ -734,9 +718,7 @@ fn long_messages_reach_a_process_that_can_open_neither_send_buffers_nor_rings() 
         let pools = pools();
         let options = EndpointOptions { memory_bytes, ..options() };
         hoard(&pools[reader], 3);
-        let mut ends = [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
-        let to = ends[1].address();
-        let peer = ends[0].connect(to);
+        let (mut ends, peer) = pair(&pools, options);
         for number in 0..100 {
             let count = if number % 10 == 0 { 20_000 } else { 300 };
             ends[0].send(peer, label(number), bytes(count, number as u8), number).unwrap();
@@ -750,9 +732,7 @@ fn long_messages_reach_a_process_that_can_open_neither_send_buffers_nor_rings() 
 fn a_ring_that_is_idle_is_given_back_and_made_again_when_the_pair_talks() {
     let pools = pools();
     let options = EndpointOptions { idle: Duration::ZERO, calls_a_look: 64, ..options() };
-    let mut ends = [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options).unwrap());
-    let to = ends[1].address();
-    let peer = ends[0].connect(to);
+    let (mut ends, peer) = pair(&pools, options);
     let listed = |pool: &Pool<Heap>| {
         let rings = pool.list("").unwrap().into_iter().filter(|object| object.name.contains("/from/"));
         rings.count()
@@ -830,11 +810,7 @@ fn a_pair_that_finds_no_run_for_its_ring_has_the_ring_of_one_that_is_idle_given_
 #[test]
 fn an_endpoint_that_stays_takes_no_more_blocks_than_peers_that_are_there_at_once() {
     let bytes = 16 << 20;
-    let geometry = geometry(bytes);
-    let layout = Layout::new(&geometry, bytes).unwrap();
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let heap = formatted(&geometry(bytes), bytes);
     let pool = Arc::new(Pool::attach(heap.clone(), Member::new(0, 1)).unwrap());
     let mut stays = Endpoint::open(Arc::clone(&pool), options()).unwrap();
     let mut taken = vec![];

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{HostPlan, Mapped, Memory, Offset, Region};
+use polder_mem::{Mapped, Memory, Offset, Region};
 use polder_pool::claim::{IdClaim, claim_host_id};
 use polder_pool::keeper::{Keeper, KeeperTask};
-use polder_pool::local::LocalLayout;
-use polder_pool::{Geometry, IdSource, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
+use polder_pool::testing::plan_of;
+use polder_pool::{Geometry, IdSource, Member, Overwrite, Pool, PoolError, Uuid, format};
 
 const RACES: u64 = 1000;
 const CONTENDERS: u64 = 3;
@@ -84,19 +84,7 @@ fn contend(scratch: &Path, contender: u64) {
 }
 
 fn attach(scratch: &Path, boot: u64) -> Pool<Mapped> {
-    let layout = Layout::new(&GEOMETRY, BYTES).unwrap();
-    let Geometry { hosts, processes, .. } = GEOMETRY;
-    let plan = HostPlan {
-        pool: 1,
-        host: HOST,
-        hosts,
-        processes,
-        local_words: LocalLayout::new(&layout).words(),
-        bells: u32::from(hosts * processes),
-        directory: scratch.into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    };
+    let plan = plan_of(&GEOMETRY, BYTES, HOST, scratch);
     let memory = software(&scratch.join("pool")).attach(&plan).unwrap();
     Pool::attach(memory, Member::new(HOST, boot)).unwrap()
 }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::Scratch;
-use polder_mem::{HostPlan, Mapped, ProcessSlot, Region, Wrapped};
+use polder_mem::{Mapped, ProcessSlot, Region, Wrapped};
 use polder_pool::group::{Group, GroupOptions};
-use polder_pool::local::LocalLayout;
-use polder_pool::testing::formatted;
-use polder_pool::{Geometry, InitialContents, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
+use polder_pool::testing::{formatted, plan_of};
+use polder_pool::{Geometry, InitialContents, Member, Overwrite, Pool, PoolError, Uuid, format};
 
 const BYTES: u64 = 1 << 30;
 const OBJECT: u64 = 1 << 20;
@@ -19,19 +18,7 @@ fn pool(scratch: &Scratch) -> Pool<Wrapped> {
     let region = Mapped::coherent(Region::create(&path, BYTES).unwrap());
     let geometry = Geometry::for_region(BYTES);
     format(&region, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
-    let layout = Layout::new(&geometry, BYTES).unwrap();
-    let Geometry { hosts, processes, .. } = geometry;
-    let plan = HostPlan {
-        pool: 1,
-        host: 0,
-        hosts,
-        processes,
-        local_words: LocalLayout::new(&layout).words(),
-        bells: u32::from(hosts) * u32::from(processes),
-        directory: scratch.path().into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    };
+    let plan = plan_of(&geometry, BYTES, 0, scratch.path());
     Pool::attach(Wrapped::from(region).attach(&plan).unwrap(), Member::new(0, 1)).unwrap()
 }
 

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use polder_mem::{Heap, HeapCounts, HeapShape, ProcessSlot};
+use polder_mem::{Heap, HeapCounts, ProcessSlot};
 use polder_pool::endpoint::{Completion, Endpoint, EndpointOptions, Filter, Label};
-use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
-use polder_pool::local::LocalLayout;
-use polder_pool::{Member, Pool};
+use polder_pool::testing::formatted;
+use polder_pool::{Geometry, Member, Pool};
 
 type End = Endpoint<Heap, Vec<u8>, u64>;
 
@@ -25,11 +24,7 @@ impl Rack {
             names: 1 << 13,
             ..Geometry::for_region(bytes)
         };
-        let layout = Layout::new(&geometry, bytes).unwrap();
-        let local_words = LocalLayout::new(&layout).words();
-        let bells = u32::from(hosts) * u32::from(ports);
-        let heap = Heap::new(HeapShape { bytes, hosts, processes: ports, local_words, bells });
-        format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+        let heap = formatted(&geometry, bytes);
         let of = |host| if host == 0 { heap.clone() } else { heap.process(host, ProcessSlot(0)) };
         let memories: Vec<_> = (0..hosts).map(of).collect();
         let attach = |(host, memory): (u16, &Heap)| {

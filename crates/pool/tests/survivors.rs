@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{HostPlan, Mapped, Memory, Offset, Region};
+use polder_mem::{Mapped, Memory, Offset, Region};
 use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label};
 use polder_pool::keeper::{Keeper, KeeperTask};
-use polder_pool::local::LocalLayout;
-use polder_pool::{Geometry, IdSource, Layout, Member, Overwrite, Pool, PoolError, Uuid, format, inspect};
+use polder_pool::testing::plan_of;
+use polder_pool::{Geometry, IdSource, Member, Overwrite, Pool, PoolError, Uuid, format, inspect};
 
 const BYTES: u64 = 128 << 20;
 const ENDS: usize = 64;
@@ -105,20 +105,7 @@ fn software(scratch: &Path) -> Mapped {
 }
 
 fn attach(scratch: &Path, fate: Fate, host: u16) -> Pool<Mapped> {
-    let geometry = fate.geometry();
-    let layout = Layout::new(&geometry, BYTES).unwrap();
-    let Geometry { hosts, processes, .. } = geometry;
-    let plan = HostPlan {
-        pool: 1,
-        host,
-        hosts,
-        processes,
-        local_words: LocalLayout::new(&layout).words(),
-        bells: u32::from(hosts) * u32::from(processes),
-        directory: scratch.into(),
-        kept: 0..0,
-        patience: HostPlan::PATIENCE,
-    };
+    let plan = plan_of(&fate.geometry(), BYTES, host, scratch);
     let memory = software(scratch).attach(&plan).unwrap();
     Pool::attach(memory, Member { job: JOB, ..Member::new(host, BOOT) }).unwrap()
 }

@@ -7,16 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape, Memory, Offset, ProcessSlot};
+use polder_mem::{Heap, Memory, Offset, ProcessSlot};
 
 use super::inlet::{Alive, link};
 use super::place::{create_ring, encode_sender, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
-use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
-use crate::local::LocalLayout;
+use crate::format::Geometry;
 use crate::ring::{Producer, RingShape};
 use crate::script::Script;
+use crate::testing::formatted;
 use crate::{Member, Pool, PoolError};
 
 const GEOMETRY: Geometry =
@@ -58,10 +58,7 @@ struct SendBuffer {
 /// # Panics
 /// When the victim does, or returns a buffer that it was not lent.
 pub fn drive(bytes: &[u8]) {
-    let layout = Layout::new(&GEOMETRY, BYTES).expect("a geometry that fits");
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
-    format(&heap, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it fits");
+    let heap = formatted(&GEOMETRY, BYTES);
     let attach = |host: u16, memory| {
         Arc::new(Pool::attach(memory, Member::new(host, 1)).expect("nobody is there yet"))
     };

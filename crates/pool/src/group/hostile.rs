@@ -298,8 +298,7 @@ pub fn meet(bytes: &[u8]) {
         assert_eq!(contents(&peer, &seat), before, "the victim wrote in the peer's extent");
         if let Ok(mut group) = joined {
             let mut words = ahead(staging);
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            script.change(&mut words);
             line::publish(peer.memory(), progress::line_at(seat.at()), &words);
             let error =
                 group.all_reduce(Op::Sum, Dtype::U8, &mut [1; LONG]).expect_err("the peer goes no further");
@@ -362,8 +361,7 @@ fn write_seat(
             let said = Identity { rank: 1, size: 2, process: peer.this_process() };
             let mut words = said.encode(options, first_bytes(options, 2));
             if script.byte() < 128 {
-                let changed = usize::from(script.byte()) % WORDS;
-                words[changed] = script.near(words[changed]);
+                script.change(&mut words);
             }
             line::publish(memory, seat.at(), &words);
         }
@@ -371,16 +369,14 @@ fn write_seat(
         6 => {
             let mut words = met(seat, mark);
             if script.byte() < 128 {
-                let changed = usize::from(script.byte()) % WORDS;
-                words[changed] = script.near(words[changed]);
+                script.change(&mut words);
             }
             line::publish(memory, progress::line_at(seat.at()), &words);
         }
         _ => {
             let at = peer.layout().process_line(1, ProcessSlot(0));
             let mut words = line::load(memory, at).expect("ordinary memory").unwrap_or_default();
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            script.change(&mut words);
             line::publish(memory, at, &words);
         }
     }

@@ -344,8 +344,7 @@ fn write_order(peer: &Heap, agreed: &Agreement, script: &mut Script<'_>) {
     let step = script.near(1) as u32;
     for (index, mut words) in (0..).zip(order.lines(step)) {
         if script.byte() < 64 {
-            let changed = usize::from(script.byte()) % WORDS;
-            words[changed] = script.near(words[changed]);
+            script.change(&mut words);
         }
         line::publish(peer, order_lines(Stage::part(0)).lines(index), &words);
     }
