@@ -514,40 +514,28 @@ macro_rules! traced_calls {
                 // SAFETY: by MPI's contract it is a request.
                 unsafe { request.read() }
             } => |trace, call| trace.free(call, freed);
-            MPI_Wait(request: *mut Handle, status: Sink) statuses(status, 1) where before = {
-                // SAFETY: by MPI's contract it is a request.
-                unsafe { $crate::trace::before::<$abi>(1, request) }
-            } => |trace, call| {
+            MPI_Wait(request: *mut Handle, status: Sink) statuses(status, 1) before(1, request) => |trace, call| {
                 // SAFETY: the library has filled it in.
                 unsafe { trace.wait(call, before.iter().map(|it| (*it, 0)), status) }
             };
-            MPI_Waitall(count: c_int, requests: *mut Handle, status: Sink) statuses(status, count) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            MPI_Waitall(count: c_int, requests: *mut Handle, status: Sink) statuses(status, count) before(count, requests)
+                => |trace, call| {
                 // SAFETY: the library has filled them in.
                 unsafe { trace.wait(call, before.iter().copied().zip(0..), status) }
             };
-            MPI_Waitany(count: c_int, requests: *mut Handle, index: *mut c_int, status: Sink) statuses(status, 1) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            MPI_Waitany(count: c_int, requests: *mut Handle, index: *mut c_int, status: Sink) statuses(status, 1) before(count, requests)
+                => |trace, call| {
                 // SAFETY: the library has filled both in.
                 unsafe { trace.wait(call, $crate::trace::at(&before, index.read()).map(|it| (it, 0)), status) }
             };
             MPI_Waitsome(
                 count: c_int, requests: *mut Handle, done: *mut c_int, indices: *mut c_int, status: Sink
-            ) statuses(status, count) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            ) statuses(status, count) before(count, requests) => |trace, call| {
                 // SAFETY: the library has filled all in, as many as it says.
                 unsafe { trace.wait(call, $crate::trace::some(&before, done.read(), indices), status) }
             };
-            MPI_Test(request: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, 1) where before = {
-                // SAFETY: by MPI's contract it is a request.
-                unsafe { $crate::trace::before::<$abi>(1, request) }
-            } => |trace, call| {
+            MPI_Test(request: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, 1) before(1, request)
+                => |trace, call| {
                 // SAFETY: the library has filled both in.
                 unsafe {
                     let ended = if flag.read() != 0 { &before[..] } else { &[] };
@@ -556,10 +544,7 @@ macro_rules! traced_calls {
             };
             MPI_Testany(
                 count: c_int, requests: *mut Handle, index: *mut c_int, flag: *mut c_int, status: Sink
-            ) statuses(status, 1) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            ) statuses(status, 1) before(count, requests) => |trace, call| {
                 // SAFETY: the library has filled all in, the index and the status where one has ended.
                 unsafe {
                     let ended = if flag.read() != 0 { $crate::trace::at(&before, index.read()) } else { None };
@@ -568,17 +553,12 @@ macro_rules! traced_calls {
             };
             MPI_Testsome(
                 count: c_int, requests: *mut Handle, done: *mut c_int, indices: *mut c_int, status: Sink
-            ) statuses(status, count) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            ) statuses(status, count) before(count, requests) => |trace, call| {
                 // SAFETY: the library has filled all in, as many as it says.
                 unsafe { trace.wait(call, $crate::trace::some(&before, done.read(), indices), status) }
             };
-            MPI_Testall(count: c_int, requests: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, count) where before = {
-                // SAFETY: by MPI's contract there are so many.
-                unsafe { $crate::trace::before::<$abi>(count, requests) }
-            } => |trace, call| {
+            MPI_Testall(count: c_int, requests: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, count) before(count, requests)
+                => |trace, call| {
                 // SAFETY: the library has filled all in.
                 unsafe {
                     let ended = if flag.read() != 0 { &before[..] } else { &[] };
@@ -728,12 +708,13 @@ macro_rules! traced {
         $crate::traced! { $abi; $($rest)* }
     };
     ($abi:ty; $call:ident($($argument:ident: $kind:ty),* $(,)?) statuses($status:ident, $count:tt)
-        $(where $before:ident = $value:block)? => |$trace:ident, $at:ident| $body:expr; $($rest:tt)*) => {
+        $($before:ident($number:tt, $requests:ident))? => |$trace:ident, $at:ident| $body:expr; $($rest:tt)*) => {
         /// The library's own, written down.
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn $call($($argument: $kind),*) -> c_int {
-            $(let $before = $value;)?
+            // SAFETY: by MPI's contract there are so many requests.
+            $(let $before = unsafe { $crate::trace::before::<$abi>($number, $requests) };)?
             let mut own = $crate::trace::Statuses::new::<$abi>($status, usize::try_from($count).unwrap_or(0));
             let $status = own.at();
             let real = $crate::real!($call($($argument: $kind),*));
