@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::{Trigger, TriggerAction};
 
 /// What the victim is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(super) enum What {
     /// It pushes messages of every form.
     Push,
@@ -32,38 +33,6 @@ pub(super) enum What {
     Kv,
 }
 
-impl What {
-    const ALL: [Self; 11] = [
-        Self::Push,
-        Self::Stream,
-        Self::Pop,
-        Self::Create,
-        Self::AllReduce,
-        Self::Attach,
-        Self::Job,
-        Self::Client,
-        Self::Proxy,
-        Self::Publish,
-        Self::Kv,
-    ];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Push => "push",
-            Self::Stream => "stream",
-            Self::Pop => "pop",
-            Self::Create => "create",
-            Self::AllReduce => "all-reduce",
-            Self::Attach => "attach",
-            Self::Job => "job",
-            Self::Client => "client",
-            Self::Proxy => "proxy",
-            Self::Publish => "publish",
-            Self::Kv => "kv",
-        }
-    }
-}
-
 /// A kind of round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Scene {
@@ -77,7 +46,7 @@ impl Scene {
     /// Every scene.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let pools = [CoherenceChoice::Software, CoherenceChoice::Coherent];
-        What::ALL.into_iter().flat_map(move |what| {
+        What::value_variants().iter().flat_map(move |&what| {
             pools
                 .into_iter()
                 .flat_map(move |coherence| [false, true].map(|alone| Self { what, coherence, alone }))
@@ -110,7 +79,8 @@ pub(super) const LONELY_HOST: u16 = 2;
 impl fmt::Display for Scene {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.alone { "alone" } else { "shared" };
-        write!(f, "{}/{}/{place}", self.what.name(), self.coherence)
+        let what = self.what.to_possible_value().expect("none is left out");
+        write!(f, "{}/{}/{place}", what.get_name(), self.coherence)
     }
 }
 
