@@ -262,9 +262,9 @@ fn print(before: &Sharing, Report { verified, demo, left_out }: &Report) {
     println!(
         "interpolation: plain, of the fitted rows, straight in the logarithms of bytes, processes and time."
     );
-    let head =
-        ["", "measured us", "least", "greatest", "simulated us", "error", "interpolation", "its error"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| measured us | least | greatest | simulated us | error | interpolation | its error",
+    )];
     for row in &verified.rows {
         let [low, high] = row.measured.spread_s;
         let us = |seconds: f64| format!("{:.1}", seconds * 1e6);

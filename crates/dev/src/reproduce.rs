@@ -200,17 +200,9 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
 
 /// Parts of each model's step over both fabrics.
 fn print_pairs(pairs: &[Pair]) {
-    let head = [
-        "",
-        "accelerators",
-        "communication",
-        "computation",
-        "other",
-        "step s",
-        "times faster",
-        "between racks",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| accelerators | communication | computation | other | step s | times faster | between racks",
+    )];
     for pair in pairs {
         let whole = pair.baseline.total_s;
         for (side, step) in [("InfiniBand", &pair.baseline), ("CXL", &pair.scalepool)] {
@@ -245,7 +237,7 @@ fn print_numbers(report: &Report) {
     };
     let (paper, ours) = (report.paper, report.simulated);
     table::print(&[
-        ["", "published", "simulated, fitted to it", "off"].map(String::from).to_vec(),
+        table::head("| published | simulated, fitted to it | off"),
         line("mean, times faster", paper.mean, ours.mean),
         line("best", paper.best, ours.best),
         line("communication between racks", paper.communication, ours.communication),
@@ -264,7 +256,7 @@ fn print_shipped(report: &Report) {
         ("between racks, CXL", Parameter::CxlBandwidth),
         ("memory pool, reads alone", Parameter::PoolBandwidth),
     ];
-    let mut rows = vec![["", "fitted", "the platforms'"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("| fitted | the platforms'")];
     for ((name, parameter), shipped) in named.into_iter().zip(bandwidths_gb_per_s) {
         let fitted = report.open.iter().find(|it| it.open.name == parameter).map_or(0.0, |it| it.open.value);
         rows.push(vec![name.into(), format!("{fitted:.1}"), format!("{shipped:.1}")]);
@@ -283,8 +275,7 @@ fn print_open(figure: &Figure, open: &[Moved]) -> Result<(), Failure> {
         "\nwhat the paper leaves open; the three numbers at each end of the plausible range (mean / best / communication"
     );
     println!("between racks, as far as it holds computation up)");
-    let mut rows =
-        vec![["", "value", "", "low end", "gives", "high end", "gives"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("| value | | low end | gives | high end | gives")];
     for Moved { open, simulated } in open {
         rows.push(vec![
             open.what.clone(),
@@ -310,7 +301,7 @@ fn print_open(figure: &Figure, open: &[Moved]) -> Result<(), Failure> {
 }
 
 fn print_choices(choices: &[Chosen]) {
-    let mut rows = vec![["", "taken", "instead", "gives"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("| taken | instead | gives")];
     for Chosen { what, taken, instead } in choices {
         for tried in instead {
             let over = if tried.fits { "" } else { ", not all fit" };

@@ -19,9 +19,7 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let mut rows = vec![
-        ["figure", "", "published", "simulated", "from", "to", "to over from", ""].map(String::from).to_vec(),
-    ];
+    let mut rows = vec![table::head("figure | | published | simulated | from | to | to over from |")];
     for beside in claims.iter().filter(|beside| is_asked(beside)) {
         let [least, most] = beside.claim.published;
         let published = match least == most {
@@ -47,11 +45,8 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
         least.unwrap_or(1.0),
         most.unwrap_or(1.0)
     );
-    let mut rows = vec![
-        ["what the paper leaves open", "value", "from", "to", "moves a figure, times", "most"]
-            .map(String::from)
-            .to_vec(),
-    ];
+    let mut rows =
+        vec![table::head("what the paper leaves open | value | from | to | moves a figure, times | most")];
     for moved in &open {
         let [from, to] = moved.open.range.map(|end| end.to_string());
         let most = format!("{:.2} (figure {})", moved.most_times, claims[moved.most_moved].claim.figure);

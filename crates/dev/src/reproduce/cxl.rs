@@ -142,8 +142,7 @@ fn print_rms(report: &CxlReport) {
 }
 
 fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
-    let head = ["", "", "GPUs", "policy", "published", "simulated", "off", "points"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("|  | GPUs | policy | published | simulated | off | points")];
     let row = |range: &CxlRange, counts: &str| {
         let CxlRow { panel, models, gpus, policy, published, .. } = &range.row;
         let [low, high] = [0, 1].map(|end| range.simulated[end] - published[end]);

@@ -107,8 +107,7 @@ fn marked(claim: &JudgedPercent) -> String {
 }
 
 fn seconds(variant: &ProgramVariant) -> Vec<Vec<String>> {
-    let head = ["", "CXL", "CX-6 Dx", "Ethernet", "of it communication"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| CXL | CX-6 Dx | Ethernet | of it communication")];
     for (name, list) in [(ProgramName::Cg, &variant.cg), (ProgramName::MiniAmr, &variant.mini_amr)] {
         for OnNodes { nodes, cxl, smartnic, ethernet } in list {
             let cell = |times: &polder_sim::program::ProgramSeconds| {

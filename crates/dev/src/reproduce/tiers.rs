@@ -88,7 +88,7 @@ fn told(variant: &Variant, beyond: Beyond) -> String {
 
 /// Each memory once, with what an access takes.
 fn memories(report: &TierReport, bytes: f64) -> Vec<Vec<String>> {
-    let mut rows = vec![["", "access", "of it"].map(String::from).to_vec()];
+    let mut rows = vec![table::head("| access | of it")];
     for variant in &report.variants {
         for Configuration { name, tiers, .. } in &variant.configurations {
             for tier in tiers {
@@ -146,8 +146,7 @@ fn judged(report: &TierReport) -> Vec<(&Variant, &JudgedClaim)> {
 }
 
 fn claims(report: &TierReport) -> Vec<Vec<String>> {
-    let head = ["", "published", "simulated", "met at a working set of"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| published | simulated | met at a working set of")];
     for (variant, claim) in judged(report) {
         let [least, most] = claim.simulated;
         let verdict = match claim.met_at_bytes {
@@ -166,8 +165,7 @@ fn claims(report: &TierReport) -> Vec<Vec<String>> {
 }
 
 fn needs(report: &TierReport) -> Vec<Vec<String>> {
-    let head = ["", "the other's", "may take", "takes", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| the other's | may take | takes |")];
     for (variant, claim) in judged(report) {
         let marginal = claim.marginal_s;
         rows.push(vec![

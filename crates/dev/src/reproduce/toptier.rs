@@ -52,8 +52,7 @@ fn follow(figure: &ToptierFigure, published: &ToptierTable) -> Result<ToptierRep
 fn print(figure: &ToptierFigure, report: &ToptierReport) {
     let per_cent = |part: f64| format!("{:.1}%", 100.0 * part);
     let short = |holds: bool| if holds { "holds" } else { "short" }.to_owned();
-    let head = ["", "published", "simulated", "off", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| published | simulated | off |")];
     for row in &report.rows {
         let ToptierRow { service, published_local, local, published_mops, mops } = row;
         for (side, words) in ["without", "with bounds"].into_iter().enumerate() {

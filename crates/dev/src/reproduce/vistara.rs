@@ -26,9 +26,9 @@ pub(super) fn knee(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["hot", "", "latency ns", "simulated", "off", "local GB/s", "simulated", "off"];
-    let head = head.into_iter().chain(["CXL GB/s", "simulated", "off", "by capacity", "off"]);
-    let mut rows = vec![head.map(String::from).collect()];
+    let mut rows = vec![table::head(
+        "hot |  | latency ns | simulated | off | local GB/s | simulated | off | CXL GB/s | simulated | off | by capacity | off",
+    )];
     rows.extend(report.rows.iter().map(knee_row));
     table::print(&rows);
     println!(
@@ -97,8 +97,7 @@ pub(super) fn gains(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["", "gain", "local GB", "CXL GB", "published", "by capacity", "off, points", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| gain | local GB | CXL GB | published | by capacity | off, points |")];
     rows.extend(gains.iter().map(gain_row));
     table::print(&rows);
     println!(
@@ -142,9 +141,9 @@ pub(super) fn telemetry(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("CXL bandwidth, hint faults and promotions of services\n  Vistara, Tables I, VII and VIII\n");
-    let head = ["", "CXL GB/s", "predicted", "faults/min", "predicted", "promotions/min", "predicted"];
-    let head = head.into_iter().chain(["no more than faults", "local over CXL", "10 to 100"]);
-    let mut lines = vec![head.map(String::from).collect::<Vec<_>>()];
+    let mut lines = vec![table::head(
+        "| CXL GB/s | predicted | faults/min | predicted | promotions/min | predicted | no more than faults | local over CXL | 10 to 100",
+    )];
     lines.extend(rows.iter().map(telemetry_row));
     table::print(&lines);
     println!(
@@ -233,8 +232,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["part that is local", "published", "simulated", "off, points", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("part that is local | published | simulated | off, points |")];
     let sides = [
         ("without bounds", figure.published_baseline, report.baseline.local, ["fitted", "follows from A"]),
         ("Fair Share", figure.published_fair, report.fair.local, ["by its bound"; 2]),
@@ -332,8 +330,8 @@ fn print_default(figure: &FairFigure, run: &FairRun, servers: &[ByDefault]) {
         services.join(" and "),
         server::BOUNDS[1]
     );
-    let head = ["kernel moves, GB/s", "all within bounds", "GB down", "most in a round, GB"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows =
+        vec![table::head("kernel moves, GB/s | all within bounds | GB down | most in a round, GB")];
     rows.extend(servers.iter().map(|server| {
         vec![
             format!("{}", server.moves_gb),
@@ -398,8 +396,7 @@ fn print_signs(report: &FairReport) {
 fn print_requests(figure: &FairFigure, report: &FairReport) {
     let judged = |holds: bool| if holds { "holds" } else { "short" }.to_owned();
     let per_cent = |part: f64| format!("{:.1}%", 100.0 * part);
-    let head = ["requests", "published", "simulated", "off", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("requests | published | simulated | off |")];
     for (at, (simulated, name)) in figure.p99_us(report).into_iter().zip(["A", "B"]).enumerate() {
         let published = figure.published_p99_us[0][at];
         let off = simulated / published - 1.0;
@@ -441,8 +438,7 @@ fn print_absolute(figure: &FairFigure, report: &FairReport, judged: &[JudgedRow]
         "judged: each figure of the table, from nothing of it. Both caches have {:.0} GB at most, and the constants are those of sections V-A, V-B,\n  V-G and V-H and of Tables VI and VII",
         figure.absolute.limit_gb()
     );
-    let head = ["", "published", "simulated", "off", ""];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head("| published | simulated | off |")];
     for row in judged {
         let shown = |value: f64| match row.unit {
             "killed" => if value > 0.0 { "yes" } else { "no" }.to_owned(),
@@ -486,18 +482,9 @@ pub(super) fn ratio(json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = [
-        "",
-        "local:CXL",
-        "spill",
-        "CXL GB/s at P90",
-        "simulated",
-        "load ns",
-        "lost",
-        "simulated",
-        "off, points",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| local:CXL | spill | CXL GB/s at P90 | simulated | load ns | lost | simulated | off, points",
+    )];
     rows.extend(report.rows.iter().map(ratio_row));
     table::print(&rows);
     let yes = |holds: bool| if holds { "holds" } else { "does not hold: short" };
@@ -556,9 +543,9 @@ pub(super) fn tier(json: bool) -> Result<(), Failure> {
     println!(
         "CXL bandwidth of Web and DPP by the part of their memory that is on CXL\n  Vistara, Table VIII and section V-G\n"
     );
-    let head =
-        ["", "local:CXL", "spill", "published, GB/s", "middle", "off", "least to most", "", "by idle times"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = vec![table::head(
+        "| local:CXL | spill | published, GB/s | middle | off | least to most | | by idle times",
+    )];
     rows.extend(report.rows.iter().map(traffic_row));
     table::print(&rows);
     let count = |is: fn(&TrafficBeside) -> bool| report.rows.iter().filter(|it| is(it)).count();
