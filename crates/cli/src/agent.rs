@@ -78,10 +78,13 @@ pub(crate) struct CheckArguments {
     root: PathBuf,
 }
 
+/// Where an agent has its journal if nothing else is said.
+pub(crate) const JOURNAL: &str = "/var/lib/polder/agent.journal";
+
 #[derive(Args)]
 pub(crate) struct JournalArguments {
     /// Where settings are noted before they are changed.
-    #[arg(long, default_value = "/var/lib/polder/agent.journal", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, default_value = JOURNAL, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) journal: PathBuf,
 }
 
@@ -138,7 +141,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Restore(arguments) => {
             drop_capabilities()?;
             let (host, journal) = (Host::new(), text(&arguments.journal)?);
-            let _lock = lock(&host, &journal, "journal")?;
+            let _lock = held(host.lock_again(&journal)?, &journal, "journal")?;
             let (_, restored) = KernelSettings::start(host, &journal)?;
             if restored.is_empty() {
                 println!("nothing to restore: no agent was killed with {journal}");
@@ -192,8 +195,8 @@ pub(crate) fn host(root: &Path) -> Host {
 }
 
 /// The right to write a journal or a state, which one process has at a time.
-fn lock(host: &Host, path: &str, what: &str) -> Result<Lock, Failure> {
-    host.lock(path)?.ok_or_else(|| {
+fn held(lock: Option<Lock>, path: &str, what: &str) -> Result<Lock, Failure> {
+    lock.ok_or_else(|| {
         Failure(format!("another agent runs with the {what} {path}; stop it, or name another with --{what}"))
     })
 }
@@ -228,7 +231,10 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // Also of the state: two agents with a journal each would take each other's settings for what was found.
     let _locks = match arguments.dry_run {
         true => None,
-        false => Some((lock(&host, &journal, "journal")?, lock(&host, &state, "state")?)),
+        false => Some((
+            held(host.lock(&journal)?, &journal, "journal")?,
+            held(host.lock(&state)?, &state, "state")?,
+        )),
     };
     let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;

@@ -7,11 +7,11 @@ use bytesize::ByteSize;
 use clap::{Args, ValueHint};
 use polder_attach::settings::Settings;
 use polder_linux::Host;
-use polder_linux::doctor::{Drift, Report, Severity, drift, examine, nodes_of};
+use polder_linux::doctor::{Drift, Finding, Report, Severity, drift, examine, nodes_of};
 use polder_platform::text_of;
 use serde::Serialize;
 
-use crate::agent::JournalArguments;
+use crate::agent::{JOURNAL, JournalArguments};
 use crate::{Failure, kv};
 
 #[derive(Args)]
@@ -37,10 +37,27 @@ struct Answer {
     drift: Option<Vec<Drift>>,
 }
 
+impl Arguments {
+    /// Whether it looks at the pool that is set: beside this machine's own files.
+    pub(crate) fn opens_a_pool(&self) -> bool {
+        self.root == Path::new("/")
+    }
+}
+
 /// Runs `polder doctor`. A problem, and a drift, is exit status 1.
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let journal = std::path::absolute(&arguments.journal.journal)?;
-    let mut report = examine(&Host::below(&arguments.root), &journal.to_string_lossy())?;
+    let host = Host::below(&arguments.root);
+    let mut report = examine(&host, &journal.to_string_lossy())?;
+    // A machine without an agent has none at the default path.
+    if journal != Path::new(JOURNAL) && !host.had(&journal.to_string_lossy()) {
+        report.findings.push(Finding {
+            severity: Severity::Problem,
+            subject: "journal".to_owned(),
+            found: format!("{}: no agent has run with such a journal", journal.display()),
+            remedy: "name the agent's with --journal, or leave it out".to_owned(),
+        });
+    }
     let drift = match &arguments.against {
         Some(path) => {
             let advised = |error: &dyn std::fmt::Display| {
@@ -53,9 +70,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
         }
         None => None,
     };
-    if arguments.root == Path::new("/") {
+    if arguments.opens_a_pool() {
         report.findings.extend(kv::findings(settings));
     }
+    report.findings.sort_by_key(|finding| finding.severity);
     let is_ill = report.findings.iter().any(|finding| finding.severity == Severity::Problem)
         || drift.as_ref().is_some_and(|drift| !drift.is_empty());
     let answer = Answer { report, drift };

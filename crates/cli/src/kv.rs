@@ -133,10 +133,11 @@ fn check(settings: &Settings, name: Option<&str>, json: bool) -> Result<ExitCode
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What `polder doctor` says of the caches of the pool that is set: hosts that want room, and how to give them some.
+/// What `polder doctor` says of the pool that is set: that it cannot be opened, or which hosts want room in its caches, and how to give them
+/// some.
 pub(crate) fn findings(settings: &Settings) -> Vec<Finding> {
-    let note = |subject, found, remedy: &str| Finding {
-        severity: Severity::Note,
+    let finding = |severity, subject, found, remedy: &str| Finding {
+        severity,
         subject,
         found,
         remedy: remedy.to_owned(),
@@ -147,8 +148,8 @@ pub(crate) fn findings(settings: &Settings) -> Vec<Finding> {
     let (path, caches) = match caches(settings, None) {
         Ok(found) => found,
         Err(error) => {
-            let remedy = "check the pool: polder pool check";
-            return vec![note("caches of keys and values".to_owned(), error.to_string(), remedy)];
+            let remedy = "name another pool with --pool, or look at this one with polder pool check";
+            return vec![finding(Severity::Problem, "pool".to_owned(), error.to_string(), remedy)];
         }
     };
     let wants = |cache: &CacheStat| {
@@ -168,8 +169,8 @@ pub(crate) fn findings(settings: &Settings) -> Vec<Finding> {
             }
             false => "run polder keeper, which gives room of hosts that are gone to those",
         };
-        (!short.is_empty())
-            .then(|| note(format!("cache {} in {}", printable(&cache.name), shown(path)), found, remedy))
+        let subject = || format!("cache {} in {}", printable(&cache.name), shown(path));
+        (!short.is_empty()).then(|| finding(Severity::Note, subject(), found, remedy))
     };
     caches.iter().filter_map(wants).collect()
 }

@@ -107,6 +107,9 @@ impl PoolOptions {
             Command::Probe(_) => "it makes pools of its own in /dev/shm",
             Command::Rehearse(_) => "the program opens what it needs, with the variables of its environment",
             Command::Plan(_) | Command::Agent(_) | Command::Offload(_) => "it opens no pool",
+            Command::Doctor(doctor) if !doctor.arguments.opens_a_pool() => {
+                "a copy of a host's files below --root has no pool"
+            }
             Command::Top(top) if !top.arguments.opens_a_pool() => "only `polder top sync` opens one",
             _ => return Ok(()),
         };

@@ -396,6 +396,31 @@ fn a_damaged_journal_is_kept_and_named_by_a_start_and_by_doctor() {
 }
 
 #[test]
+fn a_restore_from_a_journal_that_never_was_is_refused_and_makes_nothing() {
+    let folder = host(1);
+    let root = folder.path();
+    let mistyped = root.join("lib/polder/agent.journal");
+    let output = polder(&["agent", "restore", "--journal"], &mistyped);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    assert!(said.contains(&format!("{}: there is no such journal", mistyped.display())), "{said}");
+    assert!(!root.join("lib").exists(), "a folder was made");
+    // An agent that ended well left no journal, and what follows its end by rule finds nothing to do.
+    put(root, "policy.toml", &policy(1, "20ms"));
+    assert!(agent(root, &["--rounds", "1"]).output().unwrap().status.success());
+    let journal = root.join("agent.journal");
+    assert!(!journal.exists(), "the control");
+    let output = polder(&["agent", "restore", "--journal"], &journal);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stdout).starts_with("nothing to restore: "), "{output:?}");
+    let doctor = |journal: &str| polder(&["doctor", "--journal", journal, "--root"], root);
+    let output = doctor("/none.journal");
+    let found = "PROBLEM: journal: /none.journal: no agent has run with such a journal";
+    assert!(!output.status.success() && text(&output.stdout).contains(found), "{output:?}");
+    assert!(!text(&doctor("/agent.journal").stdout).contains("PROBLEM: journal"));
+}
+
+#[test]
 fn an_address_that_other_machines_reach_is_refused() {
     let folder = host(1);
     put(folder.path(), "policy.toml", &policy(1, "1s"));

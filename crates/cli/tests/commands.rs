@@ -183,6 +183,38 @@ fn a_keeper_gives_the_room_of_a_host_that_is_fenced_to_one_that_wants_some() {
 }
 
 #[test]
+fn a_doctor_finds_that_the_pool_that_was_named_is_not_there() {
+    let desk = Desk::new();
+    let report = |arguments: &str| {
+        let output = desk.command(arguments).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let all = report["findings"].as_array().unwrap().clone();
+        let found = all.iter().find(|it| it["subject"] == "pool").cloned();
+        (output.status.code(), found)
+    };
+    let missing = desk.pool().display().to_string();
+    for arguments in ["doctor --json", "doctor --json --pool /none"] {
+        let path = if arguments.ends_with("/none") { "/none" } else { &missing };
+        let (code, found) = report(arguments);
+        let found = found.unwrap_or_else(|| panic!("{arguments}: no finding of the pool"));
+        assert_eq!((code, found["severity"].as_str()), (Some(1), Some("problem")), "{found}");
+        assert!(found["found"].as_str().unwrap().starts_with(&format!("{path}: no such file")), "{found}");
+    }
+    desk.say("pool format --size 16MiB");
+    assert_eq!(report("doctor --json").1, None, "the control");
+}
+
+#[test]
+fn a_doctor_of_a_copy_of_files_refuses_a_pool_and_passes_over_one_of_the_environment() {
+    let desk = Desk::new();
+    let host = desk.scratch.path().join("host").display().to_string();
+    desk.say(&format!("agent example {host}"));
+    let line = desk.refusal(&format!("doctor --root {host} --pool /none"));
+    assert!(line.contains("do not apply here: a copy of a host's files below --root has no pool"), "{line}");
+    desk.say(&format!("doctor --root {host}"));
+}
+
+#[test]
 fn the_memory_of_messages_is_shown_by_kind_by_endpoint_and_by_pair() {
     let desk = Desk::new();
     desk.say("pool format --size 32MiB --hosts 2 --processes 4");

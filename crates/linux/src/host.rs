@@ -48,6 +48,20 @@ impl Host {
         Lock::take(&self.at(journal))
     }
 
+    /// Whether a process has had this journal.
+    #[must_use]
+    pub fn had(&self, journal: &str) -> bool {
+        Lock::was_taken(&self.at(journal))
+    }
+
+    /// As [`Host::lock`], of a journal that a process has had: nothing is made where none has.
+    ///
+    /// # Errors
+    /// As [`Lock::take_again`].
+    pub fn lock_again(&self, journal: &str) -> Result<Option<Lock>, KernelError> {
+        Lock::take_again(&self.at(journal))
+    }
+
     /// Replaces the text of a file of our own in one step, as a state that each control round writes: it need not
     /// outlive the machine's power.
     ///

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -35,7 +35,7 @@ impl<'p> Place<'p> {
         let open = |at: &OwnedFd, name: &std::ffi::OsStr| rustix::fs::openat(at, name, flags, Mode::empty());
         let mut folder =
             rustix::fs::open("/", flags, Mode::empty()).map_err(|error| failed(&named, error))?;
-        let mut so_far = std::path::PathBuf::from("/");
+        let mut so_far = PathBuf::from("/");
         for component in parent.components() {
             let name = match component {
                 Component::RootDir => continue,
@@ -199,9 +199,7 @@ impl Lock {
     /// # Errors
     /// [`KernelError::Unsafe`] where another user could lead the file elsewhere; otherwise as opening it fails.
     pub fn take(journal: &Path) -> Result<Option<Self>, KernelError> {
-        let mut name = journal.file_name().unwrap_or_default().to_owned();
-        name.push(".lock");
-        let path = journal.with_file_name(name);
+        let path = Self::beside(journal);
         // No other user may open it, because with an open file anyone can hold its lock.
         let file = Place::find(&path, true)?.open_as(OFlags::RDWR | OFlags::CREATE, 0o600)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -209,6 +207,35 @@ impl Lock {
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(failed(&path.to_string_lossy(), error)),
         }
+    }
+
+    /// As [`Lock::take`], and makes nothing where no process has had a journal at `journal`.
+    ///
+    /// # Errors
+    /// As [`Lock::take`]; [`KernelError::Missing`] where [`Lock::was_taken`] says no.
+    pub fn take_again(journal: &Path) -> Result<Option<Self>, KernelError> {
+        match Self::was_taken(journal) {
+            true => Self::take(journal),
+            false => Err(KernelError::Missing(format!(
+                "{}: there is no such journal, and no agent has run with one of this name; name the agent's with --journal",
+                journal.display()
+            ))),
+        }
+    }
+
+    /// Whether the journal is there, or the lock that a process leaves which ended well. One that cannot be looked at may be.
+    #[must_use]
+    pub fn was_taken(journal: &Path) -> bool {
+        let is_there = |path: &Path| {
+            path.symlink_metadata().map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true)
+        };
+        is_there(journal) || is_there(&Self::beside(journal))
+    }
+
+    fn beside(journal: &Path) -> PathBuf {
+        let mut name = journal.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        journal.with_file_name(name)
     }
 }
 
@@ -303,6 +330,24 @@ mod tests {
         assert!(why(read(&theirs.join("journal"))).contains("belongs to another user"));
         std::os::unix::fs::chown(&theirs, Some(4242), None).unwrap();
         assert!(why(append(&theirs.join("other"), "x", true)).contains("belongs to another user"));
+    }
+
+    #[test]
+    fn a_lock_of_a_journal_that_never_was_is_refused_and_makes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("a/b/journal");
+        let refused = why(Lock::take_again(&journal));
+        assert!(
+            refused.starts_with(&format!("{}: there is no such journal", journal.display())),
+            "{refused}"
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // One that ended well has left its lock, and one from elsewhere is a journal alone.
+        drop(Lock::take(&journal).unwrap());
+        assert!(Lock::take_again(&journal).unwrap().is_some());
+        fs::remove_file(journal.with_file_name("journal.lock")).unwrap();
+        append(&journal, "x", true).unwrap();
+        assert!(Lock::take_again(&journal).unwrap().is_some());
     }
 
     #[test]
