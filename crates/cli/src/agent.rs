@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytesize::ByteSize;
@@ -18,7 +18,7 @@ use polder_agent::{
     Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State,
     Text, forecast, listen, replay, write_example,
 };
-use polder_front::Teller;
+use polder_front::{Teller, unwritten};
 use polder_linux::doctor::{Interface, examine};
 use polder_linux::{
     Host, Kernel, KernelError, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities,
@@ -27,6 +27,8 @@ use polder_linux::{
 use polder_platform::recorded_text_of;
 use ratatui::crossterm::terminal;
 use ratatui::text::Span;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -201,13 +203,15 @@ fn held(lock: Option<Lock>, path: &str, what: &str) -> Result<Lock, Failure> {
     })
 }
 
-/// What a signal asks for.
+/// What a signal asks for, or a reader that went away.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// To end.
     Stop,
     /// To read the policy again.
     Reload,
+    /// To end because nobody can read what is printed.
+    Unread,
 }
 
 fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
@@ -217,9 +221,11 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // Before the first thread is started: capabilities are of a thread.
     drop_capabilities()?;
     // Signals are caught before the first setting is changed.
-    let asked = signals()?;
-    // A reader that went away is an error of the next write, and not this process's end.
+    let (sender, asked) = channel();
+    tell_signals(sender.clone())?;
+    // A reader that went away is an error, and not this process's end.
     let _caught = Signals::new([SIGPIPE])?;
+    tell_unread(sender)?;
     let metrics = arguments.listen.map(|address| {
         let metrics = Arc::new(Metrics::new());
         let told = Arc::clone(&metrics);
@@ -313,6 +319,7 @@ fn rounds<K: Kernel>(
         let reloads = match asked.recv_timeout(rest) {
             Ok(Asked::Reload) => true,
             Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
         };
         if reloads && let Some(complaint) = reload(agent, &watched.path) {
@@ -630,9 +637,14 @@ pub(crate) fn now_ms() -> u64 {
 /// # Errors
 /// When signals cannot be caught.
 pub fn signals() -> Result<Receiver<Asked>, Failure> {
+    let (sender, receiver) = channel();
+    tell_signals(sender)?;
+    Ok(receiver)
+}
+
+fn tell_signals(sender: Sender<Asked>) -> Result<(), Failure> {
     let stops = [SIGINT, SIGTERM, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
     let mut signals = Signals::new(stops.into_iter().chain([SIGHUP]))?;
-    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for signal in signals.forever() {
             let asked = if signal == SIGHUP { Asked::Reload } else { Asked::Stop };
@@ -641,7 +653,21 @@ pub fn signals() -> Result<Receiver<Asked>, Failure> {
             }
         }
     });
-    Ok(receiver)
+    Ok(())
+}
+
+/// Sends a message once stdout has lost its reader, at once: rounds that print nothing would not notice.
+fn tell_unread(sender: Sender<Asked>) -> Result<(), Failure> {
+    let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
+    std::thread::spawn(move || {
+        // No event is asked for: the kernel tells of an error and of a hang-up all the same, and a file has neither.
+        let mut files = [PollFd::new(&stdout, PollFlags::empty())];
+        if retry_on_intr(|| poll(&mut files, None)).is_ok() {
+            // The rounds may have ended.
+            let _ = sender.send(Asked::Unread);
+        }
+    });
+    Ok(())
 }
 
 pub(crate) fn print_json(round: &Round) -> Result<(), Failure> {

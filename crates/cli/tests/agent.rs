@@ -157,6 +157,25 @@ fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
 }
 
 #[test]
+fn an_agent_whose_reader_goes_away_ends_before_it_prints_again() {
+    let folder = host(1);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(1, "1m"));
+    let mut command = agent(root, &["--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    drop(out);
+    let ended = child.wait_with_output().unwrap();
+    let output = text(&ended.stderr);
+    assert!(!ended.status.success() && output.contains("Broken pipe"), "{}: {output}", ended.status);
+    let state: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(root.join("agent.state")).unwrap()).unwrap();
+    assert_eq!(state["round"]["round"], 1, "it noticed only as it printed the next round");
+    assert_eq!(demotion(root), "false");
+}
+
+#[test]
 fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
     const GIB: u64 = 1 << 30;
     const PAGE: u64 = 64 << 10;

@@ -103,7 +103,8 @@ fn lock(number: &Mutex<usize>) -> MutexGuard<'_, usize> {
     number.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn unwritten(error: &std::io::Error) -> Failure {
+/// The failure of a command whose output cannot be written.
+pub fn unwritten(error: &std::io::Error) -> Failure {
     Failure(format!("cannot write to stdout: {error}"))
 }
 
