@@ -288,13 +288,15 @@ def test_a_link_in_the_place_of_a_folder_is_refused(pool: polder.Pool, tmp_path:
 
 
 def test_a_folder_that_another_user_could_change_is_refused(pool: polder.Pool, tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    pending = polder.torch.snapshot("job", filled(1), step=1, pool=pool, folder=tmp_path / "open")
-    with pytest.raises(polder.TierError, match="open may be written by every user; take their right: chmod o-w"):
+    wide = tmp_path / "wide open"
+    wide.mkdir()
+    wide.chmod(0o777)
+    pending = polder.torch.snapshot("job", filled(1), step=1, pool=pool, folder=wide)
+    remedy = f"open may be written by every user; take their right: chmod o-w '{wide}'"
+    with pytest.raises(polder.TierError, match=remedy):
         pending.wait_flushed()
-    (tmp_path / "open").chmod(0o1777)
-    polder.torch.snapshot("job", filled(1), step=1, pool=pool, folder=tmp_path / "open").wait_flushed()
+    wide.chmod(0o1777)
+    polder.torch.snapshot("job", filled(1), step=1, pool=pool, folder=wide).wait_flushed()
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     (tmp_path / "theirs/job").mkdir(parents=True)

@@ -276,11 +276,12 @@ def test_ddp_trains_to_the_same_weights_as_over_gloo(tmp_path: Path, ranks: int,
 
 
 def test_every_rank_is_told_that_a_named_pool_is_not_there_and_none_is_made(tmp_path: Path) -> None:
-    mistyped = tmp_path / "pol"
+    mistyped = tmp_path / "po l"
     with Ranks("torch_endless.py", 2, tmp_path / "meet", POLDER_POOL=str(mistyped)) as run:
         first, second = [process.communicate(timeout=60)[0].splitlines()[-1] for process in run.processes]
     assert not mistyped.exists()
-    assert first.startswith(f"polder.errors.RegionError: {mistyped}: there is no pool; make one with `polder"), first
+    remedy = f"{mistyped}: there is no pool; make one with `polder pool format --pool '{mistyped}' --size 1GiB`"
+    assert first.startswith(f"polder.errors.RegionError: {remedy}"), first
     assert second.startswith("polder.errors.RegionError: rank 0 could not make the pool: "), second
 
 

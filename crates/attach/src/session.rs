@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use bytesize::ByteSize;
 use polder_mem::{AnyMemory, Coherence, HostError, HostPlan, Memory, Region, RegionError, RegionKind, forks};
+use polder_platform::shell_word;
 
 use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
 use polder_pool::endpoint::EndpointOptions;
@@ -90,7 +91,7 @@ pub enum SessionError {
     /// The pool has another size than was asked for.
     #[error(
         "{} is a pool of {}, and a size of {} is asked for; leave the size out, or destroy that pool first (`polder pool destroy --yes --pool {}`)",
-        path.display(), ByteSize(*kept).display().iec(), ByteSize(*asked).display().iec(), path.display()
+        path.display(), ByteSize(*kept).display().iec(), ByteSize(*asked).display().iec(), shell_word(&path.to_string_lossy())
     )]
     OtherSize {
         /// The region.
@@ -673,6 +674,13 @@ mod tests {
         std::fs::write(scratch.0.join("pool"), vec![7; 1 << 20]).unwrap();
         let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
         assert!(error.contains("polder pool format"), "{error}");
+    }
+
+    #[test]
+    fn the_command_that_removes_a_pool_of_another_size_can_be_copied_whatever_its_path() {
+        let (path, kept, asked) = ("/dev/shm/my pool".into(), 1 << 20, 2 << 20);
+        let error = SessionError::OtherSize { path, kept, asked }.to_string();
+        assert!(error.ends_with("(`polder pool destroy --yes --pool '/dev/shm/my pool'`)"), "{error}");
     }
 
     #[test]

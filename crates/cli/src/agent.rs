@@ -24,7 +24,7 @@ use polder_linux::{
     Host, Kernel, KernelError, Lock, Restored, Settings as KernelSettings, Tiers, drop_capabilities,
     show_nodes,
 };
-use polder_platform::recorded_text_of;
+use polder_platform::{recorded_text_of, shell_word};
 use ratatui::crossterm::terminal;
 use ratatui::text::Span;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -154,12 +154,13 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Example { folder } => {
             let wrong = |error: std::io::Error| Failure(format!("{}: {error}", folder.display()));
             write_example(folder).map_err(wrong)?;
-            let folder = folder.display();
+            let word = |path: &Path| shell_word(&path.to_string_lossy());
+            let (policy, folder) = (word(&folder.join("policy.toml")), word(folder));
             println!(
                 "a host of 64 + 128 GiB with three services, and policy.toml; nothing moves there. Try:"
             );
             for command in ["agent check", "agent run --dry-run --rounds 2", "top --once"] {
-                println!("  polder {command} --root {folder} --policy {folder}/policy.toml");
+                println!("  polder {command} --root {folder} --policy {policy}");
             }
             println!("  polder doctor --root {folder}");
             Ok(ExitCode::SUCCESS)

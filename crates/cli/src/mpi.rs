@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use polder_attach::session::SessionError;
 use polder_attach::settings::Settings;
+use polder_platform::shell_word;
 use polder_pool::Uuid;
 
 use crate::Failure;
 pub(crate) use job::{PASSED, code_of, meanwhile};
 pub(crate) use library::in_path;
-use library::quoted;
 
 pub use guard::Guard;
 pub use library::{Install, Library, Section};
@@ -109,9 +109,9 @@ fn env(arguments: &Env, settings: &Settings) -> Result<ExitCode, Failure> {
         choice.variables(*library, mpiexec.as_deref(), choice.all_through_pool, settings, None)?;
     for (name, value) in variables {
         match shell {
-            Shell::Sh => println!("export {name}={}", quoted(&value)),
-            Shell::Csh => println!("setenv {name} {}", quoted(&value)),
-            Shell::Fish => println!("set -gx {name} {}", quoted(&value)),
+            Shell::Sh => println!("export {name}={}", shell_word(&value)),
+            Shell::Csh => println!("setenv {name} {}", shell_word(&value)),
+            Shell::Fish => println!("set -gx {name} {}", shell_word(&value)),
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueHint};
 
 use polder_measure::python;
+use polder_platform::shell_word;
 
 use crate::Failure;
 
@@ -66,7 +67,7 @@ fn expect_torch(python: &Path) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure(format!(
             "a check needs PyTorch, which is not installed; {} -m pip install torch",
-            python.display()
+            shell_word(&python.to_string_lossy())
         ))),
     }
 }

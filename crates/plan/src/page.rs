@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use polder_platform::printable;
+use polder_platform::{printable, shell_word};
 use serde_json::Value;
 
 use crate::Failure;
@@ -29,15 +29,7 @@ pub(super) fn filled(body: &str, title: &str, data: &Value) -> Result<String, Fa
 
 /// The command as it was given, such that a shell takes it again.
 fn command() -> String {
-    let quoted = |word: String| {
-        let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./,:=+%".contains(character);
-        match !word.is_empty() && word.chars().all(is_plain) {
-            true => word,
-            false => format!("'{}'", word.replace('\'', "'\\''")),
-        }
-    };
-    let words =
-        std::env::args_os().skip(1).map(|word| quoted(printable(&word.to_string_lossy()).into_owned()));
+    let words = std::env::args_os().skip(1).map(|word| shell_word(&printable(&word.to_string_lossy())));
     let name = std::env::args_os().next().map(std::path::PathBuf::from);
     let is_alone = name.is_some_and(|path| path.file_name().is_some_and(|file| file == "polder-plan"));
     let name = if is_alone { "polder-plan" } else { "polder" };

@@ -101,6 +101,22 @@ pub fn quoted_words(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
+/// A word as a shell reads it: a command that is printed can be copied, whatever its paths are called.
+///
+/// ```
+/// use polder_platform::shell_word;
+///
+/// assert_eq!(["/tmp/host", "/tmp/ho st", "it's", ""].map(shell_word), ["/tmp/host", "'/tmp/ho st'", r"'it'\''s'", "''"]);
+/// ```
+#[must_use]
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-=:,+@%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// A number of bytes, as errors say it: in the largest unit of which it is a whole number, with a rounded one where that is bytes.
 ///
 /// ```

@@ -33,7 +33,7 @@ pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
 pub use file::{
     DataError, Folder, extended, files_of, in_words, names, printable, printable_text, quoted, quoted_words,
-    read, recorded_text_of, sized, text, text_of, was_read,
+    read, recorded_text_of, shell_word, sized, text, text_of, was_read,
 };
 pub use foreign::{JsonKind, JsonObject, other_json, read_json};
 pub use graph::Graph;

@@ -15,6 +15,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -86,9 +87,11 @@ def _expect_own(path: Path) -> None:
         if stat.S_ISLNK(found.st_mode):
             _expect_own(place.resolve())
         elif found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-            raise TierError(f"{place} may be written by every user; take their right: chmod o-w {place}")
+            remedy = f"chmod o-w {shlex.quote(str(place))}"
+            raise TierError(f"{place} may be written by every user; take their right: {remedy}")
         elif found.st_mode & 0o020 and not found.st_mode & stat.S_ISVTX and not _is_private(found.st_gid):
-            raise TierError(f"{place} may be written by its group; take their right: chmod g-w {place}")
+            remedy = f"chmod g-w {shlex.quote(str(place))}"
+            raise TierError(f"{place} may be written by its group; take their right: {remedy}")
 
 
 @functools.cache

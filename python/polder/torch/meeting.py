@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -359,8 +360,8 @@ def make(path: str, own: bool, board: Board) -> "_core.JobPool | None":
         return _core.JobPool.make(path, board.size)
     if not Path(path).exists():
         raise RegionError(
-            f"{path}: there is no pool; make one with `polder pool format --pool {path} --size 1GiB`, or leave "
-            "POLDER_POOL unset, and the job makes one of its own"
+            f"{path}: there is no pool; make one with `polder pool format --pool {shlex.quote(path)} --size 1GiB`, "
+            "or leave POLDER_POOL unset, and the job makes one of its own"
         )
     return None
 

@@ -11,6 +11,7 @@ use clap::Args;
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
 use polder_mem::{Coherence, HostPlan, Memory};
+use polder_platform::shell_word;
 use polder_pool::format::MAX_PROCESSES;
 use polder_pool::{Geometry, Superblock, read_superblock};
 use rustix::io::retry_on_intr;
@@ -23,7 +24,7 @@ use signal_hook::low_level::siginfo::Cause;
 use super::cleanup::Cleanup;
 use super::guard::Guard;
 use super::leftovers::{MARK, kill_marked};
-use super::library::{Install, Library, Section, in_path, quoted};
+use super::library::{Install, Library, Section, in_path};
 use super::room::{self, Ranks};
 use super::{Choice, job_id};
 use crate::Failure;
@@ -75,9 +76,9 @@ pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Fail
     let variables = choice.variables(library, mpiexec, through_pool, &settings, Some(&program[0]))?;
     if arguments.dry_run {
         let words = install.library.arguments(&arguments.sections(), &variables, program);
-        let settings = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let settings = variables.iter().map(|(name, value)| format!("{name}={}", shell_word(value)));
         let command = [install.mpiexec.display().to_string()].into_iter().chain(words);
-        let command = settings.chain(command.map(|word| quoted(&word)));
+        let command = settings.chain(command.map(|word| shell_word(&word)));
         println!("{}", command.collect::<Vec<_>>().join(" "));
         return Ok(ExitCode::SUCCESS);
     }

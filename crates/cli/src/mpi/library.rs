@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
-use polder_platform::quoted as quoted_text;
+use polder_platform::quoted;
 
 use crate::Failure;
 
@@ -223,7 +223,7 @@ impl Install {
         if let Some(other) = libraries.iter().find(|other| other.library != libraries[0].library) {
             let paths =
                 [&libraries[0], other].map(|one| format!("{} of {}", one.library, one.mpiexec.display()));
-            let [first, other] = paths.map(|path| quoted_text(&path));
+            let [first, other] = paths.map(|path| quoted(&path));
             eprintln!(
                 "polder: {first} is the first in PATH; --mpi or --mpiexec takes another, such as {other}"
             );
@@ -265,13 +265,4 @@ pub(crate) fn in_path(names: &[&str]) -> Vec<PathBuf> {
     let files =
         std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
     files.filter(|file| file.is_file()).collect()
-}
-
-/// A word as a shell reads it.
-pub(crate) fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-=:,+@%".contains(&byte);
-    match !word.is_empty() && word.bytes().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
 }
