@@ -1,7 +1,7 @@
 //! `polder rehearse`: runs a program on hosts whose caches are not coherent, by a library that is loaded before it.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -148,7 +148,7 @@ fn expect_preload(program: &str) -> Result<(), Failure> {
     let Some(path) = found.first().filter(|path| path.is_file()) else {
         return wrong("there is no such program");
     };
-    let bytes = fs::read(path).map_err(|error| Failure(format!("{program}: {error}")))?;
+    let bytes = fs::read(path).map_err(at(path))?;
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());
     }
@@ -227,29 +227,34 @@ const SITE: usize = 128;
 impl Rack {
     fn new(file: &Path, hosts: u16) -> Result<Self, Failure> {
         let wrong = |why: &str| Failure(format!("{}: {why}", file.display()));
-        let metadata = fs::metadata(file).map_err(|error| wrong(&error.to_string()))?;
+        let metadata = fs::metadata(file).map_err(at(file))?;
         if !metadata.is_file() {
             return Err(wrong("it is no regular file; give a file that stands for the device"));
         }
         if metadata.len() == 0 {
             return Err(wrong("it is empty; give it its size first, as with truncate -s 64M"));
         }
+        // Before anything is made: the hosts read it and write it.
+        OpenOptions::new().read(true).write(true).open(file).map_err(at(file))?;
         remove_leftovers();
         let folder = Path::new(HostPlan::DIRECTORY).join(format!("{FOLDER}{}", std::process::id()));
-        fs::create_dir(&folder).map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
-        let rack = Self { folder, file: fs::canonicalize(file)? };
-        let sized = |path: PathBuf, bytes| File::create(path)?.set_len(bytes);
+        fs::create_dir(&folder).map_err(at(&folder))?;
+        let rack = Self { folder, file: fs::canonicalize(file).map_err(at(file))? };
+        let sized = |path: PathBuf, bytes| {
+            File::create(&path).and_then(|file| file.set_len(bytes)).map_err(at(&path))
+        };
         sized(rack.folder.join("memory"), 0)?;
         sized(rack.folder.join("locks"), 16 << 10)?;
         sized(rack.folder.join("sites"), 2 << 20)?;
         for host in 0..hosts {
             let folder = rack.folder.join(host.to_string());
-            fs::create_dir_all(folder.join("run"))?;
+            fs::create_dir_all(folder.join("run")).map_err(at(&folder))?;
             copy_with_holes(&rack.file, &[folder.join("copy"), folder.join("base")])?;
             sized(folder.join("recent"), 8 << 10)?;
             let id = format!("{:032x}", Uuid::fresh().0);
             let pieces = [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]];
-            writeln!(File::create(folder.join("boot_id"))?, "{}", pieces.join("-"))?;
+            let boot = folder.join("boot_id");
+            fs::write(&boot, pieces.join("-") + "\n").map_err(at(&boot))?;
         }
         Ok(rack)
     }
@@ -261,7 +266,8 @@ impl Rack {
 
     /// The sites that were reached, with their counts, those of a file together.
     fn sites(&self) -> Result<Vec<(u64, String)>, Failure> {
-        let bytes = fs::read(self.folder.join("sites"))?;
+        let path = self.folder.join("sites");
+        let bytes = fs::read(&path).map_err(at(&path))?;
         let site = |record: &[u8]| {
             let (count, text) = (record.first_chunk::<8>()?, &record[16..]);
             let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
@@ -280,22 +286,32 @@ impl Drop for Rack {
     }
 }
 
+/// Names the file that an error is about.
+fn at(path: &Path) -> impl Fn(std::io::Error) -> Failure {
+    move |error| Failure(format!("{}: {error}", path.display()))
+}
+
 /// Copies a file, pages of zeros left out.
 fn copy_with_holes(from: &Path, to: &[PathBuf]) -> Result<(), Failure> {
-    let mut source = File::open(from)?;
-    let bytes = source.metadata()?.len();
-    let targets = to.iter().map(File::create).collect::<Result<Vec<_>, _>>()?;
-    targets.iter().try_for_each(|target| target.set_len(bytes))?;
-    let (mut block, mut at) = (vec![0; 1 << 16], 0);
+    let mut source = File::open(from).map_err(at(from))?;
+    let bytes = source.metadata().map_err(at(from))?.len();
+    let made = |path: &PathBuf| {
+        let target = File::create(path).map_err(at(path))?;
+        target.set_len(bytes).map_err(at(path)).map(|()| (path.clone(), target))
+    };
+    let targets = to.iter().map(made).collect::<Result<Vec<_>, _>>()?;
+    let (mut block, mut offset) = (vec![0; 1 << 16], 0);
     loop {
-        let count = source.read(&mut block)?;
+        let count = source.read(&mut block).map_err(at(from))?;
         if count == 0 {
             return Ok(());
         }
         if block[..count].iter().any(|byte| *byte != 0) {
-            targets.iter().try_for_each(|target| target.write_all_at(&block[..count], at))?;
+            for (path, target) in &targets {
+                target.write_all_at(&block[..count], offset).map_err(at(path))?;
+            }
         }
-        at += count as u64;
+        offset += count as u64;
     }
 }
 

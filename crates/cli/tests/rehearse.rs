@@ -1,8 +1,10 @@
 //! `polder rehearse`, with litmus tests in C that know nothing of it: right ones pass, and ones that leave a flush out fail.
 #![cfg(target_arch = "x86_64")]
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -168,6 +170,60 @@ fn what_cannot_be_rehearsed_is_refused_in_one_line() {
     fs::set_permissions(stage.path("foreign"), fs::Permissions::from_mode(0o755)).unwrap();
     let text = stage.refusal(&shared, &stage.path("foreign"));
     assert!(text.contains("foreign: it is no program for x86-64"), "{text}");
+}
+
+/// The lines of an output without their numbers, each once.
+fn shapes<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+    let word = |word: &str| match word.trim_start_matches(|letter: char| letter.is_ascii_digit()) {
+        site if site.starts_with("litmus+") => "litmus+#".to_owned(),
+        rest if rest.len() < word.len() => format!("#{rest}"),
+        whole => whole.to_owned(),
+    };
+    lines.map(|line| line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn the_page_shows_every_line_that_a_rehearsal_prints() {
+    let stage = Stage::new();
+    let page = include_str!("../../../docs/rehearse.md");
+    let said = |done: &Output| {
+        [&done.stdout, &done.stderr].map(|bytes| String::from_utf8(bytes.clone()).unwrap()).concat()
+    };
+    let listed = said(&stage.litmus(&["--sites"], "write_back_payload", "right"));
+    let site = listed.lines().rfind(|line| line.contains("write-back")).unwrap();
+    let site = site.split_whitespace().last().unwrap();
+    for (option, done) in [
+        ("--hosts 2", said(&stage.litmus(&["--hosts", "2"], "write_back_payload", "wrong"))),
+        ("--sites", listed.clone()),
+        ("--skip-site", said(&stage.litmus(&["--skip-site", site], "write_back_payload", "right"))),
+    ] {
+        let is_command = |line: &&str| line.starts_with("$ polder rehearse") && line.contains(option);
+        let mut lines = page.lines().skip_while(|line| !is_command(line)).skip(1);
+        let shown = lines.by_ref().take_while(|line| !line.starts_with(['$', '`']));
+        assert_eq!(shapes(shown), shapes(done.lines()), "{option}");
+    }
+}
+
+#[test]
+fn a_file_that_the_user_may_not_read_or_write_is_named() {
+    const NOBODY: u32 = 65534;
+    let stage = Stage::new();
+    fs::set_permissions(stage.scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let shared = stage.path("shared");
+    for mode in [0o000, 0o444] {
+        fs::write(&shared, vec![0; 4096]).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(&stage.polder);
+        command.args(["rehearse", "--file", &shared, "true"]).current_dir("/");
+        if fs::metadata(&shared).unwrap().uid() == 0 {
+            // No mode keeps root out.
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let done = command.output().unwrap();
+        let text = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(text, format!("polder: {shared}: Permission denied (os error 13)\n"));
+        fs::remove_file(&shared).unwrap();
+    }
 }
 
 #[test]
