@@ -498,13 +498,15 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
         view = change_membership_replacing(&memory, host, MembershipChange::Fence, timeout, silence, replace)
             .map_err(at(path))?;
     }
-    let is_out = if view.evicted >> host & 1 == 1 { "is out" } else { "is no member, and was not evicted" };
-    println!(
-        "epoch {}: host {host} {is_out}; members {}, fenced {}",
-        view.epoch,
-        hosts(view.members),
-        hosts(view.fenced)
-    );
+    let was_evicted = view.evicted >> host & 1 == 1;
+    let members = hosts(view.members);
+    // A server that fences its own id as it boots need not have been a member.
+    if !was_evicted && !fenced {
+        let what = format!("host {host} is no member, and was not evicted; members {members}");
+        return Err(Failure(format!("{}: {what}; `polder pool stat` shows them", path.display())));
+    }
+    let is_out = if was_evicted { "is out" } else { "is no member, and was not evicted" };
+    println!("epoch {}: host {host} {is_out}; members {members}, fenced {}", view.epoch, hosts(view.fenced));
     Ok(())
 }
 
