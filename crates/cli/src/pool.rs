@@ -155,14 +155,28 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             });
         }
         (true, Some(_)) => {
-            let memory = session::open_unformatted(path, choice)?;
-            if !arguments.force
-                && let Err(error @ PoolError::PoolExists { .. }) = expect_vacant(&memory, [])
-            {
-                return Err(at(path)(error));
-            }
-            let size = bytes(memory.region().bytes());
-            return Err(Failure(format!("{} already has a size, {size}; leave --size out", path.display())));
+            let size = match session::open_unformatted(path, choice) {
+                Ok(memory) => {
+                    if !arguments.force
+                        && let Err(error @ PoolError::PoolExists { .. }) = expect_vacant(&memory, [])
+                    {
+                        return Err(at(path)(error));
+                    }
+                    memory.region().bytes()
+                }
+                // A file that is shorter than a page.
+                Err(RegionError::Size { bytes, .. }) => bytes,
+                Err(error) => return Err(error.into()),
+            };
+            let remedy = match path.is_file() {
+                true => "remove it first for a file of another size, or leave --size out",
+                false => "leave --size out",
+            };
+            return Err(Failure(format!(
+                "{} exists already with {}, and --size is of a new file; {remedy}",
+                path.display(),
+                bytes(size)
+            )));
         }
         (true, None) => {
             let memory = session::open_unformatted(path, choice)?;

@@ -455,10 +455,12 @@ fn a_size_for_a_pool_that_is_there_says_so_and_how_to_remove_it() {
     let line = desk.refusal("pool format --size 16MiB");
     assert!(line.contains("this region holds pool") && line.contains("polder pool destroy --yes"), "{line}");
     desk.say("pool destroy --yes");
-    std::fs::write(desk.pool(), [0; 8192]).unwrap();
-    assert!(
-        desk.refusal("pool format --size 16MiB").contains("already has a size, 8.0 KiB; leave --size out")
-    );
+    for (bytes, shown) in [(8192, "8.0 KiB"), (5, "5 B"), (0, "0 B")] {
+        std::fs::write(desk.pool(), vec![0; bytes]).unwrap();
+        let line = desk.refusal("pool format --size 16MiB");
+        let words = format!("exists already with {shown}, and --size is of a new file; remove it first");
+        assert!(line.contains(&words), "{line}");
+    }
 }
 
 #[test]
