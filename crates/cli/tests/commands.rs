@@ -402,6 +402,9 @@ fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a
         warned,
         format!("host 1: processes {} still have the removed pool open\n", std::process::id())
     );
+    // Processes that have it open go on.
+    session.pool().close(session.pool().create("/after", 10).unwrap());
+    assert!(desk.refusal("pool stat").contains("no such file"));
     drop(session);
 }
 
