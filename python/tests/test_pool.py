@@ -285,6 +285,14 @@ def test_regions_that_are_no_pools_are_told_apart(scratch: Path) -> None:
         assert issubclass(error, polder.PolderError)
 
 
+def test_an_empty_path_and_a_type_that_python_refuses_are_named() -> None:
+    for size in (None, "1MiB"):
+        with pytest.raises(polder.RegionError, match=r'^"" is an empty path; name a dax device, or a file'):
+            polder.Pool("", size=size)
+    with pytest.raises(TypeError, match="path"):
+        polder.Pool(3)  # type: ignore[arg-type]
+
+
 def test_any_flipped_byte_of_the_first_lines_is_found(scratch: Path) -> None:
     path = scratch / "pool"
     polder.Pool(path, size="64MiB", run=scratch).close()

@@ -88,7 +88,10 @@ pub enum RegionError {
         remedy: &'static str,
     },
     /// Not a thing that can be mapped and shared.
-    #[error("{path} is {what}; name a dax device, or a file on tmpfs, hugetlbfs or a disk")]
+    #[error(
+        "{} is {what}; name a dax device, or a file on tmpfs, hugetlbfs or a disk",
+        if path.as_os_str().is_empty() { "\"\"".to_owned() } else { path.display().to_string() }
+    )]
     NotMemory {
         /// The path.
         path: PathBuf,
@@ -196,6 +199,7 @@ impl Region {
     /// Those of [`Region::create`].
     pub fn draft(path: impl AsRef<Path>, bytes: u64) -> Result<(Self, DraftRegion), RegionError> {
         let path = path.as_ref();
+        expect_named(path)?;
         if path.symlink_metadata().is_ok() {
             return Err(RegionError::Exists { path: path.into() });
         }
@@ -334,7 +338,10 @@ fn unnamed(path: &Path) -> Result<File, RegionError> {
     let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(mode).open(directory);
     file.map_err(|source| {
         let remedy = match source.kind() {
-            io::ErrorKind::PermissionDenied => return refused(directory, source),
+            io::ErrorKind::PermissionDenied => match directory.metadata() {
+                Ok(folder) => return denied(directory, &folder),
+                Err(_) => "",
+            },
             io::ErrorKind::NotFound if !directory.exists() => "; make its directory first",
             io::ErrorKind::NotFound | io::ErrorKind::Unsupported | io::ErrorKind::IsADirectory => {
                 "; its file system has no files without a name, so make it on another, such as /dev/shm"
@@ -364,6 +371,7 @@ impl MemoryFile {
     /// # Errors
     /// [`RegionError`], when there is nothing, or nothing that can be shared, or no permission.
     pub fn open(path: &Path) -> Result<Self, RegionError> {
+        expect_named(path)?;
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
         let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
         let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
@@ -375,6 +383,14 @@ impl MemoryFile {
     pub fn present_size(&self, path: &Path) -> u64 {
         let now = self.file.metadata().map_err(|e| system(path, "look at it", e));
         now.and_then(|metadata| measure(path, &self.file, &metadata)).map_or(0, |(_, bytes, _)| bytes)
+    }
+}
+
+/// Refuses a path without a letter, of which every error would say nothing.
+fn expect_named(path: &Path) -> Result<(), RegionError> {
+    match path.as_os_str().is_empty() {
+        true => Err(RegionError::NotMemory { path: path.into(), what: "an empty path" }),
+        false => Ok(()),
     }
 }
 
@@ -504,24 +520,34 @@ fn map(path: &Path, file: &File, kind: RegionKind, bytes: u64) -> Result<NonNull
 /// The error for a path that could not be opened.
 fn refused(path: &Path, error: io::Error) -> RegionError {
     match (error.kind(), path.metadata()) {
-        (io::ErrorKind::IsADirectory, _) => RegionError::NotMemory { path: path.into(), what: "a directory" },
+        // Whatever the kernel says of a directory: it is no pool with more rights either.
+        (_, Ok(metadata)) if metadata.is_dir() => {
+            RegionError::NotMemory { path: path.into(), what: "a directory" }
+        }
         (io::ErrorKind::NotFound, _) => RegionError::Missing { path: path.into() },
-        (io::ErrorKind::PermissionDenied, Ok(metadata)) => RegionError::Permission {
-            path: path.into(),
-            mode: metadata.mode() & 0o7777,
-            uid: metadata.uid(),
-            gid: metadata.gid(),
-            // SAFETY: reads a number of this process and cannot fail.
-            user: unsafe { libc::geteuid() },
-            remedy: remedy(&metadata),
-        },
+        (io::ErrorKind::PermissionDenied, Ok(metadata)) => denied(path, &metadata),
         _ => system(path, "open it for reading and writing", error),
+    }
+}
+
+/// The error for a file that this user may not use, or a folder in which it may make none.
+fn denied(path: &Path, metadata: &Metadata) -> RegionError {
+    RegionError::Permission {
+        path: path.into(),
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        // SAFETY: reads a number of this process and cannot fail.
+        user: unsafe { libc::geteuid() },
+        remedy: remedy(metadata),
     }
 }
 
 fn remedy(metadata: &Metadata) -> &'static str {
     if metadata.file_type().is_char_device() {
         "let root give a group access with a udev rule: SUBSYSTEM==\"dax\", GROUP=\"...\", MODE=\"0660\""
+    } else if metadata.is_dir() {
+        "it is a directory; name a pool in one where this user may make files, such as /dev/shm"
     } else {
         "let its owner run `chmod g+rw` and put this user into its group"
     }
@@ -622,6 +648,8 @@ mod tests {
             "none: no such file or device; check the path, or create a pool there with `polder pool format`"
         ));
         assert!(message(Region::open(scratch.path())).contains(" is a directory; name a dax device"));
+        let nameless = "\"\" is an empty path; name a dax device, or a file on tmpfs, hugetlbfs or a disk";
+        assert_eq!([message(Region::open("")), message(Region::create("", 4096))], [nameless, nameless]);
         assert_eq!(
             message(Region::open("/dev/null")),
             "/dev/null is a character device other than dax; name a dax device, or a file on tmpfs, hugetlbfs or a disk"
@@ -643,6 +671,25 @@ mod tests {
                 words.ends_with("; let its owner run `chmod g+rw` and put this user into its group"),
                 "{words}"
             );
+        });
+        assert_eq!(child.wait(), Ended::Exited(0));
+    }
+
+    #[test]
+    fn a_directory_is_never_to_be_opened_to_a_group() {
+        let scratch = Scratch::new();
+        let directory = scratch.path().join("usr");
+        std::fs::create_dir(&directory).expect("a directory");
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o555))
+            .expect("chmod");
+        let mut child = Child::fork(|| {
+            // SAFETY: a call on numbers; root becomes nobody, others stay who they are.
+            unsafe { libc::setuid(65534) };
+            let words = message(Region::open(&directory));
+            assert!(words.contains("usr is a directory; name a dax device"), "{words}");
+            let words = message(Region::create(directory.join("pool"), 4096));
+            assert!(words.contains("usr: no permission to read and write it (mode 0555, "), "{words}");
+            assert!(words.ends_with("name a pool in one where this user may make files, such as /dev/shm"));
         });
         assert_eq!(child.wait(), Ended::Exited(0));
     }
