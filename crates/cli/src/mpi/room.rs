@@ -69,8 +69,13 @@ impl Ranks {
             || "take fewer ranks".to_owned(),
             |least| format!("format one with --size {}MiB, or take fewer ranks", least >> 20),
         );
+        let partners = match self.partners {
+            None => ", or give --partners if a rank sends to few others".to_owned(),
+            Some(1) => String::new(),
+            Some(given) => format!(", or give fewer --partners than {given} if a rank sends to fewer others"),
+        };
         Err(Failure(format!(
-            "{pool} of {has} is too small for the {pairs} small rings between {ranks} ranks; {remedy}, or give --partners if a rank sends to few others"
+            "{pool} of {has} is too small for the {pairs} small rings between {ranks} ranks; {remedy}{partners}"
         )))
     }
 
@@ -105,6 +110,21 @@ pub(super) fn own_pool(job: u64) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn partners_that_were_given_are_not_asked_for_again() {
+        let why = |partners| {
+            let ranks = Ranks { on_hosts: vec![128; 2], within_hosts: true, partners, places: 2 };
+            let (pool, size) = (Path::new("/dev/shm/small"), 4 << 20);
+            ranks.expect_room(pool, &ranks.geometry(size), size).unwrap_err().0
+        };
+        assert!(why(None).ends_with(", or give --partners if a rank sends to few others"), "{}", why(None));
+        let given = why(Some(26));
+        assert!(
+            given.ends_with("or give fewer --partners than 26 if a rank sends to fewer others"),
+            "{given}"
+        );
+    }
 
     #[test]
     fn the_sizes_in_the_docs_are_the_least_that_are_enough() {
