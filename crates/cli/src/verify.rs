@@ -1,9 +1,10 @@
-//! `polder-dev verify`: litmus tests of the memory that two hosts share.
+//! `polder verify`: litmus tests of the memory that two hosts share.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use indicatif::{ProgressBar, ProgressFinish};
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::Memory;
@@ -31,11 +32,18 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     let session = Session::open(settings)?;
     let pool = session.pool();
     let patience = pool.member().timeout;
+    // Where stderr is a terminal.
+    let shown = ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear);
+    shown.set_message("waiting for the other role");
     let object = match role {
         0 => make_or_take(pool, NAME)?,
         _ => open_soon(pool, NAME).map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
     };
-    let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
+    let progress = |done: usize, all: usize| {
+        shown.set_message(format!("litmus tests: {done} of {all} done"));
+    };
+    let tallies = run_host(pool.memory(), object.at(), role, rounds, patience, &progress);
+    shown.finish_and_clear();
     pool.close(object);
     if role == 0 {
         pool.destroy(NAME)?;

@@ -24,7 +24,8 @@ fn regions(scratch: &Scratch) -> [Region; 2] {
 /// Runs both roles, and holds what they saw against the model.
 fn allowed<M: Memory + Send>([one, other]: [M; 2]) -> Vec<Tally> {
     const { assert!(BASE.0 + LITMUS_BYTES <= BYTES) };
-    let play = |memory: M, role| run_host(&memory, BASE, role, ROUNDS, PATIENCE).expect("a partner");
+    let play =
+        |memory: M, role| run_host(&memory, BASE, role, ROUNDS, PATIENCE, &|_, _| {}).expect("a partner");
     let (tallies, others) = thread::scope(|scope| {
         let other = scope.spawn(move || play(other, 1));
         (play(one, 0), other.join().expect("the other role"))

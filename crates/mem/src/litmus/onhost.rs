@@ -170,7 +170,8 @@ pub enum LitmusError {
 }
 
 /// Runs all tests for two hosts, `rounds` times each, with another process that calls this for the other role on another
-/// host. Uses [`LITMUS_BYTES`] from `base`, a line; both roles return the same tallies.
+/// host. Uses [`LITMUS_BYTES`] from `base`, a line; both roles return the same tallies. Calls `progress` with the number of tests that are
+/// done and that of all, first when the other role has come.
 ///
 /// # Errors
 /// [`LitmusError`] when the other role is silent for `patience`, or the memory fails.
@@ -183,13 +184,16 @@ pub fn run_host<M: Memory>(
     role: u64,
     rounds: u64,
     patience: Duration,
+    progress: &dyn Fn(usize, usize),
 ) -> Result<Vec<Tally>, LitmusError> {
     assert!(role < 2, "role {role}: litmus tests have the roles 0 and 1");
     let mut host = Host { memory, base, role, patience, nonce: 0, theirs: 0, round: 0 };
     host.meet()?;
     let mut tallies = Vec::new();
     let mut random = Random::new(host.nonce);
-    for test in TESTS.iter().filter(|test| test.runs_on_two_hosts()) {
+    let tests: Vec<_> = TESTS.iter().filter(|test| test.runs_on_two_hosts()).collect();
+    for &test in &tests {
+        progress(tallies.len(), tests.len());
         let mut outcomes = BTreeMap::new();
         for _ in 0..rounds {
             let outcome = test.judge(host.play(test, &mut random)?);
@@ -198,6 +202,7 @@ pub fn run_host<M: Memory>(
         tallies.push(Tally::new(test, memory.coherence(), outcomes));
     }
     host.join()?;
+    progress(tallies.len(), tests.len());
     Ok(tallies)
 }
 
@@ -397,8 +402,12 @@ mod tests {
             for role in 0..2 {
                 let results = Rc::clone(&results);
                 world.spawn(role, 0, move |memory| {
-                    let tallies =
-                        run_host(&memory, Offset(64), role.into(), 3, Duration::from_secs(9)).unwrap();
+                    let steps = RefCell::new(Vec::new());
+                    let progress = |done, all| steps.borrow_mut().push((done, all));
+                    let patience = Duration::from_secs(9);
+                    let tallies = run_host(&memory, Offset(64), role.into(), 3, patience, &progress).unwrap();
+                    let all = tallies.len();
+                    assert_eq!(steps.take(), (0..=all).map(|done| (done, all)).collect::<Vec<_>>());
                     results.borrow_mut().push(tallies);
                 });
             }
@@ -462,7 +471,8 @@ mod tests {
     fn a_role_whose_partner_never_starts_says_so() {
         let mut world = World::new(0, Shape::default());
         world.spawn(0, 0, |memory| {
-            let error = run_host(&memory, Offset(0), 0, 3, Duration::from_secs(9)).unwrap_err();
+            let progress = |_, _| panic!("it did not begin");
+            let error = run_host(&memory, Offset(0), 0, 3, Duration::from_secs(9), &progress).unwrap_err();
             assert_eq!(error, LitmusError::Silent { round: 0, waited_ms: 9000 });
         });
         world.run().unwrap();
