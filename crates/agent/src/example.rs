@@ -44,6 +44,10 @@ const SERVICES: [ExampleService<'static>; 3] = [
 pub fn write_example(root: &Path) -> io::Result<()> {
     match fs::create_dir(root) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let why = "it is no folder; name a folder that is not there";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
         made => made?,
     }
     if fs::read_dir(root)?.next().is_some() {

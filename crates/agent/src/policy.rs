@@ -373,7 +373,7 @@ impl Policy {
         let mut warnings: Vec<String> =
             roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
         if file.service.is_empty() && file.default.is_none() {
-            let what = "without a service no memory is moved; docs/agent.md has policies to begin with";
+            let what = "without a service no memory is moved; `polder agent example FOLDER` writes a policy to begin with";
             warnings.push(what.to_owned());
         }
         let profiles = file.profile;

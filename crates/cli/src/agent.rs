@@ -90,10 +90,13 @@ pub(crate) struct JournalArguments {
     pub(crate) journal: PathBuf,
 }
 
+/// Where an agent says what it sees if nothing else is said.
+pub(crate) const STATE: &str = "/run/polder/agent.state";
+
 #[derive(Args)]
 pub(crate) struct StateArguments {
     /// Where the running agent says what it sees.
-    #[arg(long, default_value = "/run/polder/agent.state", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, default_value = STATE, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) state: PathBuf,
 }
 
@@ -584,7 +587,11 @@ pub(crate) fn read_state(path: &Path) -> Result<State, Failure> {
             "{error}; start an agent with: polder agent run, or name its state with --state FILE"
         ))
     })?;
-    serde_json::from_str(&said).map_err(|error| Failure(format!("{path}: {error}")))
+    serde_json::from_str(&said).map_err(|error| {
+        Failure(format!(
+            "{path} is no state of an agent ({error}); name the file that polder agent run --state writes"
+        ))
+    })
 }
 
 fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
@@ -593,7 +600,8 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
     };
     let text = recorded_text_of(&record.to_string_lossy()).map_err(|error| advised(&error))?;
     let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
-    let rounds = rounds.map_err(|error| advised(&format_args!("{}: {error}", record.display())))?;
+    let rounds = rounds
+        .map_err(|error| advised(&format_args!("{} is no record of an agent ({error})", record.display())))?;
     if rounds.is_empty() {
         return Err(advised(&format_args!("{}: there is no round in it", record.display())));
     }

@@ -64,8 +64,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
                 Failure(format!("{error}; make one with: polder doctor --json"))
             };
             let text = text_of(&path.to_string_lossy()).map_err(|error| advised(&error))?;
-            let reference: Report = serde_json::from_str(&text)
-                .map_err(|error| advised(&format_args!("{}: {error}", path.display())))?;
+            let reference: Report = serde_json::from_str(&text).map_err(|error| {
+                advised(&format_args!("{} is no report of a doctor ({error})", path.display()))
+            })?;
             Some(drift(&report, &reference))
         }
         None => None,

@@ -23,8 +23,8 @@ use ratatui::widgets::{Block, List};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, copy_of_files, device_line, host, load, now_ms, print_json, print_table,
-    read_state, said, service_lines, signals, size, wrapped,
+    PolicyArguments, STATE, StateArguments, copy_of_files, device_line, host, load, now_ms, print_json,
+    print_table, read_state, said, service_lines, signals, size, wrapped,
 };
 use crate::pool::shown;
 
@@ -70,8 +70,12 @@ enum Source {
 impl Source {
     fn new(arguments: &Arguments) -> Result<Self, Failure> {
         let is_here = arguments.root == Path::new("/");
-        if is_here && read_state(&arguments.state.state).is_ok_and(|state| state.is_fresh(now_ms())) {
-            return Ok(Self::Running);
+        let state = &arguments.state.state;
+        match is_here.then(|| read_state(state)) {
+            Some(Ok(state)) if state.is_fresh(now_ms()) => return Ok(Self::Running),
+            // No agent need run, but one that was named must have.
+            Some(Err(failure)) if state != Path::new(STATE) => return Err(failure),
+            _ => {}
         }
         let policy = load(&arguments.policy.policy)?;
         Ok(Self::Own(Box::new(Agent::start(host(&arguments.root), policy, "", true)?.0)))

@@ -108,6 +108,14 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     assert!(why.contains("it is over local_high") && why.contains("policy.toml line 6)"), "{why}");
     let output = text(&polder(&["agent", "explain", "nobody", "--state"], &state).stderr);
     assert!(output.contains("has no service \"nobody\"; it has s0, s1, s2"), "{output}");
+    put(root, "other.txt", "no state\n");
+    for command in [&["agent", "explain", "s0", "--state"][..], &["top", "--once", "--state"]] {
+        let output = text(&polder(command, &root.join("other.txt")).stderr);
+        assert!(
+            output.contains("other.txt is no state of an agent (") && output.contains("--state"),
+            "{output}"
+        );
+    }
     let table = polder(&["top", "--once", "--state"], &state);
     assert!(text(&table.stdout).contains("it is over local_high"), "{}", text(&table.stderr));
     let second = agent(root, &[]).output().unwrap();
@@ -454,6 +462,16 @@ fn a_record_without_rounds_agrees_with_nothing() {
     put(folder.path(), "record.jsonl", "");
     let output = polder(&["agent", "replay"], &folder.path().join("record.jsonl"));
     assert!(!output.status.success() && text(&output.stderr).contains("there is no round in it"));
+    put(folder.path(), "other.txt", "no record\n");
+    let other = folder.path().join("other.txt");
+    for (command, what) in [
+        (&["agent", "replay"][..], "other.txt is no record of an agent ("),
+        (&["doctor", "--against"], "other.txt is no report of a doctor ("),
+        (&["plan", "tier", "--record"], "other.txt is no record of an agent ("),
+    ] {
+        let output = polder(command, &other);
+        assert!(!output.status.success() && text(&output.stderr).contains(what), "{output:?}");
+    }
 }
 
 #[test]
@@ -574,4 +592,6 @@ fn the_example_is_checked_run_dry_shown_and_sound() {
         Command::new(env!("CARGO_BIN_EXE_polder")).args(["agent", "example"]).arg(&root).output().unwrap();
     assert!(!again.status.success() && text(&again.stderr).contains("is not empty"), "{again:?}");
     assert_eq!(fs::read_to_string(root.join("policy.toml")).unwrap(), before);
+    let output = self::polder(&["agent", "example"], &root.join("policy.toml"));
+    assert!(text(&output.stderr).contains("policy.toml: it is no folder; name a folder"), "{output:?}");
 }

@@ -223,6 +223,7 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
             "of 4.0 MiB is too small for the 240 small rings between 16 ranks; format one with --size 8MiB, or take fewer",
         ),
         ("-n 2 --hosts a,a", "a is named twice"),
+        ("-n 2 --hosts a,", "--hosts: the name of a machine is empty; write one comma"),
         ("-n 2 --host 1", "--host does not apply here"),
         ("-n 2 --pool /dev/shm/none", "/dev/shm/none: no such file or device; check the path"),
         ("-n 2 --mpi openmpi", "no mpiexec of Open MPI is in PATH"),

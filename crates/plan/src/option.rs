@@ -30,6 +30,14 @@ where
         .map(|word| T::deserialize(StringDeserializer::<Error>::new(word)).expect("a word that was listed"))
 }
 
+/// Refuses a list of names with a comma too many.
+pub(super) fn expect_names(option: &str, names: &[String]) -> Result<(), Failure> {
+    match names.iter().any(String::is_empty) {
+        true => Err(Failure(format!("{option}: a name is empty; write one comma between two names"))),
+        false => Ok(()),
+    }
+}
+
 /// The quantity that an option gives.
 pub(super) fn quantity<U: Unit>(option: &str, text: &str) -> Result<Quantity<U>, Failure> {
     Quantity::parse(text).map_err(|problem| Failure(format!("{option}: {problem}")))

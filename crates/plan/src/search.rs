@@ -19,7 +19,7 @@ use serde_json::json;
 
 use self::costs::{Costs, Run};
 use super::fidelity::ClosedForm;
-use super::option::accelerator_count;
+use super::option::{accelerator_count, expect_names};
 use super::train::{Subject, none_fits, threads, with_progress_bar};
 use super::written::Outputs;
 use crate::Failure;
@@ -168,6 +168,7 @@ struct Report<'a> {
 pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let why = "it compares millions of layouts; give the one that it finds to plan train --fidelity L1";
     arguments.fidelity.check("search", why)?;
+    expect_names("--platform", &arguments.platform)?;
     let counts = arguments.counts()?;
     let prices = arguments.prices.as_deref().map(Prices::load).transpose()?;
     let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), Platform::load(name)?)));

@@ -314,15 +314,15 @@ fn csv(rows: &[impl Serialize]) -> Result<String, Failure> {
 }
 
 fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Failure> {
-    let named = |error: &dyn std::fmt::Display| {
-        Failure(format!("{}: {error}; make one with: polder agent run --record FILE", path.display()))
+    let wrong = |what: String| {
+        Failure(format!("{}{what}; make one with: polder agent run --record FILE", path.display()))
     };
     let text = recorded_text_of(&path.to_string_lossy())?;
-    let rounds: Vec<RecordedRound> =
-        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
+    let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
+    let rounds = rounds.map_err(|error| wrong(format!(" is no record of an agent ({error})")))?;
     let services = lived(&rounds);
     if services.is_empty() {
-        return Err(named(&"no service had any bytes"));
+        return Err(wrong(": no service had any bytes".to_owned()));
     }
     let bytes: f64 = services.iter().map(|it| it.bytes as f64).sum();
     let fast_bytes: f64 = services.iter().map(Lived::fast_bytes).sum();

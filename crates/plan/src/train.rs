@@ -17,7 +17,7 @@ use polder_sim::{
 };
 
 use super::fidelity::{Closeness, followed};
-use super::option::{accelerator_count, choice, failed_links};
+use super::option::{accelerator_count, choice, expect_names, failed_links};
 use super::table;
 use super::table::{decimals, print_wrapped, span, three};
 use super::written::{Json, expect_two_files, write};
@@ -299,6 +299,7 @@ pub(super) fn with_progress_bar<T, E>(work: impl FnOnce(Progress<'_>) -> Result<
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
+    expect_names("--platform", &arguments.platform)?;
     let [platform] = &arguments.platform[..] else { return mixed::train(arguments) };
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = arguments.request(platform, gpus)?;

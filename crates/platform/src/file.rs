@@ -227,6 +227,10 @@ pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
     if !name.contains('/') && Path::new(name).extension().is_none() {
         let known = names(folder).join(", ");
         let one = folder.singular();
+        if name.is_empty() {
+            let problem = format!("the name of a {one} is empty; there are {known}, or give a path");
+            return Err(DataError::new("\"\"", "", problem));
+        }
         return Err(DataError::new(
             name,
             "",
@@ -336,10 +340,17 @@ pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataEr
 /// The text of a data file as TOML.
 fn table(folder: Folder, name: &str) -> Result<Table, DataError> {
     let text = text(folder, name)?;
-    toml::from_str(&text).map_err(|error| {
+    let table: Table = toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
         DataError::new(name, &format!("line {line}"), quoted(&one_line(error.message())))
-    })
+    })?;
+    if table.is_empty() {
+        let (one, known) = (folder.singular(), names(folder).join(", "));
+        let problem =
+            format!("expected a {one}, and the file has no keys; give another path, or one of {known}");
+        return Err(DataError::new(name, "", problem));
+    }
+    Ok(table)
 }
 
 /// The files that a data file extends, the nearest first, each with its `source`.

@@ -218,6 +218,12 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
         ),
         (refused("title = "), "line 1: "),
         (refused("title = \"x\""), "missing field `source`"),
+        (refused(""), "expected a platform, and the file has no keys; give another path, or one of cmpi, "),
+        (refused("# of comments alone\n"), "expected a platform, and the file has no keys"),
+        (
+            Platform::load("").unwrap_err().to_string(),
+            "\"\": the name of a platform is empty; there are cmpi, dgx-a100, ",
+        ),
     ];
     for (said, expected) in cases {
         assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");

@@ -565,6 +565,14 @@ fn what_cannot_run_is_refused_in_one_line() {
             "train --model llama --platform dgx-a100 --gpus 8".to_owned(),
             "polder: llama: no model of this name; there are ",
         ),
+        (
+            "train --model llama3-8b --platform dgx-h100, --gpus 8".to_owned(),
+            "polder: --platform: a name is empty; write one comma between two names",
+        ),
+        (
+            "search --model llama3-8b --platform ,dgx-h100 --gpus 8".to_owned(),
+            "polder: --platform: a name is empty; write one comma between two names",
+        ),
     ] {
         let refusal = refused(&arguments);
         assert!(refusal.contains(expected), "{refusal}");
