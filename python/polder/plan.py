@@ -642,7 +642,9 @@ def memory(
         node_latency=node_latency,
         bulk=bulk,
         host=host,
-        caching=_caching(cache, snoop_filter, skew),
+        cache=cache,
+        snoop_filter=snoop_filter,
+        skew=skew,
     )
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
     names, seconds = _core.plan_memory(_json(question), *flat)
@@ -652,15 +654,19 @@ def memory(
 
 
 def _machines(
-    platform: str, against: str | None, rack: str | None, accelerators: int | None, **ways: object
+    platform: str,
+    against: str | None,
+    rack: str | None,
+    accelerators: int | None,
+    *,
+    cache: float | None,
+    snoop_filter: float,
+    skew: float,
+    **ways: object,
 ) -> dict[str, object]:
+    caching = {"cache_bytes": cache, "snoop_filter_bytes": snoop_filter, "skew": skew}
+    ways["caching"] = None if cache is None else caching
     return {"platform": platform, "against": against, "rack": rack, "accelerators": accelerators, "ways": ways}
-
-
-def _caching(cache: float | None, snoop_filter: float, skew: float) -> dict[str, float] | None:
-    if cache is None:
-        return None
-    return {"cache_bytes": cache, "snoop_filter_bytes": snoop_filter, "skew": skew}
 
 
 _OF_PATTERN = ("total_s", "p50_s", "p90_s", "p99_s", "max_s", "bytes_per_s")
@@ -841,7 +847,9 @@ def inference(
             node_latency=node_latency,
             bulk=bulk,
             host=host,
-            caching=_caching(cache, snoop_filter, skew),
+            cache=cache,
+            snoop_filter=snoop_filter,
+            skew=skew,
         ),
         "serving": serving,
         "load": load,
