@@ -129,7 +129,7 @@ impl<M: Memory> Cache<M> {
     }
 
     /// Frees slots that this process took and will not fill. Nobody else writes their lines meanwhile, unless this host was evicted.
-    fn give_up(&self, begun: Begun) {
+    pub(crate) fn give_up(&self, begun: Begun) {
         let memory = self.pool.memory();
         if self.pool.expect_member().is_ok() {
             for taken in &begun.taken {

@@ -9,11 +9,12 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
-use super::group::Dice;
+use super::group::{Dice, harmless};
 use super::stage::{pool_of, shape_of, small};
+use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Overwrite, Superblock, format_as, read_superblock};
 use crate::kv::wire::Root;
 use crate::kv::{Cache, Identity, Key, Options, check, inspect as inspect_caches};
@@ -21,8 +22,28 @@ use crate::{Member, Pool, inspect};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "a region is formatted, whatever was there; from outside all that a pool holds is told, and none of it is called damaged";
-    let files = &["src/inspect.rs", "opens/look.rs", "kv/stat.rs", "layout/contents.rs", "layout/format.rs"];
-    vec![Suite::new("inspection", about, inspection).mutates(files)]
+    let files = &[
+        "src/inspect.rs",
+        "opens/look.rs",
+        "kv/stat.rs",
+        "layout/contents.rs",
+        "layout/format.rs",
+        "kv/check.rs",
+    ];
+    vec![Suite::new("inspection", about, inspection).mutates(files).harmless(HARMLESS)]
+}
+
+/// Changes that a look bears in the model, argued at their site.
+const HARMLESS: &[Harmless; 2] = &[
+    harmless("kv/check.rs", "loads are done in order", Change::Drop),
+    harmless("kv/check.rs", "loads are done in order", Change::Weaken),
+];
+
+/// A look that is known to be wrong. The suite is its control.
+pub(super) fn canaries() -> Vec<Suite> {
+    let about = "a check of a cache does not look at a slot's line again";
+    let looks_once = |seed| Deviation::LooksOnce.during(|| inspection(seed));
+    vec![Suite::new("inspection-looks-once", about, looks_once)]
 }
 
 /// The host that uses the pool, the one that formats it, and the one that looks from outside.
@@ -33,8 +54,12 @@ const HOSTS: u16 = 3;
 const NAME: &str = "/x";
 /// Bytes of a block.
 const BLOCK: u32 = 72;
+/// Blocks that a scene puts at most.
+const MOST_PUTS: u8 = 40;
 /// Slots of the only slab of the cache.
 const SLOTS: u64 = 2;
+/// Memory operations of a look.
+const LOOK: u64 = 1200;
 /// Longer than anyone stops.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
@@ -50,12 +75,16 @@ enum Stage {
     Seen,
     Wiped,
     Formatted,
+    /// The cache has no free slot, and blocks are evicted until the looks that may meet that are done.
+    Filled,
+    Looked,
     Used,
     Told,
 }
 
+/// Hosts that have seen or told are counted; so are the blocks that were put.
 #[derive(Clone)]
-struct Cue(Rc<Cell<Stage>>, Rc<Cell<u16>>);
+struct Cue(Rc<Cell<Stage>>, Rc<Cell<u16>>, Rc<Cell<u8>>);
 
 impl Cue {
     fn give(&self, stage: Stage) {
@@ -101,8 +130,11 @@ fn inspection(seed: u64) -> Outcome {
         let bytes = superblock.bytes as usize;
         world.setup(|memory| memory.copy_in(Offset(0), &vec![0xa5; bytes]).expect("the model has no faults"));
     }
-    let cue = Cue(Rc::new(Cell::new(Stage::Begun)), Rc::default());
+    let cue = Cue(Rc::new(Cell::new(Stage::Begun)), Rc::default(), Rc::default());
     let (puts, looks) = (1 + dice.roll(3) as u8, [dice.roll(3), dice.roll(3)]);
+    // A look that stops in the middle meets blocks that are evicted meanwhile.
+    let stops = [(); 3].map(|()| dice.roll(LOOK));
+    let in_use = u64::from(puts) >= SLOTS && dice.roll(2) == 0;
     let given = cue.clone();
     world.spawn(USER, 0, move |memory| {
         given.await_(&memory, Stage::Seen);
@@ -111,7 +143,7 @@ fn inspection(seed: u64) -> Outcome {
         }
         given.give(Stage::Wiped);
         given.await_(&memory, Stage::Formatted);
-        use_pool(memory, &given, puts);
+        use_pool(memory, &given, puts, in_use);
     });
     let given = cue.clone();
     world.spawn(FORMATTER, 0, move |memory| {
@@ -129,7 +161,14 @@ fn inspection(seed: u64) -> Outcome {
         see_all(&memory);
         cue.count(HOSTS - 1, Stage::Seen);
         cue.await_(&memory, Stage::Formatted);
-        tell_all(&memory, &cue, looks[1], puts);
+        if in_use {
+            cue.await_(&memory, Stage::Filled);
+        }
+        look(&memory, &stops[..looks[1] as usize]);
+        if in_use {
+            cue.give(Stage::Looked);
+        }
+        tell_all(&memory, &cue);
         cue.count(HOSTS - 1, Stage::Told);
     });
     world.run()
@@ -166,8 +205,9 @@ fn key(name: u8) -> Key {
     [name; 16]
 }
 
-/// Has an object open, puts blocks where there is room for two, and pins the last, until all have been told.
-fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8) {
+/// Has an object open, puts blocks where there is room for two, and pins the last, until all have been told. Blocks are put as long as
+/// somebody looks that wants to see some evicted.
+fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool) {
     let pool = attach(memory.clone(), USER);
     let object = pool.create(NAME, 100).expect("there is room");
     let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
@@ -175,11 +215,18 @@ fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8) {
     let root = Root { slab_bytes: 512 + LINE + SLOTS * (LINE + 128), log_lines: 4, budget, hosts: HOSTS };
     let options = Options { budget: Some(budget), verify: true };
     let cache = Cache::open_with(Arc::clone(&pool), "c", identity, options, root).expect("there is room");
-    for name in 0..puts {
+    let put = |name| {
         let put = cache.put(&[key(name)], &[&[name; BLOCK as usize]]).expect("nobody keeps a lock");
         assert_eq!(put.stored, 1, "there is no room");
+        cue.2.set(name + 1);
+    };
+    (0..puts).for_each(put);
+    if in_use {
+        cue.give(Stage::Filled);
+        (puts..MOST_PUTS).take_while(|_| cue.0.get() < Stage::Looked).for_each(put);
+        cue.await_(&memory, Stage::Looked);
     }
-    let pin = cache.pin(&[key(puts - 1)]).expect("nobody keeps a lock");
+    let pin = cache.pin(&[key(cue.2.get() - 1)]).expect("nobody keeps a lock");
     // What it has written back is in memory before it says so.
     memory.mfence();
     cue.give(Stage::Used);
@@ -197,14 +244,19 @@ fn tell_holders(memory: ModelMemory, cue: &Cue, looks: u64) {
     assert_eq!(holders.iter().map(|peer| peer.pid).collect::<Vec<_>>(), [pid(USER)]);
 }
 
-/// Looks from outside, while the pool is used and once it is.
-fn tell_all(memory: &ModelMemory, cue: &Cue, looks: u64, puts: u8) {
-    for _ in 0..looks {
+/// Looks from outside while the pool is used, with a stop in each look.
+fn look(memory: &ModelMemory, stops: &[u64]) {
+    for stop in stops {
+        memory.crash_after(Crash::Pause, *stop);
         drop(inspect_caches(memory));
         // A block that is evicted meanwhile is passed over.
         let caches = check(memory).expect("the model has no faults");
         assert!(caches.iter().all(|cache| cache.damaged.is_empty()), "{caches:?}");
     }
+}
+
+/// Looks from outside once the pool is used.
+fn tell_all(memory: &ModelMemory, cue: &Cue) {
     cue.await_(memory, Stage::Used);
     let inspection = inspect(memory).expect("the model has no faults");
     assert_eq!(inspection.problems, []);
@@ -212,6 +264,7 @@ fn tell_all(memory: &ModelMemory, cue: &Cue, looks: u64, puts: u8) {
     assert!(names.contains(&NAME) && names.contains(&"/kv/c"), "{names:?}");
     let user = inspection.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
     assert_eq!((user.processes.as_slice(), user.objects), (&[pid(USER)][..], names.len() as u64));
+    let puts = cue.2.get();
     let blocks = u64::from(puts).min(SLOTS);
     let caches = inspect_caches(memory).expect("the model has no faults");
     let [cache] = &caches[..] else { panic!("{caches:?}") };

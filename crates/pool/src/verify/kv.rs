@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Coherence, Memory};
+use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_all_clean, pool_of, shape_of, small};
@@ -232,7 +232,7 @@ fn world(seed: u64, kernels: Kernels, is_coherent: bool) -> World {
 fn kv(seed: u64, boots: bool) -> Outcome {
     let mut dice = Dice::new(seed, 19);
     let (crash, kernels) = fate(&mut dice, boots);
-    let scene = dice.roll(20);
+    let scene = dice.roll(21);
     // Two that ask for the last room need a fence of both kinds of hosts.
     let mut world = world(seed, kernels, dice.roll(if scene == 4 { 2 } else { 8 }) == 0);
     match scene {
@@ -241,6 +241,7 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         5 | 6 | 18 => return publication(world, kernels, &mut dice),
         7 | 8 | 19 => return slab(world, kernels, &mut dice),
         17 => return adoption::adoption(world, kernels, crash, &mut dice),
+        20 => return adoption::withdrawal(world, kernels, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;
@@ -380,6 +381,7 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
     world.setup_as(hosts[0], 0, |_| witness.put(&writer, &[1]));
     let begun = world.setup_as(hosts[0], 0, |_| writer.begin(&[key(0)]).expect("there is room"));
+    let lines = world.setup_as(hosts[0], 0, |_| slab_of(&writer, hosts[0])).0.lines(1);
     let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
     // From then on it knows where the slab is.
     world.setup_as(hosts[1], 1, |_| witness.get(&reader, &[0, 1]));
@@ -392,9 +394,15 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
         done.set(true);
         std::mem::forget(writer);
     });
-    // What it has on its way goes on its way while it stands still.
-    if dice.roll(2) == 0 {
-        world.crash_within(thread, Crash::Pause, 90);
+    // What it has on its way goes on its way while it stands still, most often where a slot's line says that a block is there.
+    match dice.roll(4) {
+        0 => {}
+        1 => world.crash_within(thread, Crash::Pause, 90),
+        // Before its line is known to be in memory, or before its record is.
+        near => {
+            let operations = dice.roll(if near == 2 { 3 } else { 24 });
+            world.crash_past_store(thread, Crash::Pause, (lines.lines(dice.roll(SLOTS)), 0), operations);
+        }
     }
     let (comes_anew, reader) = (dice.roll(2) == 0, Rc::new(reader));
     let late = Rc::clone(&reader);
@@ -420,11 +428,15 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
 fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     let witness = Witness::of_a_slab(kernels, true, 2);
     let hosts = [dice.roll(HOSTS.into()) as u16, dice.roll(HOSTS.into()) as u16];
+    let mut earlier = None;
     world.setup_as(hosts[0], 0, |memory| {
         let cache = attach(memory, hosts[0], 99, &witness);
         witness.put(&cache, &[1, 2]);
-        remove(cache);
+        earlier = Some(cache);
     });
+    // The other host has their lines in its caches.
+    world.setup_as(hosts[1], 1, |memory| witness.get(&attach(memory, hosts[1], 199, &witness), &[1, 2]));
+    world.setup_as(hosts[0], 0, |_| earlier.take().map(remove));
     let writer = world.setup_as(hosts[0], 0, |memory| attach(memory, hosts[0], 100, &witness));
     let reader = world.setup_as(hosts[1], 1, |memory| attach(memory, hosts[1], 200, &witness));
     let is_done = Rc::new(Cell::new(false));
@@ -448,6 +460,14 @@ fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
         }
     });
     world.run()
+}
+
+/// Where the first slab of a host lies, and its bytes.
+fn slab_of(cache: &Cache<ModelMemory>, host: u16) -> (Offset, u64) {
+    let slab = cache.pool().open(&format!("/kv/{NAME}/slab/{host}/0")).expect("it has blocks");
+    let place = (slab.at(), slab.bytes());
+    cache.pool().close(slab);
+    place
 }
 
 /// Two hosts put at once where the budget has room for one slab.

@@ -68,5 +68,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(storage::canaries());
     canaries.extend(attempts::canaries());
     canaries.extend(kv::canaries());
+    canaries.extend(inspection::canaries());
     canaries
 }

@@ -9,7 +9,7 @@ use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
 
 use super::super::group::Dice;
 use super::super::stage::expect_all_clean;
-use super::{JUDGE, NAME, POOL, SLOTS, SPARE, Witness, attach, names, pool_as};
+use super::{JUDGE, NAME, POOL, SLOTS, SPARE, Witness, attach, key, names, pool_as, slab_of};
 use crate::format::{Overwrite, Superblock, format_as};
 use crate::keeper::{Keeper, KeeperTask, Owner, ReplaceKeeper, next_incarnation};
 use crate::kv::{Cache, inspect, wanted_parts};
@@ -72,6 +72,37 @@ pub(super) fn adoption(mut world: World, kernels: Kernels, crash: Option<Crash>,
         let stat = cache.stat().expect("the model has no faults");
         assert!(stat.claimed <= stat.budget, "{stat:?}");
         expect_removed_whole(cache, theirs, &witness);
+    });
+    world.run()
+}
+
+/// Host 1 takes slots and gives them back, as a put does that cannot have a lock, and goes. The machine that stands in for it has an
+/// object of its own where the slab was: nothing that host 1 has written comes to lie in it.
+pub(super) fn withdrawal(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Witness::of_a_slab(kernels, true, 8);
+    let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
+    world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
+    let (at, bytes) = world.setup_as(GONE, 0, |_| slab_of(&goes, GONE));
+    let keys: Vec<_> = [2, 3][..1 + dice.roll(2) as usize].iter().map(|name| key(*name)).collect();
+    let writer = world.spawn(GONE, 0, move |_| {
+        let begun = goes.begin(&keys).expect("nobody keeps a lock");
+        goes.give_up(begun);
+    });
+    let looks = 1 + dice.roll(20);
+    world.spawn_after(writer, STANDS_IN, 1, move |memory| {
+        stand_in(memory.clone(), &witness, 1);
+        let pool = pool_as(memory.clone(), GONE, 300, &witness);
+        let object = pool.create("/x", bytes).expect("there is room");
+        assert_eq!(object.at(), at, "it lies elsewhere");
+        let (written, mut read) = (vec![0xee; bytes as usize], vec![0; bytes as usize]);
+        object.write_at(&memory, 0, &written).expect("it is as large");
+        memory.mfence();
+        for _ in 0..looks {
+            object.read_at(&memory, 0, &mut read).expect("it is as large");
+            assert!(read == written, "another host's line lies in an object: {read:?}");
+            memory.pause();
+        }
+        pool.close(object);
     });
     world.run()
 }
