@@ -146,10 +146,16 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Restore(arguments) => {
             drop_capabilities()?;
             let (host, journal) = (Host::new(), text(&arguments.journal)?);
+            let nothing = format!("nothing to restore: no agent was killed with {journal}");
+            // An agent that fails before it has a journal is followed by this too.
+            if arguments.journal == Path::new(JOURNAL) && !host.had(&journal) {
+                println!("{nothing}");
+                return Ok(ExitCode::SUCCESS);
+            }
             let _lock = held(host.lock_again(&journal)?, &journal, "journal")?;
             let (_, restored) = KernelSettings::start(host, &journal)?;
             if restored.is_empty() {
-                println!("nothing to restore: no agent was killed with {journal}");
+                println!("{nothing}");
             }
             print!("{}", restored_lines(&restored));
             Ok(ExitCode::SUCCESS)

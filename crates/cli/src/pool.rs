@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
 use polder_mem::{Coherence, Memory, Region, RegionError, RegionKind};
-use polder_platform::{printable, quoted};
+use polder_platform::{printable, quoted, shell_word};
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
     Geometry, HostStat, Inspection, Member, Overwrite, PairStat, PairsStat, PoolError, PoolStat, Superblock,
@@ -155,25 +155,26 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             });
         }
         (true, Some(_)) => {
-            let size = match session::open_unformatted(path, choice) {
+            let (size, fits) = match session::open_unformatted(path, choice) {
                 Ok(memory) => {
                     if !arguments.force
                         && let Err(error @ PoolError::PoolExists { .. }) = expect_vacant(&memory, [])
                     {
                         return Err(at(path)(error));
                     }
-                    memory.region().bytes()
+                    (memory.region().bytes(), true)
                 }
                 // A file that is shorter than a page.
-                Err(RegionError::Size { bytes, .. }) => bytes,
+                Err(RegionError::Size { bytes, .. }) => (bytes, false),
                 Err(error) => return Err(error.into()),
             };
-            let remedy = match path.is_file() {
-                true => "remove it first for a file of another size, or leave --size out",
-                false => "leave --size out",
+            let remedy = match (path.is_file(), fits) {
+                (true, true) => "remove it first for a file of another size, or leave --size out",
+                (true, false) => "remove it first",
+                (false, _) => "leave --size out",
             };
             return Err(Failure(format!(
-                "{} exists already with {}, and --size is of a new file; {remedy}",
+                "{} is there already and has {}; --size only makes a new file; {remedy}",
                 path.display(),
                 bytes(size)
             )));
@@ -517,7 +518,11 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
     // A server that fences its own id as it boots need not have been a member.
     if !was_evicted && !fenced {
         let what = format!("host {host} is no member, and was not evicted; members {members}");
-        return Err(Failure(format!("{}: {what}; `polder pool stat` shows them", path.display())));
+        let pool = shell_word(&path.to_string_lossy());
+        return Err(Failure(format!(
+            "{}: {what}; `polder pool stat --pool {pool}` shows them",
+            path.display()
+        )));
     }
     let is_out = if was_evicted { "is out" } else { "is no member, and was not evicted" };
     println!("epoch {}: host {host} {is_out}; members {members}, fenced {}", view.epoch, hosts(view.fenced));

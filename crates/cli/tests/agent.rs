@@ -432,6 +432,14 @@ fn a_restore_from_a_journal_that_never_was_is_refused_and_makes_nothing() {
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     assert!(said.contains(&format!("{}: there is no such journal", mistyped.display())), "{said}");
     assert!(!root.join("lib").exists(), "a folder was made");
+    // An agent that failed before it had the journal that it has by default is followed by a restore too.
+    let script = "mount -t tmpfs none /var/lib && \"$0\" agent restore && ls /var/lib";
+    let alone = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-ec", script, env!("CARGO_BIN_EXE_polder")])
+        .output()
+        .unwrap();
+    let said = "nothing to restore: no agent was killed with /var/lib/polder/agent.journal\n";
+    assert_eq!((text(&alone.stdout).as_str(), alone.status.success()), (said, true), "{alone:?}");
     // An agent that ended well left no journal, and what follows its end by rule finds nothing to do.
     put(root, "policy.toml", &policy(1, "20ms"));
     assert!(agent(root, &["--rounds", "1"]).output().unwrap().status.success());

@@ -461,8 +461,10 @@ fn a_size_for_a_pool_that_is_there_says_so_and_how_to_remove_it() {
     for (bytes, shown) in [(8192, "8.0 KiB"), (5, "5 B"), (0, "0 B")] {
         std::fs::write(desk.pool(), vec![0; bytes]).unwrap();
         let line = desk.refusal("pool format --size 16MiB");
-        let words = format!("exists already with {shown}, and --size is of a new file; remove it first");
+        let words =
+            format!("is there already and has {shown}; --size only makes a new file; remove it first");
         assert!(line.contains(&words), "{line}");
+        assert_eq!(line.contains("leave --size out"), bytes >= 4096, "{line}");
     }
 }
 

@@ -209,11 +209,13 @@ fn a_file_that_the_user_may_not_read_or_write_is_named() {
     const NOBODY: u32 = 65534;
     let stage = Stage::new();
     fs::set_permissions(stage.scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let shared = stage.path("shared");
+    let (shared, polder) = (stage.path("shared"), stage.path("polder"));
+    // A place that every user may read, wherever the program was built.
+    assert!(Command::new("cp").arg(&stage.polder).arg(&polder).status().unwrap().success());
     for mode in [0o000, 0o444] {
         fs::write(&shared, vec![0; 4096]).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
-        let mut command = Command::new(&stage.polder);
+        let mut command = Command::new(&polder);
         command.args(["rehearse", "--file", &shared, "true"]).current_dir("/");
         if fs::metadata(&shared).unwrap().uid() == 0 {
             // No mode keeps root out.

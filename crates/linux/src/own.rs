@@ -217,7 +217,7 @@ impl Lock {
         match Self::was_taken(journal) {
             true => Self::take(journal),
             false => Err(KernelError::Missing(format!(
-                "{}: there is no such journal, and no agent has run with one of this name; name the agent's with --journal",
+                "{}: there is no such journal, and no agent has used it; name the agent's with --journal",
                 journal.display()
             ))),
         }

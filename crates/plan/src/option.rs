@@ -32,7 +32,7 @@ where
 
 /// Refuses a list of names with a comma too many.
 pub(super) fn expect_names(option: &str, names: &[String]) -> Result<(), Failure> {
-    match names.iter().any(String::is_empty) {
+    match names.len() > 1 && names.iter().any(String::is_empty) {
         true => Err(Failure(format!("{option}: a name is empty; write one comma between two names"))),
         false => Ok(()),
     }

@@ -53,7 +53,7 @@ pub(crate) enum Deviation {
     AnyAttempt,
     /// A piece of a message is taken out of send buffers without a look whether they are still its sender's.
     TakesUnchecked,
-    /// A reader of a cache does not look at the slot's line again.
+    /// A reader or a check of a cache does not look at the slot's line again.
     LooksOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.
     IgnoresPins,

@@ -198,8 +198,11 @@ impl Run {
     /// That the hosts are named once, and that the pool, if one is named, is there and has room for so many ranks on each.
     fn expect_hosts(&self, settings: &Settings) -> Result<(), Failure> {
         if self.hosts.iter().any(String::is_empty) {
-            let why = "--hosts: the name of a machine is empty; write one comma between two names";
-            return Err(Failure(why.to_owned()));
+            let remedy = match self.hosts.len() {
+                1 => "name a machine",
+                _ => "write one comma between two names",
+            };
+            return Err(Failure(format!("--hosts: the name of a machine is empty; {remedy}")));
         }
         let asked = self.host_count();
         if asked > self.ranks {

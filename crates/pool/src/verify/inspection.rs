@@ -82,26 +82,31 @@ enum Stage {
     Told,
 }
 
-/// Hosts that have seen or told are counted; so are the blocks that were put.
 #[derive(Clone)]
-struct Cue(Rc<Cell<Stage>>, Rc<Cell<u16>>, Rc<Cell<u8>>);
+struct Cue {
+    stage: Rc<Cell<Stage>>,
+    /// Hosts that have seen or told.
+    hosts: Rc<Cell<u16>>,
+    /// Blocks that were put.
+    puts: Rc<Cell<u8>>,
+}
 
 impl Cue {
     fn give(&self, stage: Stage) {
-        self.0.set(stage);
+        self.stage.set(stage);
     }
 
     fn await_(&self, memory: &ModelMemory, stage: Stage) {
-        while self.0.get() < stage {
+        while self.stage.get() < stage {
             memory.pause();
         }
     }
 
     /// One of the hosts has seen, or told.
     fn count(&self, all: u16, stage: Stage) {
-        self.1.set(self.1.get() + 1);
-        if self.1.get() == all {
-            self.1.set(0);
+        self.hosts.set(self.hosts.get() + 1);
+        if self.hosts.get() == all {
+            self.hosts.set(0);
             self.give(stage);
         }
     }
@@ -130,7 +135,7 @@ fn inspection(seed: u64) -> Outcome {
         let bytes = superblock.bytes as usize;
         world.setup(|memory| memory.copy_in(Offset(0), &vec![0xa5; bytes]).expect("the model has no faults"));
     }
-    let cue = Cue(Rc::new(Cell::new(Stage::Begun)), Rc::default(), Rc::default());
+    let cue = Cue { stage: Rc::new(Cell::new(Stage::Begun)), hosts: Rc::default(), puts: Rc::default() };
     let (puts, looks) = (1 + dice.roll(3) as u8, [dice.roll(3), dice.roll(3)]);
     // A look that stops in the middle meets blocks that are evicted meanwhile.
     let stops = [(); 3].map(|()| dice.roll(LOOK));
@@ -218,15 +223,15 @@ fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool) {
     let put = |name| {
         let put = cache.put(&[key(name)], &[&[name; BLOCK as usize]]).expect("nobody keeps a lock");
         assert_eq!(put.stored, 1, "there is no room");
-        cue.2.set(name + 1);
+        cue.puts.set(name + 1);
     };
     (0..puts).for_each(put);
     if in_use {
         cue.give(Stage::Filled);
-        (puts..MOST_PUTS).take_while(|_| cue.0.get() < Stage::Looked).for_each(put);
+        (puts..MOST_PUTS).take_while(|_| cue.stage.get() < Stage::Looked).for_each(put);
         cue.await_(&memory, Stage::Looked);
     }
-    let pin = cache.pin(&[key(cue.2.get() - 1)]).expect("nobody keeps a lock");
+    let pin = cache.pin(&[key(cue.puts.get() - 1)]).expect("nobody keeps a lock");
     // What it has written back is in memory before it says so.
     memory.mfence();
     cue.give(Stage::Used);
@@ -264,7 +269,7 @@ fn tell_all(memory: &ModelMemory, cue: &Cue) {
     assert!(names.contains(&NAME) && names.contains(&"/kv/c"), "{names:?}");
     let user = inspection.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
     assert_eq!((user.processes.as_slice(), user.objects), (&[pid(USER)][..], names.len() as u64));
-    let puts = cue.2.get();
+    let puts = cue.puts.get();
     let blocks = u64::from(puts).min(SLOTS);
     let caches = inspect_caches(memory).expect("the model has no faults");
     let [cache] = &caches[..] else { panic!("{caches:?}") };

@@ -30,23 +30,18 @@ pub(super) fn suites() -> Vec<Suite> {
     let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
     // A host that boots again did die here: its scene leaves out that it is fenced.
     let kv = |seed| Deviation::SilenceIsEnough.during(|| kv(seed, true));
-    let files = &[
-        "src/kv.rs",
-        "kv/part.rs",
-        "kv/slabs.rs",
-        "kv/replica.rs",
-        "kv/get.rs",
-        "kv/put.rs",
-        "kv/take.rs",
-        "kv/uses.rs",
-    ];
+    let files =
+        &["src/kv.rs", "kv/part.rs", "kv/slabs.rs", "kv/replica.rs", "kv/get.rs", "kv/take.rs", "kv/uses.rs"];
     let pins_about =
         "a block that is pinned stays where it is while its owner evicts, gives up its slab, dies or stops";
     let gone_about =
         "the room of a host that is gone goes to one that wants some, whenever the keeper that gives it dies";
+    let put_about = "a block that is put is whole where its line or its record is read, and what a put gives back is another's";
     let pins = |seed| Deviation::SilenceIsEnough.during(|| kv_pins(seed, true));
     vec![
         Suite::new("kv", about, kv).mutates(files).harmless(HARMLESS),
+        Suite::new("kv-put", put_about, |seed| Deviation::SilenceIsEnough.during(|| kv_put(seed)))
+            .mutates(&["kv/put.rs"]),
         Suite::new("kv-pins", pins_about, pins).mutates(&["kv/pin.rs"]),
         Suite::new("kv-gone", gone_about, |seed| Deviation::SilenceIsEnough.during(|| kv_gone(seed)))
             .mutates(&["kv/gone.rs"]),
@@ -187,7 +182,17 @@ fn names(dice: &mut Dice, of: u64) -> Vec<u8> {
     names
 }
 
-/// Two that put and one or two that get; `boots` says whether a host may die and boot again.
+/// The moments of a put.
+fn kv_put(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 37);
+    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    let world = world(seed, kernels, dice.roll(8) == 0);
+    match dice.roll(8) {
+        0 => adoption::withdrawal(world, kernels, &mut dice),
+        _ => publication(world, kernels, &mut dice),
+    }
+}
+
 /// Blocks that are pinned, and their owner.
 fn kv_pins(seed: u64, boots: bool) -> Outcome {
     let mut dice = Dice::new(seed, 23);
@@ -229,19 +234,18 @@ fn world(seed: u64, kernels: Kernels, is_coherent: bool) -> World {
     World::new(seed, Shape { hosts: HOSTS + 1, ..shape })
 }
 
+/// Two that put and one or two that get; `boots` says whether a host may die and boot again.
 fn kv(seed: u64, boots: bool) -> Outcome {
     let mut dice = Dice::new(seed, 19);
     let (crash, kernels) = fate(&mut dice, boots);
-    let scene = dice.roll(21);
+    let scene = dice.roll(17);
     // Two that ask for the last room need a fence of both kinds of hosts.
     let mut world = world(seed, kernels, dice.roll(if scene == 4 { 2 } else { 8 }) == 0);
     match scene {
         0..4 => return moment(world, kernels, &mut dice),
         4 => return last_room(world, kernels, &mut dice),
-        5 | 6 | 18 => return publication(world, kernels, &mut dice),
-        7 | 8 | 19 => return slab(world, kernels, &mut dice),
-        17 => return adoption::adoption(world, kernels, crash, &mut dice),
-        20 => return adoption::withdrawal(world, kernels, &mut dice),
+        5..8 => return slab(world, kernels, &mut dice),
+        8 => return adoption::adoption(world, kernels, crash, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;

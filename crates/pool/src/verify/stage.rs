@@ -43,8 +43,8 @@ pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
     (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry, coherence: None }, layout)
 }
 
-/// The pool as a process attaches it. Between two kernels nobody who lives is silent for so long; where it `is_known` who lives, as
-/// under one kernel, nobody goes by heartbeats.
+/// The pool as a process attaches it. Heartbeats are not used where it `is_known` who lives, as under one kernel. Else a host is taken for
+/// dead after a silence that is longer than any stop.
 #[expect(
     clippy::arc_with_non_send_sync,
     reason = "what shares a pool is of one world, whose threads all run on one"

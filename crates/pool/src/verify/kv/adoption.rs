@@ -83,10 +83,15 @@ pub(super) fn withdrawal(mut world: World, kernels: Kernels, dice: &mut Dice) ->
     let goes = world.setup_as(GONE, 0, |memory| attach(memory, GONE, 100, &witness));
     world.setup_as(GONE, 0, |_| witness.put(&goes, &[0, 1]));
     let (at, bytes) = world.setup_as(GONE, 0, |_| slab_of(&goes, GONE));
-    let keys: Vec<_> = [2, 3][..1 + dice.roll(2) as usize].iter().map(|name| key(*name)).collect();
+    let (known, blocks) = (Rc::clone(&witness), 1 + dice.roll(2) as usize);
     let writer = world.spawn(GONE, 0, move |_| {
-        let begun = goes.begin(&keys).expect("nobody keeps a lock");
-        goes.give_up(begun);
+        let withdraw = |names: &[u8]| {
+            let keys: Vec<_> = names.iter().map(|name| key(*name)).collect();
+            goes.give_up(goes.begin(&keys).expect("nobody keeps a lock"));
+        };
+        withdraw(&[2, 3][..blocks]);
+        assert_eq!(known.put(&goes, &[4, 5]), 0, "what was given back is not free");
+        withdraw(&[6, 7][..blocks]);
     });
     let looks = 1 + dice.roll(20);
     world.spawn_after(writer, STANDS_IN, 1, move |memory| {
