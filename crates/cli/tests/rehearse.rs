@@ -209,9 +209,14 @@ fn a_file_that_the_user_may_not_read_or_write_is_named() {
     const NOBODY: u32 = 65534;
     let stage = Stage::new();
     fs::set_permissions(stage.scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let (shared, polder) = (stage.path("shared"), stage.path("polder"));
+    let (shared, polder) = (stage.path("shared"), stage.path("copy/bin/polder"));
     // A place that every user may read, wherever the program was built.
-    assert!(Command::new("cp").arg(&stage.polder).arg(&polder).status().unwrap().success());
+    let installed = stage.polder.ancestors().nth(2).unwrap();
+    for file in ["bin/polder", "lib/polder/libpolder-rehearse.so"] {
+        let to = stage.scratch.path().join("copy").join(file);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        assert!(Command::new("cp").arg(installed.join(file)).arg(to).status().unwrap().success());
+    }
     for mode in [0o000, 0o444] {
         fs::write(&shared, vec![0; 4096]).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
