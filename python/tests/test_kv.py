@@ -257,12 +257,17 @@ def test_no_kill_leaves_a_wrong_byte_or_takes_room_away(scratch: Path, coherence
             assert rank.poll() is None, "it found a wrong byte, or failed"
             rank.kill()
             rank.wait()
-        # All of the dead one's slots are free again: a turn of puts finds as many places as there are.
-        for host in (0, 1):
-            with (
-                polder.Pool(scratch / "pool", host=host, coherence=coherence, run=scratch) as again,
-                kv.Cache(again, "llm", identity={"model": "kills"}, block=BLOCK) as cache,
-            ):
+        # A process that died while it asked for a slab has claimed it: its host's next put takes that back.
+        with contextlib.ExitStack() as all_caches:
+            caches: list[kv.Cache] = []
+            for host in (0, 1):
+                again = polder.Pool(scratch / "pool", host=host, coherence=coherence, run=scratch)
+                all_caches.enter_context(again)
+                cache = kv.Cache(again, "llm", identity={"model": "kills"}, block=BLOCK)
+                caches.append(all_caches.enter_context(cache))
+                assert cache.put([key(5000 + host)], [block(5000 + host)]).stored == 1
+            # All of the dead ones' slots are free again: a turn of puts finds as many places as there are.
+            for host, cache in enumerate(caches):
                 stat = cache.stat()
                 assert stat.claimed <= stat.budget
                 claimed = next(part.claimed for part in stat.hosts if part.host == host)

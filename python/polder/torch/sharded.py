@@ -1,7 +1,7 @@
 """A parameter service as the reduce-scatter of FSDP2: proxies average whole gradients, a worker pulls its own shard."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class Sharder(Shrinker):
 
     _sharded: Any = None
     """The model, if FSDP2 shards it."""
+    _modules: list[str]
+    """Of each group of parameters, the module of FSDP2 whose it is."""
     _groups: dict[int, tuple[int, torch.dtype]]
     """Of each group whose gradients have come in this backward pass: its elements and their type."""
     _lost: PeerDeadError | None
@@ -65,8 +67,13 @@ class Sharder(Shrinker):
     def _join_sharded(self, model: Any) -> None:
         """Becomes the reduce-scatter of all modules of a model."""
         self._sharded = model
-        modules: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        for number, module in enumerate(modules):
+        modules: list[tuple[str, Any]] = [
+            (name or type(module).__name__, module)
+            for name, module in model.named_modules()
+            if isinstance(module, FSDPModule)
+        ]
+        self._modules = [name for name, _ in modules]
+        for number, (_, module) in enumerate(modules):
             module.set_custom_reduce_scatter(ReduceScatter(self, number))
 
     def _reduce_scatter(
@@ -92,15 +99,17 @@ class Sharder(Shrinker):
         with self._guarded(), torch.no_grad():
             if number in self._groups:
                 raise ArgumentError(
-                    f"group {number} of FSDP2 reduces gradients twice in a backward pass; the service carries modules "
-                    "that are used once"
+                    f"the FSDP2 module {self._modules[number]} reduces gradients twice in a backward pass; the service "
+                    "carries modules that are used once"
                 )
+            if self._routes:
+                self._expect_next(self._groups, number)
             self._groups[number] = known
             route = self._routes.get(number)
             if route is not None and known != (route.total, route.dtype):
                 raise ArgumentError(
-                    f"group {number} of FSDP2 has {known[0]} gradients of {known[1]}, {route.total} of {route.dtype} "
-                    "in the first backward pass; the service carries groups that stay"
+                    f"the FSDP2 module {self._modules[number]} has {known[0]} gradients of {known[1]}, {route.total} "
+                    f"of {route.dtype} in the first backward pass; the service carries modules that stay"
                 )
             if route is None or self._lost is not None:
                 dist.reduce_scatter_tensor(output, gradients, op=op, group=group)
@@ -112,6 +121,23 @@ class Sharder(Shrinker):
                 self._expect_proxy_lost(error, number)
                 self._lost = error
                 dist.reduce_scatter_tensor(output, gradients, op=op, group=group)
+
+    def _expect_next(self, came: Collection[int], number: int | None) -> None:
+        """Raises unless groups come in the order of the first backward pass: so windows of proxies are used.
+
+        None is the end of the pass.
+        """
+        order = list(self._routes)
+        if number is not None and number not in order:
+            raise ArgumentError(
+                f"the FSDP2 module {self._modules[number]} has gradients, and had none in the first backward pass; the "
+                "service carries modules that stay"
+            )
+        if len(came) < len(order) and number != order[len(came)]:
+            raise ArgumentError(
+                f"the FSDP2 module {self._modules[order[len(came)]]} got no gradients in this step, or late; the "
+                "service needs those of all, in one order: freeze what is not used"
+            )
 
     def _pull_shard(self, route: Route, output: torch.Tensor, gradients: torch.Tensor) -> None:
         """Pushes all gradients of a group, and waits for this worker's part of the averages."""
@@ -150,11 +176,8 @@ class Sharder(Shrinker):
             return
         with self._guarded(), torch.no_grad():
             self._steps += 1
-            if lost is None and self._routes and groups.keys() != self._routes.keys():
-                raise ArgumentError(
-                    f"{len(groups)} of {len(self._routes)} groups of FSDP2 got gradients in this step; the service "
-                    "needs all: freeze what is not used"
-                )
+            if lost is None and self._routes:
+                self._expect_next(groups, None)
             if lost is not None and not self._leave_dead(self._service().stat()):
                 return
             if self._routes:
