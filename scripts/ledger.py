@@ -2,7 +2,7 @@
 """Runs all suites of the model, their mutants and the canaries, and notes all in a ledger: `make verify`.
 
 A run of a suite is a line of data/proved/ledger.jsonl, with the hash of the sources that it judged. docs/evidence.md
-has the newest line of each suite, kind of memory and kind of run; `--tables` only fills the page.
+has what ran of the sources that ran last; `--tables` only fills the page.
 """
 
 import argparse
@@ -123,15 +123,27 @@ def ledger_rows() -> list[Row]:
     return [json.loads(line) for line in LEDGER.read_text().splitlines()] if LEDGER.exists() else []
 
 
-def newest(rows: list[Row], kind: str) -> dict[tuple[str, str], Row]:
-    """The newest line of each suite or canary that the newest run had, on each kind of memory."""
+def shown(rows: list[Row], kind: str) -> dict[tuple[str, str], list[Row]]:
+    """The lines of each suite or canary that the page has, on each kind of memory: of the sources that ran last.
+
+    Schedules count together where their seeds differ; of mutants and canaries the newest line stands.
+    """
     of_kind = [row for row in rows if row["kind"] == kind]
     sources = {row["on"]: row.get("sources") for row in of_kind}
-    return {
-        (row.get("suite") or row["canary"], row["on"]): row
-        for row in of_kind
-        if row.get("sources") == sources[row["on"]]
-    }
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in reversed(of_kind):
+        if row.get("sources") == sources[row["on"]]:
+            newer = found.setdefault((row.get("suite") or row["canary"], row["on"]), [])
+            if not newer or (kind == "schedules" and not any(overlap(row, other) for other in newer)):
+                newer.append(row)
+    # In the order of the ledger.
+    return dict(reversed(found.items()))
+
+
+def overlap(one: Row, other: Row) -> bool:
+    """Whether two runs of a suite have a seed in common."""
+    seeds = [range(row["first_seed"], row["first_seed"] + row["schedules"]) for row in (one, other)]
+    return max(span.start for span in seeds) < min(span.stop for span in seeds)
 
 
 def filled(page: str, rows: list[Row]) -> str:
@@ -148,58 +160,58 @@ def filled(page: str, rows: list[Row]) -> str:
 
 def of_schedules(rows: list[Row]) -> list[list[str]]:
     """A row for each suite, with the worlds that ran on each kind of memory, and the schedules that failed."""
-    latest = newest(rows, "schedules")
+    found = shown(rows, "schedules")
 
-    def total(suite: str, what: str) -> int:
-        return sum(row[what] for (name, _), row in latest.items() if name == suite)
+    def total(suite: str, what: str, on: str = "") -> int:
+        return sum(
+            row[what] for (name, of), lines in found.items() if name == suite and on in ("", of) for row in lines
+        )
 
     def cell(suite: str, machine: str) -> str:
-        return f"{total(suite, machine):,}" if total(suite, machine) else "none"
+        # Worlds that seeds draw on a machine may be those that run on it anyway.
+        count = total(suite, machine, machine) or total(suite, machine)
+        return f"{count:,}" if count else "none"
 
     return [
         [f"`{suite}`", *(cell(suite, machine) for machine in MACHINES), f"{total(suite, 'failed'):,}"]
-        for suite in names(latest)
+        for suite in dict.fromkeys(suite for suite, _ in found)
     ]
 
 
 def of_faults(rows: list[Row]) -> list[list[str]]:
     """A row for each way that memory is chosen: what all schedules of it went through."""
-    found = newest(rows, "schedules")
+    found = shown(rows, "schedules")
     counted = ["schedules", "operations", "process_deaths", "host_deaths", "pauses"]
 
     def total(on: str, what: str) -> str:
-        return f"{sum(row[what] for (_, other), row in found.items() if other == on):,}"
+        return f"{sum(row[what] for (_, other), lines in found.items() if other == on for row in lines):,}"
 
     return [[on, *(total(on, what) for what in counted)] for on in dict.fromkeys(on for _, on in found)]
 
 
 def of_mutants(rows: list[Row]) -> list[list[str]]:
     """A row for each suite that has mutants of its own."""
-    found = newest(rows, "mutants")
     counted = ["mutants", "caught", "harmless", "schedules_of_harmless", "failed"]
-    return [[f"`{suite}`", *(f"{row[what]:,}" for what in counted)] for (suite, _), row in found.items()]
+    return [
+        [f"`{suite}`", *(f"{row[what]:,}" for what in counted)] for (suite, _), [row] in shown(rows, "mutants").items()
+    ]
 
 
 def of_canaries(rows: list[Row]) -> list[list[str]]:
     """One row: how many canaries there are, and after how many schedules the last was caught."""
-    found = list(newest(rows, "canary").values())
+    found = [row for [row] in shown(rows, "canary").values()]
     caught = [row["schedules"] for row in found if row["caught_at"] is not None]
     return [[str(len(found)), str(len(caught)), f"{max(caught, default=0):,}"]]
 
 
 def of_runs(rows: list[Row]) -> list[list[str]]:
     """A row for each run that a figure of the page comes from."""
-    shown = [row for kind in ("schedules", "mutants", "canary") for row in newest(rows, kind).values()]
     runs: dict[tuple[str, ...], set[int]] = {}
-    for row in shown:
-        key = (row["kind"], row["on"], row["sources"], row["date"], row["machine"])
-        runs.setdefault(key, set()).add(row.get("first_seed", 0))
+    for kind in ("schedules", "mutants", "canary"):
+        for row in (row for lines in shown(rows, kind).values() for row in lines):
+            key = (row["kind"], row["on"], row["sources"], row["date"], row["machine"])
+            runs.setdefault(key, set()).add(row.get("first_seed", 0))
     return [[*key, ", ".join(map(str, sorted(seeds)))] for key, seeds in runs.items()]
-
-
-def names(found: dict[tuple[str, str], Row]) -> list[str]:
-    """The suites, each once, in the order of the ledger."""
-    return list(dict.fromkeys(suite for suite, _ in found))
 
 
 TABLES = {

@@ -43,6 +43,21 @@ step "licences and sources" cargo deny --log-level error --offline check bans li
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 # As users load them: without the model, which the lint above has in all crates.
 step "lint (libraries)" cargo clippy --quiet -p polder-cli -p polder-rehearse -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-mpi-abi -p polder-python -- -D warnings
+# What the model explores takes what the cores leave, until all else is done.
+idle() { limited nice -n 19 polder-dev verify "$@"; }
+verify_lane() {
+    step "schedules" idle -n "${POLDER_SCHEDULES:-5000}"
+    step "schedules on hdm-db" idle --coherence hdm-db -n 1000
+    step "sites" idle --sites -n 1000
+    # What is listed as harmless survives each schedule, and would take most of the time: `make verify` runs as many of those as of the
+    # others.
+    step "mutants" idle --mutants -n 30000 --harmless 3000
+    step "canaries" idle --canaries
+}
+mkdir -p out
+verify_lane >out/verify-lane.log 2>&1 &
+verify=$!
+trap 'kill "$verify" $(pgrep -P "$verify") 2>/dev/null || :' EXIT
 step "docs" cargo doc --quiet --workspace --no-deps
 # Kills, predictions and the agent by the installed command: that of `cargo test` takes several times as long.
 step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace --no-fail-fast
@@ -51,12 +66,6 @@ if grep -q ' hugetlbfs ' /proc/mounts; then
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
-step "schedules" limited polder-dev verify -n "${POLDER_SCHEDULES:-5000}"
-step "schedules on hdm-db" limited polder-dev verify --coherence hdm-db -n 1000
-# By the optimised command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each
-# schedule, and would take most of the time: `make verify` runs as many of those as of the others.
-step "mutants" limited polder-dev verify --mutants -n 30000 --harmless 3000
-step "canaries" limited polder-dev verify --canaries
 # What follows takes one core for most of its time, so it runs in two lanes. Tests look for what others leave in /dev/shm: each lane
 # has one of its own.
 files() { printf " $1python/tests/test_%s.py" torch sync doors snapshot mpi group recovery; }
@@ -70,20 +79,22 @@ second_lane() {
     fi
 }
 own_shm=scripts/own_shm.sh
+failed=""
 if $own_shm true 2>/dev/null; then
-    mkdir -p out
     first_lane >out/first-lane.log 2>&1 &
     lane=$!
-    failed=""
     (second_lane) || failed="the second lane, above the first; "
-    wait "$lane" || failed="${failed}the first lane, just above"
+    wait "$lane" || failed="${failed}the first lane, above the model's; "
     cat out/first-lane.log
-    [ -z "$failed" ] || { printf '\nFAILED: %s\n' "$failed" >&2; exit 1; }
 else
     printf '\n== one lane, because this user may not mount a /dev/shm of its own\n'
     own_shm=""
     first_lane
     second_lane
 fi
+wait "$verify" || failed="${failed}the model's lane, just above"
+trap - EXIT
+cat out/verify-lane.log
+[ -z "$failed" ] || { printf '\nFAILED: %s\n' "$failed" >&2; exit 1; }
 step "nothing is left in /dev/shm" nothing_new_in_shm
 printf '\nall checks passed\n'
