@@ -13,12 +13,14 @@ with, the most memory that each had while it trained, and what the placement sai
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +138,9 @@ def main() -> int:
     parser.add_argument("--policies", nargs="*", default=POLICIES)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the model's files go and stay")
     parser.add_argument("--train", type=Path, metavar="FOLDER", help="train alone, unplaced, with the files there")
-    parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run or options.train:
-        given = json.loads(options.run or "{}")
-        folder = Path(given.get("folder") or options.train)
-        seen = fine_tune(folder, options.steps, options.batch, given.get("policy", ""))
-        print(json.dumps(seen))
+    if options.train:
+        print(json.dumps(fine_tune(options.train, options.steps, options.batch, "")))
         return 0
     if options.keep:
         return compare(options, options.keep)
@@ -150,20 +148,29 @@ def main() -> int:
         return compare(options, Path(folder))
 
 
+def save(folder: Path, width: int, layers: int) -> None:
+    """Writes a new model's files."""
+    torch.manual_seed(0)
+    PretrainedGpt(GptConfig(width, layers)).bfloat16().save_pretrained(folder / "model")
+
+
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns in a process of its own, which has the libraries of this one."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(work, *given).result()
+
+
 def compare(options: argparse.Namespace, folder: Path) -> int:
     """What `main` does, with a folder on a disk."""
-    torch.manual_seed(0)
-    PretrainedGpt(GptConfig(options.width, options.layers)).bfloat16().save_pretrained(folder / "model")
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        # Freed memory goes back to the system at once, so that what is in use is measured.
+        given = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_ARENA_MAX": "1"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **given})
+    apart(save, folder, options.width, options.layers)
     base = sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors"))
 
     def run(policy: str) -> dict[str, Any]:
-        given = {"folder": str(folder), "policy": policy}
-        command = [sys.executable, str(HERE), f"--steps={options.steps}", f"--batch={options.batch}"]
-        # Freed memory goes back to the system at once, so that what is in use is measured.
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_ARENA_MAX": "1"}
-        command += ["--run", json.dumps(given)]
-        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        return json.loads(ended.stdout.splitlines()[-1])
+        return apart(fine_tune, folder, options.steps, options.batch, policy)
 
     unplaced = run("")
     print(f"base {base / 1e6:.1f} MB; {options.steps} steps; weights {unplaced['weights'][:16]}")
