@@ -11,13 +11,13 @@ line says what has to hold. The script fails if one does not.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -146,13 +146,14 @@ class Engine:
 
     def die(self, seed: int) -> None:
         """Serves a prompt, and is killed while it stores the blocks."""
-        put = Cache.put
+        submit = Cache.submit_put
 
-        def killed(self: Cache, keys: Any, blocks: Any) -> Any:
-            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGKILL)).start()
-            return put(self, keys, blocks)
+        def killed(self: Cache, keys: Any, blocks: Any) -> int:
+            number = submit(self, keys, blocks)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return number
 
-        Cache.put = killed
+        Cache.submit_put = killed
         # vLLM stores a prompt's last blocks when it serves the next.
         self.ask(seed)
         self.ask(seed)
@@ -206,6 +207,10 @@ class Remote:
     def die(self, seed: int) -> None:
         """Lets it be killed while it stores the blocks of a prompt."""
         self._ours.send(("die", seed))
+        with contextlib.suppress(EOFError):
+            if self._ours.poll(TIMEOUT_SECONDS):
+                self._ours.recv()
+                raise Wrong(f"{self._name} was to be killed while it stores, and has answered")
         self._process.join(TIMEOUT_SECONDS)
         if self._process.exitcode != -signal.SIGKILL:
             raise Wrong(f"{self._name} was to be killed, and ended with {self._process.exitcode}")
