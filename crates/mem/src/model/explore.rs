@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::mutants::SiteKind;
 use super::state::{Crash, Mutation};
+use super::world::held_worlds;
 use crate::Coherence;
 
 /// A schedule that went wrong, and how to see it again.
@@ -339,9 +340,13 @@ fn see_again(seed: u64, suite: &impl Fn(u64) -> Outcome) -> Failure {
 /// Runs one schedule; a panic outside its threads fails it as well. The seed is the suite's, which may make its worlds with
 /// others.
 pub(super) fn once(seed: u64, suite: &impl Fn(u64) -> Outcome) -> Outcome {
-    let outcome = quietly(|| catch_unwind(AssertUnwindSafe(|| suite(seed)))).unwrap_or_else(|payload| {
-        Err(Failure { seed, message: panic_message(&*payload), trace: String::new() })
-    });
+    let held = held_worlds();
+    let fails = |message| Err(Failure { seed, message, trace: String::new() });
+    let mut outcome = quietly(|| catch_unwind(AssertUnwindSafe(|| suite(seed))))
+        .unwrap_or_else(|payload| fails(panic_message(&*payload)));
+    if outcome.is_ok() && held_worlds() > held {
+        outcome = fails("a handle of the world is never dropped, and keeps its memory".to_owned());
+    }
     outcome.map_err(|failure| Failure { seed, ..failure })
 }
 

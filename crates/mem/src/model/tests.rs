@@ -39,6 +39,21 @@ fn seen(seeds: u64, suite: impl Fn(u64, Rc<Cell<u64>>) -> Outcome) -> Vec<u64> {
 }
 
 #[test]
+fn a_suite_that_keeps_a_handle_of_its_world_fails() {
+    let keeps = |seed, forgets: bool| {
+        let mut world = World::new(seed, shape());
+        world.spawn(0, 0, move |memory| {
+            if forgets {
+                std::mem::forget(memory);
+            }
+        });
+        world.run()
+    };
+    let failed = |forgets| Explorer::new("handles", 5).run(|seed| keeps(seed, forgets)).failed > 0;
+    assert_eq!((failed(false), failed(true)), (false, true));
+}
+
+#[test]
 fn a_seed_replays_the_same_schedule() {
     let log = |seed| {
         let log = Rc::new(RefCell::new(Vec::new()));

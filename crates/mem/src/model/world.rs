@@ -30,6 +30,7 @@ pub(super) struct Core {
 
 impl Core {
     fn new() -> Self {
+        LIVE_CORES.set(LIVE_CORES.get() + 1);
         Self { state: RefCell::default(), bytes: Cell::new(0), yielders: RefCell::default() }
     }
 
@@ -44,7 +45,19 @@ impl Core {
     }
 }
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        LIVE_CORES.set(LIVE_CORES.get() - 1);
+    }
+}
+
+/// How many worlds of this OS thread have ended while handles of them are still there: each keeps its memory.
+pub(super) fn held_worlds() -> usize {
+    LIVE_CORES.get() - CORES.with_borrow(Vec::len)
+}
+
 thread_local! {
+    static LIVE_CORES: Cell<usize> = const { Cell::new(0) };
     static CORES: RefCell<Vec<Rc<Core>>> = const { RefCell::new(Vec::new()) };
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }

@@ -7,13 +7,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
-use super::stage::{pool_of, shape_of, small};
+use super::stage::{attached, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Overwrite, Superblock, format_as, read_superblock};
 use crate::kv::wire::Root;
@@ -60,8 +59,6 @@ const MOST_PUTS: u8 = 40;
 const SLOTS: u64 = 2;
 /// Memory operations of a look.
 const LOOK: u64 = 1200;
-/// Longer than anyone stops.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry { names: 11, chunk_bytes: 2048, opens: 12, ..small(HOSTS, 2) };
@@ -191,15 +188,10 @@ fn wipe(memory: &ModelMemory) {
     memory.mfence();
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "a cache shares its pool; all threads of a world run on one"
-)]
 fn attach(memory: ModelMemory, host: u16) -> Arc<Pool<ModelMemory>> {
     let superblock = read_superblock(&memory).expect("it was formatted");
     let layout = superblock.layout().expect("as it was made");
-    let member = Member { pid: pid(host), timeout: PATIENCE, silence: PATIENCE, ..Member::new(host, 7) };
-    Arc::new(Pool::attach_in(memory, superblock, layout, member).expect("the host is ours"))
+    attached(&(superblock, layout), memory, false, Member { pid: pid(host), ..Member::new(host, 7) })
 }
 
 const fn pid(host: u16) -> u32 {

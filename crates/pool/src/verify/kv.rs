@@ -13,13 +13,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::{Dice, harmless};
-use super::stage::{expect_all_clean, pool_of, shape_of, small};
+use super::stage::{attached, expect_all_clean, pool_of, shape_of, small};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::kv::wire::Root;
@@ -93,8 +92,6 @@ const SPARE: u16 = 5;
 const BLOCK: u32 = 72;
 /// Slots of a slab.
 const SLOTS: u64 = 2;
-/// Longer than anyone stops.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// The process id of the one that looks at the end.
 const JUDGE: u32 = 500;
 
@@ -185,7 +182,7 @@ fn names(dice: &mut Dice, of: u64) -> Vec<u8> {
 /// The moments of a put.
 fn kv_put(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 37);
-    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    let kernels = kernels_of(&mut dice);
     let world = world(seed, kernels, dice.roll(8) == 0);
     match dice.roll(8) {
         0 => adoption::withdrawal(world, kernels, &mut dice),
@@ -211,8 +208,12 @@ fn kv_gone(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 29);
     let dies = [None, Some(Crash::Host), Some(Crash::Process), Some(Crash::Process)][dice.roll(4) as usize];
     // Whoever stands in for a host knows that it is off, and watches for no heartbeats.
-    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    let kernels = kernels_of(&mut dice);
     adoption::given(world(seed, kernels, dice.roll(8) == 0), dies, &mut dice)
+}
+
+fn kernels_of(dice: &mut Dice) -> Kernels {
+    [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize]
 }
 
 /// Who may die, and under which kernels hosts run.
@@ -222,7 +223,7 @@ fn fate(dice: &mut Dice, boots: bool) -> (Option<Crash>, Kernels) {
     // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
     let kernels = match crash {
         Some(Crash::Host) => Kernels::Shared,
-        _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
+        _ => kernels_of(dice),
     };
     (crash, kernels)
 }
@@ -390,13 +391,13 @@ fn publication(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     // From then on it knows where the slab is.
     world.setup_as(hosts[1], 1, |_| witness.get(&reader, &[0, 1]));
     let is_done = Rc::new(Cell::new(false));
-    let (known, done) = (Rc::clone(&witness), Rc::clone(&is_done));
+    let (known, done, left) = (Rc::clone(&witness), Rc::clone(&is_done), closed_at_the_end(&mut world));
     let thread = world.spawn(hosts[0], 0, move |_| {
         let put = writer.finish(begun, &[&block(0)]).expect("the model has no faults");
         assert_eq!(put.stored, 1);
         known.put.borrow_mut().insert(0);
         done.set(true);
-        std::mem::forget(writer);
+        left.set(Some(writer));
     });
     // What it has on its way goes on its way while it stands still, most often where a slot's line says that a block is there.
     match dice.roll(4) {
@@ -466,6 +467,14 @@ fn slab(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
     world.run()
 }
 
+/// Where a process leaves a cache that it does not close, so that what it has on its way is not hurried.
+fn closed_at_the_end(world: &mut World) -> Rc<Cell<Option<Cache<ModelMemory>>>> {
+    let left = Rc::new(Cell::new(None));
+    let found = Rc::clone(&left);
+    world.check(0, move |_| drop(found.take()));
+    left
+}
+
 /// Where the first slab of a host lies, and its bytes.
 fn slab_of(cache: &Cache<ModelMemory>, host: u16) -> (Offset, u64) {
     let slab = cache.pool().open(&format!("/kv/{NAME}/slab/{host}/0")).expect("it has blocks");
@@ -514,19 +523,12 @@ fn judge(world: &mut World, witness: &Rc<Witness>) {
     });
 }
 
-#[expect(
-    clippy::arc_with_non_send_sync,
-    reason = "a cache shares its pool; all threads of a world run on one"
-)]
 fn pool_as(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Arc<Pool<ModelMemory>> {
-    let (superblock, layout) = &*POOL;
     // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long. When the judge comes, all
     // have ended: a host line that a dead process left torn has it watch for heartbeats.
     let is_known = witness.kernels == Kernels::Shared || pid == JUDGE;
-    let silence = if is_known { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
-    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    Arc::new(Pool::attach_in(memory, *superblock, layout.clone(), member).expect("the host is ours"))
+    attached(&POOL, memory, is_known, Member { pid, ..Member::new(host, boot) })
 }
 
 fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<ModelMemory> {

@@ -2,17 +2,15 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Memory, Offset};
 
+use super::stage::PATIENCE;
 use crate::format::{Geometry, Layout};
 use crate::local::{Local, LocalLayout, LocalLock};
 use crate::state::LockName;
 
-/// Longer than any pause.
-const PATIENCE: Duration = Duration::from_secs(3600);
 const ROUNDS: u64 = 3;
 /// What the lock guards: two words that are equal whenever it is free and nobody died.
 const FIRST: Offset = Offset(0);

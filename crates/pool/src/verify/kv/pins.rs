@@ -7,7 +7,7 @@ use polder_mem::Memory;
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, World};
 
 use super::super::group::Dice;
-use super::{BLOCK, HOSTS, NAME, Witness, attach, block, judge, key, names};
+use super::{BLOCK, HOSTS, NAME, Witness, attach, block, closed_at_the_end, judge, key, names};
 use crate::kv::{Cache, Key, Pin};
 
 /// Blocks that are there at first, which others pin.
@@ -113,7 +113,7 @@ pub(super) fn kept(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outco
     world.setup_as(owners, 0, |_| witness.put(&owner, &FIRST));
     let reader = world.setup_as(others, 2, |memory| attach(memory, others, 200, &witness));
     let pin = world.setup_as(others, 2, |_| reader.pin(&FIRST.map(key)).expect("nobody keeps a lock"));
-    let is_done = Rc::new(Cell::new(false));
+    let (is_done, left) = (Rc::new(Cell::new(false)), closed_at_the_end(&mut world));
     let (known, gives_up, done) = (Rc::clone(&witness), dice.roll(2) == 0, Rc::clone(&is_done));
     world.spawn(owners, 0, move |_| {
         match gives_up {
@@ -122,7 +122,7 @@ pub(super) fn kept(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outco
         }
         done.set(true);
         // What it has in its caches goes to memory when the adversary likes.
-        std::mem::forget(owner);
+        left.set(Some(owner));
     });
     world.spawn(others, 2, move |memory| {
         while !is_done.get() {
