@@ -11,8 +11,9 @@ use std::fmt;
 use polder_mem::{Coherence, LINE, Memory, Offset, ProcessSlot};
 use serde::Serialize;
 
+use crate::deviation::Deviation;
 use crate::entry::{Entry, Record, State};
-use crate::format::{Layout, Superblock, read_superblock};
+use crate::format::{CHUNKS_PER_WORD, Layout, Superblock, read_superblock};
 use crate::line::{self, Words};
 use crate::membership::{HostLine, HostState, Process, ProcessState};
 use crate::name::Name;
@@ -114,6 +115,25 @@ pub struct ObjectStat {
     /// Where its bytes begin in the pool.
     #[serde(skip)]
     pub at: Offset,
+    /// Its entry in the directory, and what that said.
+    #[serde(skip)]
+    entry: Offset,
+    #[serde(skip)]
+    record: Record,
+}
+
+impl ObjectStat {
+    /// Whether it is still there. As long as it is, its bytes are no other object's.
+    pub(crate) fn stands<M: Memory>(&self, memory: &M) -> Result<bool, PoolError> {
+        stands(memory, self.entry, &self.record)
+    }
+}
+
+/// Whether an entry of the directory still says this of an object.
+fn stands<M: Memory>(memory: &M, entry: Offset, record: &Record) -> Result<bool, PoolError> {
+    let words = line::read(memory, entry)?;
+    let found = words.and_then(|words| Entry::decode(&words));
+    Ok(Deviation::JudgesOnce.is_on() || found == Some(Entry::Object(State::Live, *record)))
 }
 
 /// What an inspection found.
@@ -319,12 +339,38 @@ impl<'a, M: Memory> Inspector<'a, M> {
             };
             for chunk in chunks::held(states, index, self.layout.chunks()) {
                 held += 1;
-                if let Some(other) = self.holders[chunk as usize].replace(host) {
+                let other = self.holders[chunk as usize].replace(host);
+                if let Some(other) = other
+                    && self.both_hold(chunk, [other, host])?
+                {
                     self.problem(at, format!("chunk {chunk} is held by host {other} and by host {host}"));
                 }
             }
         }
         Ok(held)
+    }
+
+    /// Whether two hosts hold a chunk at once: it may have gone from one to the other between two looks.
+    fn both_hold(&self, chunk: u32, hosts: [u16; 2]) -> Result<bool, PoolError> {
+        for host in hosts.into_iter().cycle().take(6) {
+            if !self.holds(host, chunk)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a host holds a chunk by now. A damaged word is a problem of its own.
+    fn holds(&self, host: u16, chunk: u32) -> Result<bool, PoolError> {
+        let index = chunk / CHUNKS_PER_WORD;
+        let at = self.layout.chunk_word(host, index);
+        self.memory.invalidate(at, 8);
+        // SYNC: pairs with `Chunks::publish`.
+        self.memory.fence_invalidations();
+        let states = word::open(self.memory.load(at)?);
+        Ok(states.is_some_and(|states| {
+            chunks::held(states, index, self.layout.chunks()).any(|held| held == chunk)
+        }))
     }
 
     fn read_entries(&mut self, host: u16) -> Result<(), PoolError> {
@@ -372,7 +418,8 @@ impl<'a, M: Memory> Inspector<'a, M> {
             self.buried.binary_search(&(*host, *slot, record.generation)).is_err()
         });
         live.sort_by_key(|(_, _, record)| record.header);
-        let mut end = Offset(0);
+        // Where the objects before end, and the entry of the one that does there.
+        let mut last: Option<(Offset, Offset, Record)> = None;
         for (host, slot, record) in live {
             let at = self.layout.entry(host, slot);
             let Some(bytes) = self.extent_bytes(&record) else {
@@ -380,17 +427,28 @@ impl<'a, M: Memory> Inspector<'a, M> {
                 continue;
             };
             match self.header(&record, host, slot)? {
-                Some(header) => self.count(header, &record, host),
-                None if self.still_stands(host, slot, &record)? => {
+                Some(header) => self.count(header, &record, host, at),
+                None if stands(self.memory, at, &record)? => {
                     self.damaged(record.header, "the header of a live object is damaged, or another's");
                 }
                 None => continue,
             }
-            if record.header < end {
-                self.problem(at, "an object that overlaps another");
+            let end = record.header + bytes;
+            match last {
+                // Both are there at once, or one made room for the other.
+                Some((before, entry, other))
+                    if record.header < before
+                        && stands(self.memory, entry, &other)?
+                        && stands(self.memory, at, &record)? =>
+                {
+                    self.problem(at, "an object that overlaps another");
+                }
+                _ => {}
             }
-            end = end.max(record.header + bytes);
-            self.judge_chunks(at, host, record.header, bytes);
+            if last.is_none_or(|(before, ..)| before < end) {
+                last = Some((end, at, record));
+            }
+            self.judge_chunks(at, host, &record, bytes)?;
         }
         Ok(())
     }
@@ -415,12 +473,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
         }))
     }
 
-    fn still_stands(&self, host: u16, slot: u32, record: &Record) -> Result<bool, PoolError> {
-        let words = line::read(self.memory, self.layout.entry(host, slot))?;
-        Ok(words.and_then(|words| Entry::decode(&words)) == Some(Entry::Object(State::Live, *record)))
-    }
-
-    fn count(&mut self, header: Header, record: &Record, host: u16) {
+    fn count(&mut self, header: Header, record: &Record, host: u16, entry: Offset) {
         self.stat.objects += 1;
         self.stat.hosts.iter_mut().filter(|of| of.host == host).for_each(|of| of.objects += 1);
         self.stat.object_bytes += record.bytes;
@@ -432,19 +485,33 @@ impl<'a, M: Memory> Inspector<'a, M> {
             owner: host,
             job: record.job,
             at: record.data(),
+            entry,
+            record: *record,
         });
     }
 
-    fn judge_chunks(&mut self, entry: Offset, host: u16, header: Offset, bytes: u64) {
+    /// Holds the chunks of an object against those that were its host's when they were read, and what differs against those of now.
+    fn judge_chunks(
+        &mut self,
+        entry: Offset,
+        host: u16,
+        record: &Record,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
         let (area, size) = (self.layout.chunk_area().0, self.layout.geometry().chunk_bytes);
-        let first = (header.0 - area) / size;
-        let last = (header.0 + bytes - 1 - area) / size;
-        if let Some(chunk) = (first..=last).find(|&chunk| self.holders[chunk as usize] != Some(host)) {
-            self.problem(
-                entry,
-                format!("an object of host {host} lies in chunk {chunk}, which that host does not hold"),
-            );
+        let first = (record.header.0 - area) / size;
+        let last = (record.header.0 + bytes - 1 - area) / size;
+        for chunk in first..=last {
+            let is_held = self.holders[chunk as usize] == Some(host);
+            if !is_held && !self.holds(host, chunk as u32)? && stands(self.memory, entry, record)? {
+                self.problem(
+                    entry,
+                    format!("an object of host {host} lies in chunk {chunk}, which that host does not hold"),
+                );
+                break;
+            }
         }
+        Ok(())
     }
 }
 

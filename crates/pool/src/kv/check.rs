@@ -81,21 +81,22 @@ fn hosts_in_want<M: Memory>(memory: &M, root: &ObjectStat) -> Result<Vec<u16>, P
     Ok(hosts)
 }
 
-/// Nothing is looked at in a slab that is being made.
+/// Nothing is looked at in a slab that is being made, and nothing is told of one that is gone meanwhile.
 fn check_slab<M: Memory>(
     memory: &M,
     (host, slab): (u16, u32),
     object: &ObjectStat,
-    found: &mut CacheCheck,
+    all: &mut CacheCheck,
 ) -> Result<(), PoolError> {
     let words = if object.bytes < LINE { None } else { line::read(memory, object.at)? };
     let head = words.and_then(|words| SlabHead::decode(&words, words[3], words[4]));
     let Some(head) = head.filter(|head| head.bytes() <= object.bytes) else { return Ok(()) };
+    let (mut blocks, mut read, mut damaged) = (0, 0, vec![]);
     for slot in 0..head.slots {
         let at = object.at.lines(1 + u64::from(slot));
         let block = object.at.lines(1 + u64::from(head.slots)) + u64::from(slot) * head.stride();
         let mut damage = |offset: Offset, what| {
-            found.damaged.push(DamagedSlot { host, slab, slot, offset: offset.0, what });
+            damaged.push(DamagedSlot { host, slab, slot, offset: offset.0, what });
         };
         let Some(words) = settled(memory, at)? else {
             damage(at, "its line is torn, and its slot free");
@@ -108,13 +109,19 @@ fn check_slab<M: Memory>(
                 damage(at, "its line is of another place");
             }
             Some(entry) => {
-                found.blocks += 1;
-                found.read += u64::from(entry.sum != 0);
+                blocks += 1;
+                read += u64::from(entry.sum != 0);
                 if entry.sum != 0 && !is_whole(memory, &entry, block) && is_still(memory, at, &words)? {
                     damage(block, "its block does not match its checksum");
                 }
             }
         }
+    }
+    // What is damaged in a slab that has gone is of whatever has its place now.
+    if damaged.is_empty() || object.stands(memory)? {
+        all.blocks += blocks;
+        all.read += read;
+        all.damaged.append(&mut damaged);
     }
     Ok(())
 }

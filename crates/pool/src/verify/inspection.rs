@@ -42,7 +42,12 @@ const HARMLESS: &[Harmless; 2] = &[
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "a check of a cache does not look at a slot's line again";
     let looks_once = |seed| Deviation::LooksOnce.during(|| inspection(seed));
-    vec![Suite::new("inspection-looks-once", about, looks_once)]
+    let of_objects = "a look from outside does not look again whether an object is still there";
+    let judges_once = |seed| Deviation::JudgesOnce.during(|| inspection(seed));
+    vec![
+        Suite::new("inspection-looks-once", about, looks_once),
+        Suite::new("inspection-judges-once", of_objects, judges_once),
+    ]
 }
 
 /// The host that uses the pool, the one that formats it, and the one that looks from outside.
@@ -84,8 +89,9 @@ struct Cue {
     stage: Rc<Cell<Stage>>,
     /// Hosts that have seen or told.
     hosts: Rc<Cell<u16>>,
-    /// Blocks that were put.
+    /// Blocks that were put, in all and since the slab gave way last.
     puts: Rc<Cell<u8>>,
+    kept: Rc<Cell<u8>>,
 }
 
 impl Cue {
@@ -132,11 +138,17 @@ fn inspection(seed: u64) -> Outcome {
         let bytes = superblock.bytes as usize;
         world.setup(|memory| memory.copy_in(Offset(0), &vec![0xa5; bytes]).expect("the model has no faults"));
     }
-    let cue = Cue { stage: Rc::new(Cell::new(Stage::Begun)), hosts: Rc::default(), puts: Rc::default() };
+    let cue = Cue {
+        stage: Rc::new(Cell::new(Stage::Begun)),
+        hosts: Rc::default(),
+        puts: Rc::default(),
+        kept: Rc::default(),
+    };
     let (puts, looks) = (1 + dice.roll(3) as u8, [dice.roll(3), dice.roll(3)]);
     // A look that stops in the middle meets blocks that are evicted meanwhile.
     let stops = [(); 3].map(|()| dice.roll(LOOK));
     let in_use = u64::from(puts) >= SLOTS && dice.roll(2) == 0;
+    let turns_over = dice.roll(2) == 0;
     let given = cue.clone();
     world.spawn(USER, 0, move |memory| {
         given.await_(&memory, Stage::Seen);
@@ -145,7 +157,7 @@ fn inspection(seed: u64) -> Outcome {
         }
         given.give(Stage::Wiped);
         given.await_(&memory, Stage::Formatted);
-        use_pool(memory, &given, puts, in_use);
+        use_pool(memory, &given, puts, in_use, turns_over);
     });
     let given = cue.clone();
     world.spawn(FORMATTER, 0, move |memory| {
@@ -203,8 +215,8 @@ fn key(name: u8) -> Key {
 }
 
 /// Has an object open, puts blocks where there is room for two, and pins the last, until all have been told. Blocks are put as long as
-/// somebody looks that wants to see some evicted.
-fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool) {
+/// somebody looks that wants to see some evicted, and before some of them the slab gives way to something else.
+fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool, turns_over: bool) {
     let pool = attach(memory.clone(), USER);
     let object = pool.create(NAME, 100).expect("there is room");
     let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
@@ -216,11 +228,18 @@ fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool) {
         let put = cache.put(&[key(name)], &[&[name; BLOCK as usize]]).expect("nobody keeps a lock");
         assert_eq!(put.stored, 1, "there is no room");
         cue.puts.set(name + 1);
+        cue.kept.set(cue.kept.get() + 1);
     };
     (0..puts).for_each(put);
     if in_use {
         cue.give(Stage::Filled);
-        (puts..MOST_PUTS).take_while(|_| cue.stage.get() < Stage::Looked).for_each(put);
+        (puts..MOST_PUTS).take_while(|_| cue.stage.get() < Stage::Looked).for_each(|name| {
+            if turns_over && name % 4 == 0 {
+                turn_over(&pool, root.slab_bytes);
+                cue.kept.set(0);
+            }
+            put(name);
+        });
         cue.await_(&memory, Stage::Looked);
     }
     let pin = cache.pin(&[key(cue.puts.get() - 1)]).expect("nobody keeps a lock");
@@ -230,6 +249,15 @@ fn use_pool(memory: ModelMemory, cue: &Cue, puts: u8, in_use: bool) {
     cue.await_(&memory, Stage::Told);
     drop(pin);
     pool.close(object);
+}
+
+/// Something else lies where the slab was, for a while.
+fn turn_over(pool: &Arc<Pool<ModelMemory>>, bytes: u64) {
+    Cache::give_up_part(pool, "c").expect("nobody keeps a lock");
+    let other = pool.create("/other", bytes).expect("there is room");
+    other.write_at(pool.memory(), 0, &vec![0xee; bytes as usize]).expect("it is as large");
+    pool.close(other);
+    pool.destroy("/other").expect("it is there");
 }
 
 /// Asks who has the object open, before and once it is.
@@ -246,7 +274,8 @@ fn look(memory: &ModelMemory, stops: &[u64]) {
     for stop in stops {
         memory.crash_after(Crash::Pause, *stop);
         drop(inspect_caches(memory));
-        // A block that is evicted meanwhile is passed over.
+        assert_eq!(inspect(memory).expect("the model has no faults").problems, [], "of a pool in use");
+        // A block that is evicted meanwhile is passed over, and a slab that goes.
         let caches = check(memory).expect("the model has no faults");
         assert!(caches.iter().all(|cache| cache.damaged.is_empty()), "{caches:?}");
     }
@@ -262,7 +291,7 @@ fn tell_all(memory: &ModelMemory, cue: &Cue) {
     let user = inspection.stat.hosts.iter().find(|host| host.host == USER).expect("it is there");
     assert_eq!((user.processes.as_slice(), user.objects), (&[pid(USER)][..], names.len() as u64));
     let puts = cue.puts.get();
-    let blocks = u64::from(puts).min(SLOTS);
+    let blocks = u64::from(cue.kept.get()).min(SLOTS);
     let caches = inspect_caches(memory).expect("the model has no faults");
     let [cache] = &caches[..] else { panic!("{caches:?}") };
     let part = cache.hosts.iter().find(|part| part.host == USER).expect("its control line is whole");
