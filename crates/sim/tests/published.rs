@@ -24,7 +24,7 @@ fn blind_steps_are_no_farther_off_than_docs_say() {
     let blind: Vec<_> = tables.iter().filter(|table| table.blind).collect();
     let pooled = Pooled::of(blind.iter().copied());
     assert_eq!((pooled.published, pooled.rows), (35, 28.0));
-    assert!(pooled.mean_without_scalar < 0.105 && pooled.mean < 0.101, "{pooled:?}");
+    assert!(pooled.mean_without_scalar < 0.095 && pooled.mean < 0.099, "{pooled:?}");
     assert!(pooled.mean < pooled.constant_mean, "{pooled:?}");
     let classes: Vec<_> = blind.iter().flat_map(|table| &table.rows).map(|row| row.step_class).collect();
     let of = |class| classes.iter().filter(|it| **it == class).count();
@@ -71,7 +71,7 @@ fn ranges_hold_seven_to_nine_of_ten_steps_of_publications_that_they_were_set_wit
 }
 
 #[test]
-#[ignore = "short: 33 of 35 lie in their ranges, which are too wide (docs/plan-accuracy.md)"]
+#[ignore = "short: 33 of 35 lie in their ranges (docs/plan-accuracy.md, The range)"]
 fn ranges_hold_seven_to_nine_of_ten_blind_steps() {
     let tables = validate().unwrap();
     let blind = Pooled::of(tables.iter().filter(|table| table.blind)).in_range;
@@ -133,10 +133,13 @@ fn a_margin_has_the_errors_of_its_class() {
         assert_eq!((margin.accelerator.as_deref(), margin.publications), (Some("A100-SXM4-80GB"), 11));
     }
     assert_eq!(Margin::of("like MI350X", StepClass::Bf16).unwrap().accelerator, None);
-    // Steps in 8 bits scatter most, so their range is the widest. A kind without publications takes it too.
-    let [dense, fp8, never, experts] =
-        StepClass::ALL.map(|class| Margin::of("", class).unwrap().range).map(|[low, high]| high / low);
-    assert!(dense < fp8 && experts < fp8 && never == fp8, "{dense} {fp8} {never} {experts}");
+    // Where the accelerator has constants, steps in 8 bits and with experts scatter more. A kind without publications takes the widest range.
+    for name in ["", "A100-SXM4-80GB"] {
+        let [dense, fp8, never, experts] =
+            StepClass::ALL.map(|class| Margin::of(name, class).unwrap().range).map(|[low, high]| high / low);
+        assert_eq!(never, dense.max(fp8).max(experts), "{name}: {dense} {fp8} {experts}");
+        assert!(name.is_empty() || dense < fp8.min(experts), "{dense} {fp8} {experts}");
+    }
 }
 
 #[test]
