@@ -13,6 +13,7 @@ mod peer;
 mod plan;
 pub(crate) mod python;
 mod ranks;
+mod scaling;
 mod sync;
 
 use clap::{Args, Subcommand};

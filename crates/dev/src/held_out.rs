@@ -5,8 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use polder_dev::judge::measured::{Comparison, Measured, Verified, step_through, verify};
+use polder_dev::walk::MessagePlace;
 use polder_platform::{DataError, Platform, Sharing, text_of};
-use polder_sim::{Comparison, Measured, MessagePlace, Model, Verified, step_through, verify};
+use polder_sim::Model;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -390,6 +392,6 @@ mod tests {
 
     #[test]
     fn a_rank_is_walked_with_the_patience_that_the_pool_has() {
-        assert_eq!(polder_sim::LOOKS, Patience::SHARED.spins);
+        assert_eq!(polder_dev::walk::LOOKS, Patience::SHARED.spins);
     }
 }

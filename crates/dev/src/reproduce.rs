@@ -9,9 +9,10 @@ mod toptier;
 mod vistara;
 
 use clap::{Args, ValueEnum};
+use polder_dev::judge::open::OpenValue;
+use polder_dev::judge::scalepool::{Choice, Figure, Pair, Paper, Parameter, Shipped, categories, summary};
 use polder_platform::Platform;
-use polder_sim::scalepool::{Choice, Figure, Pair, Paper, Parameter, Shipped, categories, summary};
-use polder_sim::{Job, OpenValue, grouped};
+use polder_sim::{Job, grouped};
 use serde::Serialize;
 
 use crate::Failure;

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use command::polder_dev;
+use polder_dev::walk::{MessagePlace, collective};
 use polder_mem::testing::{Scratch, install};
 use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
-use polder_sim::{MessagePlace, collective};
 use serde_json::{Value, json};
 
 fn run(arguments: &[&str]) -> Output {

@@ -13,7 +13,7 @@ mod scratch;
 
 use polder_front::Failure;
 
-pub use python::{list, polder, python, rows_of};
+pub use python::{polder, python};
 pub use row::{Better, Kind, Row, Sample, short, times};
 pub use scratch::{Scratch, Tied};
 

@@ -46,10 +46,10 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     closeness: Closeness,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
     /// Write the messages for Perfetto and chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    trace: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
 }
 
 /// The patterns as clap reads them.

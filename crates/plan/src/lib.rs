@@ -26,6 +26,7 @@ mod train;
 mod validate;
 mod written;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
@@ -72,6 +73,29 @@ enum Command {
     Show(show::Arguments),
 }
 
+impl Command {
+    /// The files that it is to write.
+    fn outputs(&self) -> Vec<Option<&Path>> {
+        match self {
+            Self::Train(it) => vec![it.trace.as_deref(), it.html.as_deref()],
+            Self::Search(it) => it.outputs.files().into(),
+            Self::Pays(it) => it.outputs.files().into(),
+            Self::Memory(it) => it.outputs.files().into(),
+            Self::Fabric(it) => [&it.outputs.files()[..], &[it.trace.as_deref()]].concat(),
+            Self::Offload(it) => it.outputs.files().into(),
+            Self::Tier(it) => it.outputs.files().into(),
+            // One at most.
+            Self::Chakra(_)
+            | Self::Coherence(_)
+            | Self::Inference(_)
+            | Self::Mpi(_)
+            | Self::Sync(_)
+            | Self::Validate(_)
+            | Self::Show(_) => vec![],
+        }
+    }
+}
+
 /// The command with the names that Polder brings of platforms, models and prices, which shells then complete.
 #[must_use]
 pub fn with_names(command: clap::Command) -> clap::Command {
@@ -93,6 +117,8 @@ pub fn with_names(command: clap::Command) -> clap::Command {
 /// # Errors
 /// What was wrong with its input, or that an output could not be written.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    // Before the work, which may take minutes.
+    written::expect_own_files(&arguments.command.outputs())?;
     match &arguments.command {
         Command::Train(arguments) => train::train(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,

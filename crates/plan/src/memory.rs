@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     fidelity: ClosedForm,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
 }
 
 /// Machines that are compared.

@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     memory: Memory,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
 }
 
 /// How it is trained.

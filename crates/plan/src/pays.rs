@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     fidelity: ClosedForm,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
     /// Threads [default: one for each core].
     #[arg(long, value_name = "COUNT")]
     threads: Option<usize>,

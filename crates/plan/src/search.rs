@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TOKENS", requires = "prices", value_parser = tokens)]
     tokens: Option<f64>,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
     /// Lines of the table to print, the fastest first.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rows: usize,

@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WATTS", conflicts_with_all = ["record", "trace"])]
     server_watts: Option<f64>,
     #[command(flatten)]
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
 }
 
 /// The service.

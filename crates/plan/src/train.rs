@@ -20,7 +20,7 @@ use super::fidelity::{Closeness, followed};
 use super::option::{accelerator_count, choice, expect_names, failed_links};
 use super::table;
 use super::table::{decimals, print_wrapped, span, three};
-use super::written::{Json, expect_two_files, write};
+use super::written::{Json, write};
 use crate::Failure;
 
 /// What is trained, on what.
@@ -160,10 +160,10 @@ pub(crate) struct Arguments {
     failed: Vec<String>,
     /// Write a timeline of each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    trace: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
     /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    html: Option<PathBuf>,
+    pub(super) html: Option<PathBuf>,
 }
 
 impl Arguments {
@@ -317,7 +317,6 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(left_out) = &answer.left_out {
         eprintln!("polder: left out {left_out}");
     }
-    expect_two_files(arguments.trace.as_deref(), arguments.html.as_deref())?;
     if let Some(path) = &arguments.trace {
         write(path, &trace::trace(&answer)?)?;
     }

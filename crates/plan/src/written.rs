@@ -42,9 +42,13 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
+    /// The files that are asked for.
+    pub(super) fn files(&self) -> [Option<&Path>; 2] {
+        [self.csv.as_deref(), self.html.as_deref()]
+    }
+
     /// Writes the table, if it is asked for.
     pub(super) fn table(&self, csv: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
-        expect_two_files(self.csv.as_deref(), self.html.as_deref())?;
         self.csv.as_deref().map_or(Ok(()), |path| write(path, &csv()?))
     }
 
@@ -63,16 +67,18 @@ fn place(path: &Path) -> Option<PathBuf> {
 }
 
 /// Refuses one file for two outputs.
-pub(super) fn expect_two_files(one: Option<&Path>, other: Option<&Path>) -> Result<(), Failure> {
-    match one.filter(|one| {
-        other.is_some_and(|other| *one == other || place(one).is_some_and(|at| place(other) == Some(at)))
-    }) {
-        Some(path) => {
+pub(super) fn expect_own_files(outputs: &[Option<&Path>]) -> Result<(), Failure> {
+    let mut rest = outputs.iter().copied().flatten();
+    while let Some(path) = rest.next() {
+        let is_same = |other: &Path| other == path || place(other).is_some_and(|at| place(path) == Some(at));
+        if rest.clone().any(is_same) {
             let path = path.display();
-            Err(Failure(format!("{path}: two outputs would be written to it; name another file for one")))
+            return Err(Failure(format!(
+                "{path}: two outputs would be written to it; name another file for one"
+            )));
         }
-        None => Ok(()),
     }
+    Ok(())
 }
 
 /// Writes a file.

@@ -6,8 +6,7 @@
 //! ```
 
 use polder_platform::{DataError, Folder, Platform, names};
-use polder_sim::pages::Random;
-use polder_sim::{Job, Layout, Model};
+use polder_sim::{Job, Layout, Model, Random};
 use serde_json::{Value, json};
 
 const STEPS: usize = 10_000;

@@ -1,22 +1,8 @@
-//! What others have published, and what a machine was measured to take, beside what is predicted of it.
+//! What others have published, beside what is predicted of it, and the range that follows. Figures that only `polder-dev` prints are judged
+//! there.
 
-pub mod cmpi;
-pub mod coarse;
-pub mod cxl;
-pub mod cxl_measured;
-pub mod cxl_text;
 pub mod fabrics;
 pub(crate) mod fit;
 pub(crate) mod margin;
-pub(crate) mod measured;
-pub(crate) mod open;
 pub(crate) mod published;
 pub(crate) mod range;
-pub mod scalepool;
-pub mod scalepool_tiers;
-pub mod toptier;
-pub mod vistara;
-pub mod vistara_fair;
-pub mod vistara_ratio;
-pub mod vistara_services;
-pub mod vistara_tier;

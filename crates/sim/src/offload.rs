@@ -100,7 +100,7 @@ impl Offloaded {
     /// The part of computation and of transfers that runs beside the other. ZeRO-3 fetches a bucket while it computes with the one
     /// before (DeepSpeed, `PartitionedParameterCoordinator.fetch_sub_module`). So only the first fetch and the last computation of
     /// a pass run alone: with n equal buckets, an n-th of the shorter one.
-    pub(crate) fn overlap(&self) -> f64 {
+    fn overlap(&self) -> f64 {
         1.0 - 1.0 / (self.parameters / PREFETCHED).ceil().max(1.0)
     }
 

@@ -18,21 +18,20 @@
 //! # Ok::<(), polder_sim::pages::PagesError>(())
 //! ```
 
+mod idle;
 mod load;
 pub mod plan;
 mod reclaim;
 mod rounds;
 #[cfg(test)]
 mod tests;
-mod trace;
 mod traffic;
+pub mod vistara_services;
 
-pub use load::{Load, Pair};
+pub use idle::{Idle, IdleError};
+pub use load::{Load, Pair, pair};
 pub use rounds::{Control, PAGE_BYTES};
-pub use trace::{Idle, IdleError, Touches, Turnover, Zipf};
 pub use traffic::TrafficLaw;
-
-pub use crate::random::Random;
 
 use polder_place::pages::{Past, ServicePolicy, TierRule};
 use polder_platform::quoted;

@@ -3,7 +3,6 @@
 //! - `collective` turns collective calls into messages;
 //! - `replay` follows all ranks at once over the ports of their hosts;
 //! - `wires` has the messages between hosts flit by flit;
-//! - `skeleton` has the communication of CG and of miniAMR;
 //! - `trace` reads what a program was seen to do;
 //! - `question` follows it over another network;
 //! - `chakra` reads the operators of a step of PyTorch, and prices its collective calls as `step` does.
@@ -12,7 +11,6 @@ mod chakra;
 mod collective;
 mod question;
 mod replay;
-mod skeleton;
 mod trace;
 mod wires;
 
@@ -25,7 +23,6 @@ pub use chakra::{
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
 pub use replay::{Meeting, Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay, replay_over};
-pub use skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 pub use trace::{CallSeconds, MeasuredRank, ProgramTrace, read_trace};
 pub use wires::HostLinks;
 

@@ -1,12 +1,11 @@
 //! Flows that share links, against sharing that is computed step by step; and patterns on fabrics.
 
 use polder_platform::{Fabric, Platform, Topology};
-use polder_sim::Fidelity;
 use polder_sim::contention::{
     FabricError, FabricQuestion, FlitOptions, Flow, Network, NetworkError, Node, Routing, TrafficPattern,
     TransferError, Transfers, answer, finish_times,
 };
-use polder_sim::pages::Random;
+use polder_sim::{Fidelity, Random};
 
 /// Rates of these flows by progressive filling, all of them anew.
 fn rates(capacities: &[f64], flows: &[Flow], under_way: &[usize]) -> Vec<f64> {

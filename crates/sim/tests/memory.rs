@@ -8,7 +8,6 @@ use polder_sim::memory::{
     Inside, LINE, MemoryError, NodeLatency, Nodes, Question, RegionQuestion, Ways, configurations, curves,
     landmarks, pays_from, ratio,
 };
-use polder_sim::scalepool_tiers::{Over, TierFigure};
 
 fn question(platform: &str, against: Option<&str>, ways: Ways) -> Question {
     Question {
@@ -199,42 +198,6 @@ fn what_has_no_accelerators_or_too_few_ports_is_refused_with_the_file_and_the_ke
     let lone = refused("nvl72", Some(73));
     assert!(lone.starts_with("nvl72: ") && lone.contains("a fabric between racks"), "{lone}");
     assert!(refused("no-such", None).starts_with("no-such: no platform of this name"));
-}
-
-/// What of the figure follows from the platforms, and what does not. Nothing here is fitted: where a platform changes, this may too.
-#[test]
-fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
-    let report = TierFigure::load().unwrap().predict().unwrap();
-    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, ..Ways::default() };
-    let expected: [(Ways, &[f64]); 6] = [
-        (way(Inside::Copy, Nodes::Near, NodeLatency::Given), &[1.4, 1.4, 4.5]),
-        (way(Inside::Copy, Nodes::Far, NodeLatency::Given), &[1.4, 1.4, 1.6]),
-        (way(Inside::Load, Nodes::Near, NodeLatency::Given), &[4.5, 1.6]),
-        (way(Inside::Load, Nodes::Far, NodeLatency::Given), &[]),
-        (way(Inside::Copy, Nodes::Near, NodeLatency::Added), &[1.4, 1.4]),
-        (Ways { bulk: true, ..way(Inside::Copy, Nodes::Near, NodeLatency::Given) }, &[1.4, 1.4, 4.5]),
-    ];
-    assert_eq!(report.variants.len(), expected.len());
-    for (variant, (ways, met)) in report.variants.iter().zip(expected) {
-        assert_eq!(variant.ways, ways);
-        let claims = variant.claims.iter().filter(|it| it.is_met());
-        assert_eq!(claims.map(|it| it.published).collect::<Vec<_>>(), met, "{ways:?}");
-        let [baseline, clusters, tiered] = &variant.configurations[..] else { panic!("three") };
-        for claim in &variant.claims {
-            let other = if claim.over == Over::Baseline { baseline } else { clusters };
-            let [least, most] = claim.simulated;
-            assert!(least <= most);
-            if let Some(set) = claim.met_at_bytes {
-                let there = ratio(tiered, other, 64.0, set).unwrap();
-                assert!((there / claim.published - 1.0).abs() < 1e-9, "{claim:?}");
-                assert!((least..=most).contains(&claim.published), "{claim:?}");
-            }
-            assert_eq!((claim.map.len(), claim.map[0].len()), (8, claim.sets_bytes.len()));
-        }
-        // No memory node can meet both at one working set.
-        let part = variant.clusters_over_baseline;
-        assert!((part.needed - 4.5 / 1.6).abs() < 1e-12 && part.most < part.needed, "{part:?}");
-    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use polder_platform::{Fitted, Platform};
-use polder_sim::{Job, Margin, Pooled, StepClass, fit, fitted, scalepool, tables, validate};
+use polder_sim::{Job, Margin, Pooled, StepClass, fit, fitted, tables, validate};
 
 /// Of steps that are not blind, each predicted without its publication.
 #[test]
@@ -170,51 +170,6 @@ fn platforms_have_the_constants_that_are_fitted_to_what_was_published() {
         {
             assert!((file / fit - 1.0).abs() < 0.005, "{name}: {constant} is {file}, the tables give {fit}");
         }
-    }
-}
-
-/// The figure's memory of a host is faster than that of its platform, which is the low end.
-#[test]
-fn the_host_of_scalepool_is_taken_as_fast_as_its_link() {
-    let figure = scalepool::Figure::load().unwrap();
-    let platform = Platform::load(&figure.platform).unwrap();
-    let host = &Job::new(&platform).rack().host;
-    let link = host.attach.bandwidth.value();
-    let memory = host.memory.read.value() / 2.0 / f64::from(host.accelerators);
-    let open = figure.open.iter().find(|open| open.name == scalepool::Parameter::HostBandwidth).unwrap();
-    assert_eq!((open.value, open.range), (link / 1e9, [memory / 1e9, link / 1e9]));
-    assert_eq!(open.origin, polder_sim::Origin::Taken);
-}
-
-#[test]
-fn the_three_numbers_of_scalepool_come_out() {
-    let figure = scalepool::Figure::load().unwrap();
-    let pairs = figure.predict(None).unwrap();
-    for pair in &pairs {
-        assert!(pair.baseline.memory.fits() && pair.scalepool.memory.fits(), "{}", pair.model);
-    }
-    // What was taken stands among nothing that it could be instead, and each of that moves the result.
-    for instead in figure.choice.iter().flat_map(|choice| &choice.instead) {
-        let moved = figure.with(instead).unwrap().predict(None).unwrap();
-        assert_ne!(scalepool::summary(&moved), scalepool::summary(&pairs), "{instead:?}");
-    }
-    // Of each model what crosses racks is sent, not stepped: about as many times faster as the bandwidths, but for what starts it.
-    let ratio = |of| figure.open.iter().find(|open| open.name == of).unwrap().value;
-    let ratio = ratio(scalepool::Parameter::CxlBandwidth) / ratio(scalepool::Parameter::InfinibandBandwidth);
-    for pair in &pairs {
-        let by_bandwidth = pair.communication_speedup / ratio;
-        assert!(
-            (0.97..1.03).contains(&by_bandwidth) && pair.communication_speedup > pair.speedup,
-            "{pair:?}"
-        );
-    }
-    let (paper, ours) = (figure.paper, scalepool::summary(&pairs));
-    for (name, paper, ours, tolerance) in [
-        ("mean", paper.mean, ours.mean, 0.01),
-        ("best", paper.best, ours.best, 0.04),
-        ("communication", paper.communication, ours.communication, 0.01),
-    ] {
-        assert!((ours / paper - 1.0).abs() <= tolerance, "{name}: {ours} for {paper}");
     }
 }
 

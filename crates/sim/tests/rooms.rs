@@ -2,30 +2,22 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text`, `fidelity`, `given`, `random`, `message` and `scaling` are files that import no folder.
-const TABLE: [(&str, &[&str]); 17] = [
+/// Each folder with what it may import of the crate. `text`, `fidelity`, `given`, `random` and `message` are files that import no folder.
+const TABLE: [(&str, &[&str]); 15] = [
     ("text", &[]),
     ("fidelity", &[]),
     ("given", &[]),
     ("random", &[]),
     ("message", &[]),
-    ("scaling", &[]),
     ("contention", &["fidelity", "random"]),
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
-    ("walk", &[]),
     ("memory", &["contention", "fidelity", "given", "step"]),
     ("sync", &["step"]),
     ("pages", &["random"]),
     ("program", &["contention", "fidelity", "given", "message", "step"]),
     ("formats", &["text", "step"]),
-    (
-        "judge",
-        &[
-            "text", "random", "message", "memory", "step", "offload", "walk", "formats", "pages", "program",
-            "sync",
-        ],
-    ),
+    ("judge", &["random", "message", "step"]),
     ("search", &["text", "fidelity", "given", "contention", "step", "formats", "pages", "judge"]),
 ];
 

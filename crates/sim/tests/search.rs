@@ -1,10 +1,9 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
-use polder_sim::pages::Random;
 use polder_sim::{
     Answer, FoundLayout, GivenLayout, Job, Layout, Margin, MemoryUse, Model, Offload, Outcome, Overlap,
-    Precision, Recompute, Request, Space, Step, StepClass, TierUse, Tiers, front, search,
+    Precision, Random, Recompute, Request, Space, Step, StepClass, TierUse, Tiers, front, search,
 };
 
 struct Dice(Random);

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_measure::pair::settings;
-use polder_measure::{Better, Row, Sample, Scratch, list, rows_of};
+use polder_measure::{Better, Row, Sample, Scratch};
 use polder_mem::AnyMemory;
 use polder_pool::Geometry;
 use polder_pool::kv::{Cache, Identity, Key, Options};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::python::Rounds;
+use super::python::{Rounds, list, rows_of};
 use crate::Failure;
 
 /// What to measure.

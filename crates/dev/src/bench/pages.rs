@@ -8,8 +8,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use clap::Args;
+use polder_dev::trace::Zipf;
 use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
-use polder_sim::pages::{Control, Kernel, Pages, Random, Seen, Service, Zipf};
+use polder_sim::Random;
+use polder_sim::pages::{Control, Kernel, Pages, Seen, Service};
 
 use super::peer::Peer;
 use crate::Failure;

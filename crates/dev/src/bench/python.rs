@@ -1,7 +1,10 @@
 //! Benchmarks that are modules of Python, where their peers are at home: `polder-dev` starts them, and hands on each row as it comes.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use clap::{Args, value_parser};
-use polder_measure::{Row, list, rows_of};
+use polder_measure::{Row, Scratch, Tied, python};
 
 use crate::Failure;
 
@@ -137,4 +140,38 @@ impl Weights {
         let words = [list("--mib", [self.mib]), list("--procs", [self.procs]), self.rounds.words()];
         rows_of("polder.weights.bench", words.concat(), row)
     }
+}
+
+/// An option with its values; nothing where there are none, so that the default holds.
+pub(super) fn list(option: &str, values: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
+    let values: Vec<_> = values.into_iter().map(|it| it.to_string()).collect();
+    match values.is_empty() {
+        true => vec![],
+        false => [vec![option.to_owned()], values].concat(),
+    }
+}
+
+/// Runs a benchmark that is a module of Python, and hands on each row as it comes.
+pub(super) fn rows_of(
+    module: &str,
+    words: impl IntoIterator<Item = String>,
+    mut row: impl FnMut(&Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let python = python()?;
+    let mut command = Command::new(&python);
+    command.args(["-P", "-m", module]).args(words).stdout(Stdio::piped());
+    // Its pools go when it is killed.
+    let scratch = Scratch::new()?;
+    command.env("POLDER_BENCH_FOLDER", scratch.path());
+    let mut tied = Tied::spawn(command.stdin(Stdio::null()))
+        .map_err(|error| Failure(format!("{}: {error}", python.display())))?;
+    let output = tied.child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        let parsed =
+            serde_json::from_str(&line).map_err(|_| Failure(format!("no row of a benchmark: {line}")))?;
+        row(&parsed)?;
+    }
+    let status = tied.child.wait()?;
+    if status.success() { Ok(()) } else { Err(Failure(format!("{}: {status}", python.display()))) }
 }

@@ -17,11 +17,11 @@ use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::wait::Patience;
 use polder_pool::{Geometry, Pool, inspect};
 
+use super::scaling::Scaling;
 use crate::Failure;
 use polder_measure::Scratch;
 use polder_measure::pair::{Helper, settings};
 use polder_measure::{Better, Row, Sample};
-use polder_sim::Scaling;
 
 /// Steps that a rank is ahead of the slowest of its operations.
 const AHEAD: usize = 2;

@@ -1,6 +1,6 @@
 //! The figures of COARSE: the text's numbers beside what follows from data sheets and formulas.
 
-use polder_sim::coarse::{CoarseBeside, CoarseFigure, CoarseReport};
+use polder_dev::judge::coarse::{CoarseBeside, CoarseFigure, CoarseReport};
 
 use crate::Failure;
 use polder_plan::table::{self, digits};

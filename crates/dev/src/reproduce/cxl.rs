@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlPoint, CxlRange, CxlReport, CxlRow, cxl_throughput};
-use polder_sim::cxl_measured::{AdamFigure, AdamStep, CopyFigure, GpuCopy, TimeBeside, TimeUse};
-use polder_sim::cxl_text::{ClaimBeside, CxlText};
+use polder_dev::judge::cxl::{CXL_POINTS, CxlFigure, CxlPoint, CxlRange, CxlReport, CxlRow, cxl_throughput};
+use polder_dev::judge::cxl_measured::{AdamFigure, AdamStep, CopyFigure, GpuCopy, TimeBeside, TimeUse};
+use polder_dev::judge::cxl_text::{ClaimBeside, CxlText};
 use polder_sim::grouped;
 use serde::Serialize;
 use serde_json::json;

@@ -1,9 +1,10 @@
 //! Figure 10 of cMPI: percentages of the text beside ours, with the inputs of both parts of the paper.
 
-use polder_sim::cmpi::{
+use polder_dev::judge::cmpi::{
     JudgedPercent, LinkSharing, OnNodes, OtherNetwork, ProgramFigure, ProgramMetric, ProgramName,
     ProgramVariant,
 };
+use polder_dev::judge::skeleton::ProgramSeconds;
 
 use crate::Failure;
 use polder_plan::table;
@@ -110,12 +111,10 @@ fn seconds(variant: &ProgramVariant) -> Vec<Vec<String>> {
     let mut rows = vec![table::head("| CXL | CX-6 Dx | Ethernet | of it communication")];
     for (name, list) in [(ProgramName::Cg, &variant.cg), (ProgramName::MiniAmr, &variant.mini_amr)] {
         for OnNodes { nodes, cxl, smartnic, ethernet } in list {
-            let cell = |times: &polder_sim::program::ProgramSeconds| {
-                format!("{:.3} s ({:.3})", times.total_s, times.communication_s)
-            };
-            let share = |times: &polder_sim::program::ProgramSeconds| {
-                format!("{:.0}%", 100.0 * times.communication_s / times.total_s)
-            };
+            let cell =
+                |times: &ProgramSeconds| format!("{:.3} s ({:.3})", times.total_s, times.communication_s);
+            let share =
+                |times: &ProgramSeconds| format!("{:.0}%", 100.0 * times.communication_s / times.total_s);
             rows.push(vec![
                 format!("  {}, {nodes} nodes", program(name)),
                 cell(cxl),

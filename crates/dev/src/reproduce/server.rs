@@ -1,11 +1,13 @@
 //! A simulated server with the agent of users: its code, on a tree of files that simulated pages fill and that they follow.
 
 use polder_agent::{Agent, Policy};
+use polder_dev::trace::Touches;
 use polder_linux::fake::Tree;
 use polder_linux::{Kernel as _, PROMOTION_LIMIT};
 use polder_platform::{BuiltTier, Platform};
-use polder_sim::pages::{Idle, Kernel, Pages, Random, Service, Touches};
-use polder_sim::vistara_services::ServicesFigure;
+use polder_sim::Random;
+use polder_sim::pages::vistara_services::ServicesFigure;
+use polder_sim::pages::{Idle, Kernel, Pages, Service};
 use serde::Serialize;
 
 use crate::Failure;

@@ -1,9 +1,9 @@
 //! Figure 7 of ScalePool: three published ratios beside what follows from the platforms, and where they hold.
 
+use polder_dev::judge::scalepool_tiers::{Beyond, JudgedClaim, TierFigure, TierReport, Variant};
 use polder_platform::Bytes;
 use polder_sim::accelerators;
 use polder_sim::memory::{Configuration, Inside, NodeLatency, Nodes, Ways};
-use polder_sim::scalepool_tiers::{Beyond, JudgedClaim, TierFigure, TierReport, Variant};
 
 use crate::Failure;
 use polder_plan::memory::ways_line;

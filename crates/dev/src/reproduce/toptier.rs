@@ -1,7 +1,7 @@
 //! Limits of cgroups that know tiers, beside the agent.
 
+use polder_dev::judge::toptier::{SPLIT_POINTS, ToptierFigure, ToptierReport, ToptierRow, ToptierTable};
 use polder_platform::Platform;
-use polder_sim::toptier::{SPLIT_POINTS, ToptierFigure, ToptierReport, ToptierRow, ToptierTable};
 use serde_json::json;
 
 use super::server::{self, Operated};

@@ -1,16 +1,17 @@
 //! Tables of the Vistara paper, made again.
 
-use polder_platform::Platform;
-use polder_sim::grouped;
-use polder_sim::vistara::{
+use polder_dev::judge::vistara::{
     KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, KneeReport, VistaraError, errors,
 };
-use polder_sim::vistara_fair::{
+use polder_dev::judge::vistara_fair::{
     DROP_POINTS, FAIR_POINTS, FairFigure, FairReport, JudgedRow, Keeper, P99_PART,
 };
-use polder_sim::vistara_ratio::{RatioBeside, RatioFigure};
-use polder_sim::vistara_services::{GainBeside, GainOf, RATIO, ServicesFigure, TelemetryBeside};
-use polder_sim::vistara_tier::{TRAFFIC_FACTOR, TrafficBeside, traffic};
+use polder_dev::judge::vistara_ratio::{RatioBeside, RatioFigure};
+use polder_dev::judge::vistara_services::{self, GainBeside, RATIO, Simulated, TelemetryBeside};
+use polder_dev::judge::vistara_tier::{TRAFFIC_FACTOR, TrafficBeside, traffic};
+use polder_platform::Platform;
+use polder_sim::grouped;
+use polder_sim::pages::vistara_services::{GainOf, ServicesFigure};
 use serde_json::json;
 
 use super::server::{self, ByDefault, Operated};
@@ -91,7 +92,7 @@ fn print_knee_verdict(figure: &KneeFigure, report: &KneeReport) {
 /// Table VII, and the contradictions of the paper.
 pub(super) fn gains(json: bool) -> Result<(), Failure> {
     let figure = ServicesFigure::load()?;
-    let gains = figure.gains();
+    let gains = vistara_services::gains(&figure);
     if json {
         println!("{}", json!({ "gains": gains, "contradictions": figure.contradictions }));
         return Ok(());
@@ -135,7 +136,7 @@ fn gain_row(it: &GainBeside) -> Vec<String> {
 /// Table VIII.
 pub(super) fn telemetry(json: bool) -> Result<(), Failure> {
     let figure = ServicesFigure::load()?;
-    let rows = figure.telemetry();
+    let rows = vistara_services::telemetry(&figure);
     if json {
         println!("{}", json!({ "rows": rows }));
         return Ok(());
@@ -197,9 +198,7 @@ fn print_cache(row: &TelemetryBeside) {
 }
 
 fn telemetry_row(beside: &TelemetryBeside) -> Vec<String> {
-    let predicted = |of: fn(&polder_sim::vistara_services::Simulated) -> String| {
-        beside.simulated.as_ref().map_or_else(String::new, of)
-    };
+    let predicted = |of: fn(&Simulated) -> String| beside.simulated.as_ref().map_or_else(String::new, of);
     let yes = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
     vec![
         beside.row.service.clone(),

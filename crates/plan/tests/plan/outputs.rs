@@ -47,22 +47,30 @@ fn no_output_replaces_an_input() {
     stdout_of(&format!("{search} --csv {csv}"));
 }
 
+/// Nothing is read before: no machine of that name is there.
 #[test]
-fn no_output_replaces_another() {
+fn one_file_for_two_outputs_is_refused_before_anything_is_predicted() {
     let scratch = scratch();
     let path = scratch.path().join("out").display().to_string();
-    let folder = scratch.path().display();
-    for command in [
-        format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --csv {path} --html {path}"),
-        format!(
-            "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 8 --trace {path} --html {folder}/./out"
-        ),
+    let same = format!("{}/./out", scratch.path().display());
+    for (command, options) in [
+        ("train --model llama3-8b --gpus 8", &["trace", "html"][..]),
+        ("search --model llama3-8b --gpus 8", &["csv", "html"]),
+        ("pays --model llama3-8b --gpus 8", &["csv", "html"]),
+        ("memory", &["csv", "html"]),
+        ("fabric --gpus 8", &["csv", "html", "trace"]),
+        ("offload --model qwen2.5-7b --context 4096", &["csv", "html"]),
+        ("tier --idle cache", &["csv", "html"]),
     ] {
-        let Output { status, stderr, .. } = plan(&command);
-        let expected =
-            format!("polder: {path}: two outputs would be written to it; name another file for one\n");
-        assert_eq!((status.success(), String::from_utf8(stderr).unwrap()), (false, expected));
-        assert!(!scratch.path().join("out").exists());
+        for (at, one) in options.iter().enumerate() {
+            for (other, twice) in options[..at].iter().flat_map(|other| [(other, &path), (other, &same)]) {
+                let line = format!("{command} --platform no-such --{other} {path} --{one} {twice}");
+                let expected =
+                    format!("polder: {path}: two outputs would be written to it; name another file for one");
+                assert_eq!(refused(&line), expected, "{line}");
+                assert!(!scratch.path().join("out").exists(), "{line}");
+            }
+        }
     }
 }
 

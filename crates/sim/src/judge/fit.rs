@@ -28,7 +28,7 @@ pub fn fit(tables: &[(&Table, &Platform)]) -> Fitted {
 }
 
 /// Where a cost is the least, from the origin on: a pattern search.
-pub(crate) fn descend<const N: usize>(cost: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
+pub fn descend<const N: usize>(cost: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
     let mut at = [0.0; N];
     let mut best = cost(&at);
     let mut stride = 1.0;

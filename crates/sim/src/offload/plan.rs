@@ -237,7 +237,10 @@ impl<'a> Planner<'a> {
     }
 
     /// What is placed, and what each GPU holds.
-    pub(crate) fn problem(&self, model: &Model, batch: u32) -> Result<(Problem, GpuUse), OffloadError> {
+    ///
+    /// # Errors
+    /// When the platform cannot run it.
+    pub fn problem(&self, model: &Model, batch: u32) -> Result<(Problem, GpuUse), OffloadError> {
         let settings = &self.settings;
         let (mut offloaded, exchanged, gpu) = self.offloaded(model, batch)?;
         let peers = self.peers();
@@ -270,7 +273,10 @@ impl<'a> Planner<'a> {
     }
 
     /// What a step offloads, bytes of parameters that each GPU gets from others in a pass and of gradients that it sends, and what it holds.
-    pub(crate) fn offloaded(
+    ///
+    /// # Errors
+    /// When the platform cannot run it.
+    pub fn offloaded(
         &self,
         model: &Model,
         batch: u32,

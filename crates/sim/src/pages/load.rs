@@ -1,6 +1,6 @@
 //! What programs draw from two tiers while they wait for them: bandwidths and latencies that agree with each other.
 
-use polder_platform::BuiltTier;
+use polder_platform::{BuiltTier, DataError, Platform};
 use serde::Serialize;
 
 /// Two tiers of a server.
@@ -10,6 +10,18 @@ pub struct Pair<'a> {
     pub fast: &'a BuiltTier,
     /// What it reaches by CXL.
     pub slow: &'a BuiltTier,
+}
+
+/// Both tiers of a platform with `local` and `cxl`.
+///
+/// # Errors
+/// When it has no server with them.
+pub fn pair<'a>(name: &str, platform: &'a Platform) -> Result<Pair<'a>, DataError> {
+    let tier = |tier: &str| {
+        let problem = || DataError::new(name, "server", format!("expected a server with a tier {tier:?}"));
+        platform.tier(tier).ok_or_else(problem)
+    };
+    Ok(Pair { fast: tier("local")?, slow: tier("cxl")? })
 }
 
 /// What is drawn, and how long a load takes meanwhile.

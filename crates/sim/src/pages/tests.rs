@@ -4,6 +4,7 @@ use polder_place::pages::{LocalBounds, RecordedRound, ServicePolicy, replay};
 use proptest::prelude::*;
 
 use super::*;
+use crate::random::Random;
 
 /// A page of the plain model.
 #[derive(Clone, Debug, Default)]
@@ -421,85 +422,6 @@ fn hot_pages_of_a_service_are_spared_while_another_has_cold_ones() {
     assert_eq!(hot_and_cold(40), [0, 10, 30], "as far as each has cold pages");
     assert_eq!(hot_and_cold(60), [0, 10, 50], "all cold pages");
     assert_eq!(hot_and_cold(90), [10, 20, 60], "then hot ones, in proportion to size");
-}
-
-#[test]
-fn ranks_come_as_often_as_zipf_says() {
-    let (zipf, mut random, mut counts) = (Zipf::new(1000, 0.9), Random::new(7), vec![0_u32; 1000]);
-    const DRAWS: u32 = 400_000;
-    (0..DRAWS).for_each(|_| counts[zipf.draw(&mut random) as usize] += 1);
-    let weights: Vec<_> = (1..=1000).map(|rank| f64::from(rank).powf(-0.9)).collect();
-    let sum: f64 = weights.iter().sum();
-    for rank in [0, 1, 9, 99, 999] {
-        let expected = f64::from(DRAWS) * weights[rank] / sum;
-        let found = f64::from(counts[rank]);
-        assert!(
-            (found - expected).abs() < 5.0 * expected.sqrt(),
-            "rank {rank}: {found}, expected {expected}"
-        );
-    }
-}
-
-#[test]
-fn idle_pages_of_a_trace_lie_idle_as_the_table_says() {
-    let idle = Idle::try_from(vec![[0.25, 22.5], [0.5, 1698.0], [0.75, 4680.0], [0.99, 6840.0]]).unwrap();
-    assert!((idle.seconds(0.5) - 1698.0).abs() < 1e-9 && idle.seconds(0.9) > 4680.0);
-    const PAGES: u32 = 2000;
-    let mut touches = Touches::new(&idle, PAGES, 30.0, &mut Random::new(1));
-    let (mut last, mut trace) = (vec![0_i32; PAGES as usize], vec![]);
-    for generation in 1..2000 {
-        trace.clear();
-        touches.generation(0, &mut trace);
-        trace.iter().for_each(|page| last[*page as usize] = generation);
-    }
-    let mut idle_s: Vec<_> = last.iter().map(|last| f64::from(2000 - last) * 30.0).collect();
-    idle_s.sort_by(f64::total_cmp);
-    // A page is idle for its mean on average, and the hottest half of the colder pages for less: the median comes out lower.
-    for (share, seconds) in [(0.5, 1698.0), (0.75, 4680.0)] {
-        let found = idle_s[(share * f64::from(PAGES)) as usize];
-        assert!((0.4..1.5).contains(&(found / seconds)), "{share}: {found} s, the table says {seconds}");
-    }
-    assert!(Idle::try_from(vec![[0.5, 3.0], [0.4, 5.0]]).is_err());
-}
-
-/// A full cache of a page an object, page by page: the oldest object gives its page to the next, and requests find any object alike.
-#[test]
-fn a_full_cache_draws_of_slow_memory_what_turnover_says_whichever_pages_the_kernel_moves() {
-    const PAGES: u32 = 4096;
-    let turnover = Turnover { stays_s: 64.0, hits: 0.8 };
-    let kernel = Kernel {
-        fast_pages: PAGES * 3 / 4,
-        slow_pages: PAGES / 2,
-        low_free: 16,
-        high_free: 32,
-        scan: 256,
-        ..Kernel::default()
-    };
-    let mut pages = Pages::new(kernel, &[Service::opt_in("cache", PAGES)]).unwrap();
-    pages.access(&(0..PAGES).collect::<Vec<_>>());
-    let (mut random, mut oldest, mut slow, mut slow_pages) = (Random::new(11), 0, 0_u64, 0_u64);
-    const GENERATIONS: u32 = 2000;
-    for generation in 0..2 * GENERATIONS {
-        let before = pages.seen(0);
-        let mut brought = 0;
-        while brought < PAGES / 64 {
-            let is_hit = random.unit() < turnover.hits;
-            let page = if is_hit { random.below(PAGES) } else { oldest };
-            if !is_hit {
-                (oldest, brought) = ((oldest + 1) % PAGES, brought + 1);
-            }
-            pages.access(&[page]);
-        }
-        pages.advance();
-        if generation >= GENERATIONS {
-            slow += pages.seen(0).slow_accesses - before.slow_accesses;
-            slow_pages += u64::from(before.slow);
-        }
-    }
-    let found = slow as f64 / f64::from(GENERATIONS);
-    let expected = turnover.bytes_per_s(slow_pages as f64 / f64::from(GENERATIONS));
-    assert!((found / expected - 1.0).abs() < 0.1, "{found} pages a generation, expected {expected}");
-    assert!(pages.seen(0).promotions > 1000, "{:?}", pages.seen(0));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use polder_platform::{Bandwidth, BuiltTier, Bytes, DataError, Platform, quoted};
 use serde::Deserialize;
 
 use crate::given::GivenError;
-use crate::judge::vistara_services::ServicesFigure;
 use crate::pages::plan::{Costs, Described, Row, rows};
+use crate::pages::vistara_services::ServicesFigure;
 use crate::pages::{Idle, Pair, TrafficLaw};
 
 /// How long pages of a service lie idle.

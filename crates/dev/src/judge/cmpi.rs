@@ -5,11 +5,10 @@
 //! cause of a miss: each rank with a link of its own, and links that differ by latency alone.
 
 use polder_platform::{Bandwidth, DataError, FlopRate, Folder, Time, read};
+use polder_sim::program::{Network, SizeFactor, Way};
 use serde::{Deserialize, Serialize};
 
-use crate::program::{
-    Cg, MiniAmr, Network, Part, ProgramSeconds, SizeFactor, SkeletonError, Way, program_time,
-};
+use super::skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 
 /// What the paper gives, as data: `data/figures/cmpi-fig10.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -7,13 +7,10 @@
 use std::collections::BTreeMap;
 
 use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, TierId, Time, TransferRate, read};
+use polder_sim::{Job, Layout, Model, Offload, Refusal, Step};
 use serde::{Deserialize, Serialize};
 
 use super::open::OpenValue;
-use crate::step::figures::Step;
-use crate::step::job::Job;
-use crate::step::layout::{Layout, Offload, Refusal};
-use crate::step::model::Model;
 
 /// What the paper gives, as data: `data/figures/scalepool-fig6.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,11 +3,12 @@
 //! What keeps the bounds is given: `polder-dev` gives the agent itself.
 
 use polder_platform::{DataError, Folder, Platform, read};
+use polder_sim::Random;
+use polder_sim::pages::{Kernel, Pages, Pair, Seen, Service, pair};
 use serde::{Deserialize, Serialize};
 
-use crate::judge::vistara::{VistaraError, pair};
-use crate::judge::vistara_fair::Keeper;
-use crate::pages::{Kernel, Pages, Pair, Random, Service};
+use super::vistara::VistaraError;
+use super::vistara_fair::Keeper;
 
 /// The tables, as data: `data/figures/toptier-limits.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -244,7 +245,7 @@ impl ToptierFigure {
                 }
             }
         }
-        let local = |it: crate::pages::Seen| f64::from(it.fast) / f64::from(it.fast + it.slow);
+        let local = |it: Seen| f64::from(it.fast) / f64::from(it.fast + it.slow);
         Ok(Outcome {
             local: of(&pages).into_iter().map(local).collect(),
             speed: sums.iter().map(|sum| sum / f64::from(self.measure_s)).collect(),

@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use polder_platform::{Bandwidth, DataError, Folder, read};
+use polder_sim::sync::{ShardOrder, SyncJob};
 use serde::{Deserialize, Serialize};
 
 use super::open::OpenValue;
-use crate::sync::{ShardOrder, SyncJob};
 
 /// What the paper gives, as data: `data/figures/coarse-fig16.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -5,12 +5,9 @@ use std::collections::BTreeSet;
 
 use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
+use polder_sim::{Job, Layout, Model, Refusal, descend};
 use serde::Serialize;
 
-use crate::judge::fit::descend;
-use crate::step::job::Job;
-use crate::step::layout::{Layout, Refusal};
-use crate::step::model::Model;
 use crate::walk::{MessagePlace, Walk, collective};
 
 /// How far a constant is plausibly from what was measured of it alone, as a factor.

@@ -1,13 +1,13 @@
 //! Table X of the Vistara paper: what a stress test draws of both tiers while a growing part of its memory is hot.
 //!
-//! A sample of the pages is simulated ([`crate::pages`]); what it draws follows from where its pages lie, by Little's law
+//! A sample of the pages is simulated ([`polder_sim::pages`]); what it draws follows from where its pages lie, by Little's law
 //! and the platform's latencies under load. The first row gives two constants: what the pages that are not hot draw, and how
 //! many bytes programs keep under way. The other rows are judged.
 
 use polder_platform::{Bandwidth, DataError, Folder, Platform, Time, read};
+use polder_sim::Random;
+use polder_sim::pages::{Kernel, Load, Pages, PagesError, Pair, Service, pair};
 use serde::{Deserialize, Serialize};
-
-use crate::pages::{Kernel, Load, Pages, PagesError, Pair, Random, Service};
 
 /// The table, as data: `data/figures/vistara-table10.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -121,15 +121,6 @@ pub enum VistaraError {
     /// Its pages cannot be simulated.
     #[error(transparent)]
     Pages(#[from] PagesError),
-}
-
-/// Both tiers of a platform with `local` and `cxl`.
-pub(crate) fn pair<'a>(name: &str, platform: &'a Platform) -> Result<Pair<'a>, DataError> {
-    let tier = |tier: &str| {
-        let problem = || DataError::new(name, "server", format!("expected a server with a tier {tier:?}"));
-        platform.tier(tier).ok_or_else(problem)
-    };
-    Ok(Pair { fast: tier("local")?, slow: tier("cxl")? })
 }
 
 impl KneeFigure {

@@ -1,9 +1,10 @@
 //! How far tables of the Vistara paper are made again. The bars are those of docs/plan-tier.md.
 
-use polder_sim::vistara::{KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, errors};
-use polder_sim::vistara_ratio::RatioFigure;
-use polder_sim::vistara_services::ServicesFigure;
-use polder_sim::vistara_tier::traffic;
+use polder_dev::judge::vistara::{KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, errors};
+use polder_dev::judge::vistara_ratio::RatioFigure;
+use polder_dev::judge::vistara_services::{gains, telemetry};
+use polder_dev::judge::vistara_tier::traffic;
+use polder_sim::pages::vistara_services::ServicesFigure;
 
 #[test]
 fn table_10_follows_from_hot_parts_and_capacities() {
@@ -31,7 +32,7 @@ fn losses_by_ratio_are_under_one_per_cent_until_half_of_the_memory_is_slow() {
 
 #[test]
 fn gains_by_capacity_are_those_that_docs_say() {
-    let gains = ServicesFigure::load().unwrap().gains();
+    let gains = gains(&ServicesFigure::load().unwrap());
     let off: Vec<_> = gains.iter().map(|it| (it.gain.service.as_str(), it.off_points())).collect();
     let short: Vec<_> = off.iter().filter(|(_, off)| off.abs() > 5.0).map(|(name, _)| *name).collect();
     assert_eq!(short, ["CacheB", "CI", "MRS"], "{off:?}");
@@ -39,7 +40,7 @@ fn gains_by_capacity_are_those_that_docs_say() {
 
 #[test]
 fn idle_times_of_table_1_and_traffic_of_table_8_cannot_be_of_one_service() {
-    for row in ServicesFigure::load().unwrap().telemetry() {
+    for row in telemetry(&ServicesFigure::load().unwrap()) {
         let Some(simulated) = row.simulated else { continue };
         assert!(simulated.cxl_bytes_per_s < row.row.cxl.value() / 10.0, "{row:#?}");
         assert!(simulated.published_turn_s < simulated.least_idle_s / 10.0, "{row:#?}");
@@ -48,7 +49,7 @@ fn idle_times_of_table_1_and_traffic_of_table_8_cannot_be_of_one_service() {
 
 #[test]
 fn what_cachea_draws_of_cxl_memory_lies_within_what_stays_and_hits_say() {
-    let rows = ServicesFigure::load().unwrap().telemetry();
+    let rows = telemetry(&ServicesFigure::load().unwrap());
     let [known, other] =
         ["CacheA", "CacheB"].map(|name| rows.iter().find(|it| it.row.service == name).unwrap());
     assert_eq!((known.is_within_turnover(), other.is_within_turnover()), (Some(true), None));

@@ -2,10 +2,9 @@
 
 use polder_place::{Computing, Kind, Moved, Object, Phase, Placement, Problem};
 use polder_platform::{Bytes, DataError, Folder, Platform, read};
+use polder_sim::Job;
+use polder_sim::offload::{OffloadError, Planner, Settings, cached, optimizer};
 use serde::{Deserialize, Serialize};
-
-use crate::offload::{OffloadError, Planner, Settings, cached, optimizer};
-use crate::step::job::Job;
 
 /// Steps of CPU Adam, as data: `data/figures/cxl-adam.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -5,11 +5,9 @@
 
 use polder_place::{Computing, Placement, Policy};
 use polder_platform::{Bytes, DataError, Folder, Platform, Time, read};
+use polder_sim::offload::{OffloadError, Offloaded, Planner, Settings};
+use polder_sim::{Model, descend};
 use serde::{Deserialize, Serialize};
-
-use crate::judge::fit::descend;
-use crate::offload::{OffloadError, Offloaded, Planner, Settings};
-use crate::step::model::Model;
 
 /// A figure of throughputs, as data: `data/figures/cxl-fig9.toml` and `cxl-fig10.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -197,7 +195,7 @@ impl CxlFigure {
             context: model.sequence,
             batch,
             computing: offloaded.computation.map(Time::value),
-            overlap: offloaded.overlap(),
+            overlap: problem.phases[0].computing.overlap,
             exchanged,
             trained: offloaded.trained,
             placed: copies(&placement),

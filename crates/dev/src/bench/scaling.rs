@@ -2,7 +2,7 @@
 
 /// A figure of a job, such as seconds or bytes: a part that each job has, a part for each rank, and one for each pair of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scaling {
+pub(super) struct Scaling {
     job: f64,
     rank: f64,
     pair: f64,
@@ -10,7 +10,7 @@ pub struct Scaling {
 
 impl Scaling {
     /// The figure that three jobs had, each with its number of ranks; nothing if two have the same.
-    pub fn through(jobs: [(u32, f64); 3]) -> Option<Self> {
+    pub(super) fn through(jobs: [(u32, f64); 3]) -> Option<Self> {
         let [(first, at_first), (second, at_second), (third, at_third)] =
             jobs.map(|(ranks, value)| (f64::from(ranks), value));
         // Newton's divided differences.
@@ -26,7 +26,7 @@ impl Scaling {
     }
 
     /// The figure of a job of so many ranks.
-    pub fn at(&self, ranks: u32) -> f64 {
+    pub(super) fn at(&self, ranks: u32) -> f64 {
         let ranks = f64::from(ranks);
         self.job + self.rank * ranks + self.pair * ranks * (ranks - 1.0) / 2.0
     }

@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use polder_platform::{DataError, Folder, read};
+use polder_sim::Random;
+use polder_sim::pages::{Kernel, Pages, PagesError, Service};
 use serde::{Deserialize, Serialize};
 
-use crate::judge::vistara::VistaraError;
-use crate::pages::{Kernel, Pages, PagesError, Random, Service};
+use super::vistara::VistaraError;
 
 /// The table, as data: `data/figures/vistara-table9.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

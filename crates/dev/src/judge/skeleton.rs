@@ -1,8 +1,7 @@
 //! What CG of the NAS Parallel Benchmarks and miniAMR send and compute, without their arithmetic.
 
+use polder_sim::program::{Collective, Group, Network, Operation, ReplayError, UNWAITED, replay};
 use serde::{Deserialize, Serialize};
-
-use super::{Collective, Group, Network, Operation, ReplayError, UNWAITED, replay};
 
 /// What ranks do again and again, beginning together.
 #[derive(Clone, Debug, PartialEq)]
@@ -252,7 +251,7 @@ impl MiniAmr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Way;
+    use polder_sim::program::Way;
 
     const CLASS_D: Cg = Cg { rows: 1_500_000, nonzeros: 462, outer: 100, inner: 25 };
     const BLOCKS: MiniAmr = MiniAmr {

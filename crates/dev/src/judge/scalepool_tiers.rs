@@ -4,13 +4,12 @@
 //! platforms, and what the platforms leave open is tried in every way.
 
 use polder_platform::{Bytes, DataError, Folder, Platform, read};
-use serde::{Deserialize, Serialize};
-
-use crate::memory::{
+use polder_sim::Job;
+use polder_sim::memory::{
     Configuration, Inside, MemoryError, NodeLatency, Nodes, Question, Span, Ways, configurations, met, ratio,
     ratios,
 };
-use crate::step::job::Job;
+use serde::{Deserialize, Serialize};
 
 /// What the paper gives, as data: `data/figures/scalepool-fig7.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

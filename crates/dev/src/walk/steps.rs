@@ -23,7 +23,7 @@ pub enum MessagePlace {
 ///
 /// Ranks are dealt out to the cores in turn. Each does its steps in the order in which the pool does them. A step begins when
 /// what it awaits is done, and takes as long as its bytes take; a core does one step at a time. A rank that shares its core
-/// looks [`LOOKS`](crate::LOOKS) times for what it awaits, then gives the core up. Of two cores with more than the cache holds the later takes
+/// looks [`LOOKS`](super::LOOKS) times for what it awaits, then gives the core up. Of two cores with more than the cache holds the later takes
 /// longer.
 ///
 /// # Panics

@@ -4,11 +4,11 @@
 //! numbers. Loads that go there wait longer, and programs hide a part of that; what CXL memory cannot carry is lost.
 
 use polder_platform::{Bandwidth, BuiltTier, DataError, Folder, Platform, read};
+use polder_sim::pages::vistara_services::ServicesFigure;
+use polder_sim::pages::{PAGE_BYTES, pair};
 use serde::{Deserialize, Serialize};
 
-use crate::judge::vistara::{VistaraError, pair};
-use crate::judge::vistara_services::ServicesFigure;
-use crate::pages::PAGE_BYTES;
+use super::vistara::VistaraError;
 
 /// The section, as data: `data/figures/vistara-ratio.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -1,11 +1,12 @@
 //! Traffic of slow memory in section V-G of the Vistara paper, by a law whose constants come from Table VIII alone.
 
 use polder_platform::{Bandwidth, Platform};
+use polder_sim::pages::pair;
+use polder_sim::pages::vistara_services::ServicesFigure;
 use serde::Serialize;
 
-use crate::judge::vistara::{VistaraError, pair};
-use crate::judge::vistara_ratio::{RatioFigure, RatioRow};
-use crate::judge::vistara_services::ServicesFigure;
+use super::vistara::VistaraError;
+use super::vistara_ratio::{RatioFigure, RatioRow};
 
 /// The factor within which a judged row counts as met.
 pub const TRAFFIC_FACTOR: f64 = 2.0;

@@ -2,11 +2,9 @@
 
 use polder_place::{Placement, Policy};
 use polder_platform::{Bytes, DataError, Folder, Host, Platform, read};
+use polder_sim::offload::{OffloadError, Planner, Settings};
+use polder_sim::{Job, Model};
 use serde::{Deserialize, Serialize};
-
-use crate::offload::{OffloadError, Planner, Settings};
-use crate::step::job::Job;
-use crate::step::model::Model;
 
 /// What a figure says, as data: `data/figures/cxl-fig2.toml` and its like.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
