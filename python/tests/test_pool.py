@@ -126,6 +126,8 @@ def test_a_shape_that_the_object_cannot_hold_is_refused(pool: polder.Pool) -> No
         pool.create("/object", shape=3, dtype=object)
     with pytest.raises(polder.ArgumentError, match="one of them"):
         pool.create("/both", 10, shape=10)
+    with pytest.raises(polder.ArgumentError, match="shape has 65 sides, of which NumPy makes no array"):
+        pool.create("/sides", shape=(1,) * 65)
 
 
 def test_the_pool_keeps_dtype_and_shape_and_others_are_refused_by_name(scratch: Path) -> None:
