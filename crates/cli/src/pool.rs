@@ -312,7 +312,7 @@ fn stat(
     loop {
         let report = look(path, settings)?;
         match (shown.json, watch) {
-            (true, _) => println!("{}", counters(&report, shown)?),
+            (true, _) => println!("{}", counters(&report, boot, shown)?),
             // Home, and clear what an earlier, longer view left.
             (false, Some(_)) if std::io::stdout().is_terminal() => {
                 print!("\x1b[H\x1b[J{}", table(path, &report, boot, shown))
@@ -326,8 +326,11 @@ fn stat(
     }
 }
 
-fn counters(report: &Inspection, shown: Shown) -> Result<serde_json::Value, Failure> {
+fn counters(report: &Inspection, boot: u64, shown: Shown) -> Result<serde_json::Value, Failure> {
     let mut counters = serde_json::to_value(&report.stat)?;
+    for (number, host) in report.stat.hosts.iter().enumerate() {
+        counters["hosts"][number]["gone"] = here_and_gone(host, boot).1.into();
+    }
     if shown.messages {
         let pair = |((from, to), pair): (&(String, String), &PairStat)| {
             let mut pair = serde_json::to_value(pair)?;

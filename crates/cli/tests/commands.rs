@@ -413,6 +413,11 @@ fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a
     killed.kill().unwrap();
     killed.wait().unwrap();
     assert!(desk.say("pool stat").contains(&format!("processes none, gone {}\n", killed.id())));
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    let gone = |host: u16| {
+        counters["hosts"].as_array().unwrap().iter().find(|it| it["host"] == host).unwrap()["gone"].clone()
+    };
+    assert_eq!([gone(1), gone(2)], [serde_json::json!([]), serde_json::json!([killed.id()])]);
     let refused = desk.refusal("pool evict 3");
     assert!(refused.contains("host 3 is no member, and was not evicted; members 1 2; "), "{refused}");
     // A server does it with its own id as it boots, also for the first time.

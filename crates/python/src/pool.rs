@@ -191,7 +191,7 @@ impl Pool {
         Ok(listed.into_iter().map(Entry::from).collect())
     }
 
-    /// What is in the pool, as the counters of `polder pool stat --json`.
+    /// What is in the pool, as the counters of `polder pool stat --json` without `gone`.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let session = self.session()?;
         let seen = py.detach(|| inspect(session.pool().memory())).map_err(errors::raise)?;
