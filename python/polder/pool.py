@@ -196,6 +196,13 @@ class _Layout:
         self.shape = None if shape is None else _sides(shape)
         if self.shape is not None and any(side < 0 for side in self.shape):
             raise ArgumentError(f"shape is {self.shape}; sides are 0 or more")
+        sides = len(self.shape or (0,))
+        try:
+            _ = np.empty((0,) * sides, self.dtype)
+        except ValueError as error:
+            raise ArgumentError(
+                f"shape has {sides} sides, of which NumPy makes no array ({error}); give fewer"
+            ) from None
 
     @property
     def nbytes(self) -> int | None:

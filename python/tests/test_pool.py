@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import polder
+from polder import _core
 
 DTYPES = arrays.boolean_dtypes() | arrays.integer_dtypes(endianness="<") | arrays.floating_dtypes(endianness="<")
 
@@ -126,6 +127,21 @@ def test_a_shape_that_the_object_cannot_hold_is_refused(pool: polder.Pool) -> No
         pool.create("/object", shape=3, dtype=object)
     with pytest.raises(polder.ArgumentError, match="one of them"):
         pool.create("/both", 10, shape=10)
+    with pytest.raises(polder.ArgumentError, match="shape has 65 sides, of which NumPy makes no array"):
+        pool.create("/sides", shape=(1,) * 65)
+
+
+def test_a_name_that_utf_8_has_not_is_refused_as_an_argument(pool: polder.Pool) -> None:
+    for call in (
+        lambda name: pool.create(name, 10),
+        pool.open,
+        pool.destroy,
+        pool.list,
+        lambda name: polder.Group(pool, name, 0, 1),
+        lambda name: _core.kv_remove(pool, name),
+    ):
+        with pytest.raises(polder.ArgumentError, match=r"'/\\ud800' holds half of a surrogate pair"):
+            call("/\ud800")
 
 
 def test_the_pool_keeps_dtype_and_shape_and_others_are_refused_by_name(scratch: Path) -> None:

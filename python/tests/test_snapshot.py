@@ -379,6 +379,25 @@ def test_only_what_comes_back_safely_is_taken(pool: polder.Pool) -> None:
 
 
 @pytest.mark.torch
+def test_a_step_that_nobody_could_restore_is_refused_before_anything_is_taken(scratch: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import polder.torch
+
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
+        model = torch.nn.Linear(2, 2)
+        for step in (100.0, True, None, "7", float("nan"), 1 << 70, -(1 << 63) - 1, np.float32(7), torch.tensor(7.5)):
+            with pytest.raises(polder.ArgumentError, match=r"step is .*; give a whole number from -922"):
+                polder.torch.snapshot("job", model, step=step, pool=pool, folder=scratch / "disk")  # type: ignore[arg-type]
+        assert not pool.list("/version/") and not (scratch / "disk").exists()
+        for step in (np.int64(7), torch.tensor(8), -(1 << 63), (1 << 64) - 1):
+            job = f"job{int(step)}"
+            polder.torch.snapshot(job, model, step=step, pool=pool, folder=scratch / "disk").wait_flushed()  # type: ignore[arg-type]
+            with polder.Pool(scratch / f"pool{int(step)}", size="64MiB", run=scratch) as other:
+                for place in (pool, other):
+                    assert polder.torch.restore(job, model, pool=place, folder=scratch / "disk").step == int(step)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("where", ["pool", "disk"])
 def test_ranks_of_torchrun_go_on_from_the_newest_step_that_all_have(scratch: Path, where: str) -> None:
     torch = pytest.importorskip("torch")

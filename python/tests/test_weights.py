@@ -149,10 +149,10 @@ def test_a_number_that_no_version_can_have_is_refused(pool: polder.Pool) -> None
 
 def test_names_and_labels_that_are_no_text_leave_the_version_before(pool: polder.Pool) -> None:
     polder.weights.publish("m", {"w": torch.ones(2)}, label="good", pool=pool)
-    for label in (5, None, ["a"], float("nan"), b"a"):
+    for label in (5, None, ["a"], float("nan"), b"a", "\ud800"):
         with pytest.raises(polder.ArgumentError, match="the label is"):
             polder.weights.publish("m", {"w": torch.zeros(2)}, label=label, pool=pool)  # type: ignore[arg-type]
-    for key in (5, None, b"w"):
+    for key in (5, None, b"w", "\ud800"):
         with pytest.raises(polder.ArgumentError, match="the name of a tensor is"):
             polder.weights.publish("m", {key: torch.zeros(2)}, pool=pool)  # type: ignore[dict-item]
         with pytest.raises(polder.ArgumentError, match="the name of a model is"):
@@ -283,12 +283,17 @@ def test_safetensors_go_in_and_come_out(pool: polder.Pool, scratch: Path) -> Non
     out = scratch / "out.safetensors"
     with polder.weights.open("llm", pool=pool) as found:
         found.save(out)
+        with pytest.raises(FileNotFoundError):
+            found.save(scratch / "missing" / "out.safetensors")
     back = safetensors.load_file(out)
     assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in names)
     assert not list(scratch.glob(".out*"))
     safetensors.save_file({names[0]: tensors[names[0]]}, folder / "again.safetensors")
     with pytest.raises(polder.ArgumentError, match="two files"):
         polder.weights.publish_file("llm", folder, pool=pool)
+    (folder / "bad.safetensors").write_text("none")
+    with pytest.raises(polder.ArgumentError, match=r"bad\.safetensors holds no safetensors"):
+        polder.weights.publish_file("llm", folder / "bad.safetensors", pool=pool)
 
 
 PUBLISHER = """

@@ -1,7 +1,7 @@
 //! A pool of a job's own, on one machine: one process of the job makes it, the others share it, and the last removes it.
 //!
 //! Each process holds a lock on the file for as long as it uses the pool. A file that no process has locked was left by a
-//! job that was killed, and the next job of this user removes it.
+//! job that was killed, and the next job of this user removes it, if it has the name of a job's pool and no process has attached it.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,8 @@ use std::time::Duration;
 use polder_mem::HostPlan;
 use polder_pool::format::MAX_PROCESSES;
 use polder_pool::group::{self, GroupOptions};
-use polder_pool::{Geometry, Layout, endpoint};
+use polder_pool::{Geometry, Layout, Uuid, endpoint};
+use rustix::fs::{FlockOperation, fcntl_lock};
 
 use crate::session::{SessionError, create, free_bytes};
 
@@ -32,10 +33,16 @@ pub struct JobPool {
 }
 
 impl JobPool {
-    /// Where the pool of this user's job `job` lies.
+    /// Where the pool of this user's job `job` lies, a word of 16 hexadecimal digits that no other job has.
     #[must_use]
     pub fn place(job: &str) -> PathBuf {
         Path::new(HostPlan::DIRECTORY).join(format!("{}{job}.pool", prefix()))
+    }
+
+    /// Where a pool of this user's next `polder mpi run` lies. No other run has this place, whatever its job.
+    #[must_use]
+    pub fn place_of_mpi() -> PathBuf {
+        Path::new(HostPlan::DIRECTORY).join(format!("{}{:016x}.pool", mpi_prefix(), Uuid::fresh().0 as u64))
     }
 
     /// Makes the pool at `path`, for so many ranks, and takes a share of it. Removes what killed jobs have left beside it.
@@ -45,9 +52,17 @@ impl JobPool {
     pub fn make(path: &Path, ranks: u16) -> Result<Self, SessionError> {
         let folder = path.parent().unwrap_or(path);
         remove_left(folder);
-        let draft = path.with_extension("pool.draft");
         let bytes = bytes_for(ranks, folder, free_bytes(folder).unwrap_or(u64::MAX))?;
-        create(&draft, bytes, &geometry(ranks, bytes))?;
+        Self::make_as(path, bytes, &geometry(ranks, bytes))
+    }
+
+    /// Makes a pool of so many bytes at `path`, and takes a share of it.
+    ///
+    /// # Errors
+    /// Those of [`create`]; [`SessionError::System`] when the file system refuses.
+    pub fn make_as(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Self, SessionError> {
+        let draft = path.with_extension("pool.draft");
+        create(&draft, bytes, geometry)?;
         let system = |source| SessionError::System { path: path.to_owned(), source };
         // It has its name once it is locked, so that no other job takes it for left.
         let lock = locked(&draft).map_err(system)?;
@@ -107,6 +122,11 @@ fn prefix() -> String {
     format!("polder-{}-", rustix::process::getuid().as_raw())
 }
 
+/// As [`prefix`], of jobs that `polder mpi run` starts.
+fn mpi_prefix() -> String {
+    format!("polder-mpi-{}-", rustix::process::getuid().as_raw())
+}
+
 fn locked(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).open(path)?;
     file.lock_shared()?;
@@ -120,17 +140,30 @@ fn remove_unshared(path: &Path, file: &File) {
     }
 }
 
+/// Whether a process has attached the pool `file`: each holds a record lock on it, whether it knows of shares or not. The lock that
+/// tells it is gone once `file` is closed.
+fn is_attached(file: &File) -> bool {
+    fcntl_lock(file, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// Whether a pool of this name is a job's own. Any other is its user's, whatever it begins with.
+fn is_of_job(name: &str) -> bool {
+    let is_word =
+        |job: &str| job.len() == 16 && job.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    [prefix(), mpi_prefix()].iter().any(|prefix| name.strip_prefix(&**prefix).is_some_and(is_word))
+}
+
 /// Removes the pools in `folder` of this user's jobs that were killed before they could, and drafts that were given up.
-fn remove_left(folder: &Path) {
-    let prefix = prefix();
+pub fn remove_left(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
-        let Some(name) = name.to_str().filter(|name| name.starts_with(&prefix)) else { continue };
-        if name.ends_with(".pool") {
-            if let Ok(file) = File::options().read(true).write(true).open(&path) {
-                remove_unshared(&path, &file);
+        let Some(name) = name.to_str() else { continue };
+        if name.strip_suffix(".pool").is_some_and(is_of_job) {
+            match File::options().read(true).write(true).open(&path) {
+                Ok(file) if !is_attached(&file) => remove_unshared(&path, &file),
+                _ => {}
             }
-        } else if name.ends_with(".pool.draft") {
+        } else if name.strip_suffix(".pool.draft").is_some_and(is_of_job) {
             let age = entry.metadata().and_then(|it| it.modified()).ok().and_then(|it| it.elapsed().ok());
             if age.is_some_and(|age| age > DRAFT) {
                 drop(std::fs::remove_file(&path));
@@ -144,11 +177,17 @@ mod tests {
     use polder_mem::testing::Scratch;
 
     use super::*;
+    use crate::session::Session;
+    use crate::settings::Settings;
 
     #[test]
     fn the_last_process_removes_the_pool_and_the_next_job_one_of_a_killed_job() {
         let scratch = Scratch::new();
-        let path = |job: &str| scratch.path().join(format!("{}{job}.pool", prefix()));
+        let path = |job: &str| {
+            let job =
+                std::iter::zip(["one", "killed", "next"], 1..).find(|(name, _)| *name == job).unwrap().1;
+            scratch.path().join(format!("{}{job:016x}.pool", prefix()))
+        };
         let first = JobPool::make(&path("one"), 2).unwrap();
         let second = JobPool::share(&path("one")).unwrap();
         let killed = JobPool::make(&path("killed"), 2).unwrap();
@@ -164,6 +203,37 @@ mod tests {
         assert!(!path("one").exists() && !path("next").exists());
         assert_eq!(JobPool::share(&path("one")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing else is touched");
+    }
+
+    #[test]
+    fn a_pool_that_is_no_jobs_stays_whatever_its_name_and_so_does_one_that_a_process_has_attached() {
+        let scratch = Scratch::new();
+        let at = |name: String| scratch.path().join(name);
+        let named = ["hostile", "0123456789abcdef0", "0123456789ABCDEF", "0123456789abcdeg"];
+        let named = named.map(|name| at(format!("{}{name}.pool", prefix())));
+        let drafts = at(format!("{}mine.pool.draft", prefix()));
+        let jobs = [prefix(), mpi_prefix()].map(|prefix| at(format!("{prefix}0123456789abcdef.pool")));
+        for path in named.iter().chain(&jobs).chain([&drafts]) {
+            create(path, 16 << 20, &geometry(2, 16 << 20)).unwrap();
+        }
+        File::open(&drafts).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        let attach = |path: &PathBuf| {
+            let settings = Settings {
+                pool: Some(path.clone()),
+                run: Some(scratch.path().into()),
+                ..Settings::default()
+            };
+            Session::open(&settings).unwrap()
+        };
+        let attached = jobs.each_ref().map(attach);
+        remove_left(scratch.path());
+        for path in named.iter().chain(&jobs).chain([&drafts]) {
+            assert!(path.exists(), "{}", path.display());
+        }
+        drop(attached);
+        remove_left(scratch.path());
+        assert!(named.iter().all(|path| path.exists()) && drafts.exists());
+        assert!(!jobs.iter().any(|path| path.exists()));
     }
 
     #[test]
@@ -190,7 +260,7 @@ mod tests {
     fn a_pool_that_nobody_has_used_takes_next_to_no_memory() {
         use std::os::unix::fs::MetadataExt;
         let scratch = Scratch::new();
-        let path = scratch.path().join(format!("{}sparse.pool", prefix()));
+        let path = scratch.path().join("sparse.pool");
         let pool = JobPool::make(&path, 8).unwrap();
         let made = std::fs::metadata(&path).unwrap();
         assert!(made.blocks() * 512 < 1 << 20, "{} of {} bytes are there", made.blocks() * 512, made.len());

@@ -202,7 +202,7 @@ fn table(cache: &CacheStat) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Has this process stand in for a host: the pool refuses that while the host may go on.
+/// Has this process stand in for a host: the pool refuses that while the host may go on under another kernel.
 fn stand_in(settings: &Settings, host: u16) -> Result<Session, SessionError> {
     Session::open(&Settings { host: Some(host), ..settings.clone() })
 }
@@ -210,6 +210,14 @@ fn stand_in(settings: &Settings, host: u16) -> Result<Session, SessionError> {
 fn flush_host(settings: &Settings, name: &str, host: u16) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     let session = stand_in(settings, host)?;
+    // The pool lets a process of its kernel stand in for a host that goes on, as any other of its processes.
+    let holders = session.pool().holders(&format!("/kv/{name}")).map_err(at(path))?;
+    let own: Vec<_> = holders.into_iter().filter(|peer| peer.host == host).collect();
+    if !own.is_empty() {
+        let what =
+            format!("host {host} is here, and has the cache {} open in {}", quoted(name), listed(&own));
+        return Err(Failure(format!("{}: {what}; end those processes", path.display())));
+    }
     let given = Cache::give_up_part(session.pool(), name).map_err(at(path))?;
     let (path, name) = (shown(path), printable(name));
     println!("{path}: host {host} gave back {} of the cache {name}", bytes(given.bytes));

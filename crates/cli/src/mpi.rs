@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use polder_attach::session::SessionError;
 use polder_attach::settings::Settings;
-use polder_platform::shell_word;
+use polder_platform::{quoted, shell_word};
 use polder_pool::Uuid;
 
 use crate::Failure;
@@ -134,9 +134,10 @@ impl Choice {
     ) -> Result<Vec<(String, String)>, Failure> {
         let pool = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         let provider = provider(self.provider_path.as_deref())?;
+        text_of(&provider)?;
         let folders = library.provider_folders(&provider, mpiexec);
         let mut variables = vec![
-            ("POLDER_POOL", std::path::absolute(pool)?.display().to_string()),
+            ("POLDER_POOL", text_of(&std::path::absolute(pool)?)?),
             ("POLDER_JOB", job_id(settings).to_string()),
             ("FI_PROVIDER_PATH", folders),
             ("FI_PROVIDER", "polder".to_owned()),
@@ -151,6 +152,19 @@ impl Choice {
             .extend(library.variables(through_pool).iter().map(|(name, value)| (*name, (*value).to_owned())));
         Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
+}
+
+/// A path as ranks get it in their environment.
+///
+/// # Errors
+/// When it is no UTF-8: an mpiexec would hand on another one.
+fn text_of(path: &Path) -> Result<String, Failure> {
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        Failure(format!(
+            "{}: it is no UTF-8, and ranks get paths of UTF-8 alone; give it another name",
+            quoted(path)
+        ))
+    })
 }
 
 /// The shim, before what the caller preloads already.

@@ -15,8 +15,8 @@ use polder_mem::{Coherence, Memory, Region, RegionError, RegionKind};
 use polder_platform::{printable, quoted, shell_word};
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, PairStat, PairsStat, PoolError, PoolStat, Superblock,
-    SweepReport, Uuid, expect_vacant, format_as, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, PairStat, PairsStat, Pool, PoolError, PoolStat,
+    Superblock, SweepReport, Uuid, expect_vacant, format_as, inspect, read_superblock,
 };
 use rustix::fs::SeekFrom;
 
@@ -312,7 +312,7 @@ fn stat(
     loop {
         let report = look(path, settings)?;
         match (shown.json, watch) {
-            (true, _) => println!("{}", counters(&report, shown)?),
+            (true, _) => println!("{}", counters(&report, boot, shown)?),
             // Home, and clear what an earlier, longer view left.
             (false, Some(_)) if std::io::stdout().is_terminal() => {
                 print!("\x1b[H\x1b[J{}", table(path, &report, boot, shown))
@@ -326,8 +326,11 @@ fn stat(
     }
 }
 
-fn counters(report: &Inspection, shown: Shown) -> Result<serde_json::Value, Failure> {
+fn counters(report: &Inspection, boot: u64, shown: Shown) -> Result<serde_json::Value, Failure> {
     let mut counters = serde_json::to_value(&report.stat)?;
+    for (number, host) in report.stat.hosts.iter().enumerate() {
+        counters["hosts"][number]["gone"] = here_and_gone(host, boot).1.into();
+    }
     if shown.messages {
         let pair = |((from, to), pair): (&(String, String), &PairStat)| {
             let mut pair = serde_json::to_value(pair)?;
@@ -475,6 +478,12 @@ fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failu
 
 fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(), Failure> {
     let session = Session::open(settings)?;
+    if let Some(cache) = cache_of(session.pool(), name).map_err(at(path))? {
+        let what =
+            format!("{} is of the cache {}, which would be damaged without it", quoted(name), quoted(cache));
+        let remedy = format!("remove the whole cache with `polder kv flush {}`", shell_word(cache));
+        return Err(Failure(format!("{}: {what}; {remedy}", path.display())));
+    }
     let holders = session.pool().holders(name).map_err(at(path))?;
     let named = listed(&holders);
     if !holders.is_empty() && !force {
@@ -490,6 +499,13 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
         eprintln!("{name}: its bytes are freed once {named} close it");
     }
     Ok(())
+}
+
+/// The cache of keys and values that an object is of, if that cache is there.
+fn cache_of<'n, M: Memory>(pool: &Pool<M>, name: &'n str) -> Result<Option<&'n str>, PoolError> {
+    let Some(cache) = name.strip_prefix("/kv/").and_then(|of| of.split('/').next()) else { return Ok(None) };
+    let root = format!("/kv/{cache}");
+    Ok(pool.list(&root)?.iter().any(|object| object.name == root).then_some(cache))
 }
 
 /// How many objects of how many bytes, and whose they were.

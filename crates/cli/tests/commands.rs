@@ -133,6 +133,34 @@ fn the_room_of_a_host_that_is_gone_comes_back_by_a_flush_of_its_blocks_alone() {
 }
 
 #[test]
+fn a_cache_that_a_host_has_open_keeps_its_blocks_and_no_object_of_a_cache_is_removed_alone() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --hosts 3 --processes 4");
+    let session = desk.session(Some(2), 1);
+    let identity = Identity { hash: [7; 32], text: "some model".into(), block: 4096 };
+    let options = Options { budget: Some(4 << 20), verify: false };
+    let cache = Cache::open(Arc::clone(session.pool()), "llm", identity, options).unwrap();
+    assert_eq!(cache.put(&[[1; 16]], &[&[1; 4096]]).unwrap().stored, 1);
+    let line = desk.refusal("kv flush llm --of-host 2");
+    let holder = format!("cache llm open in host 2 pid {}; end those processes", std::process::id());
+    assert!(line.contains("host 2 is here, and has the ") && line.contains(&holder), "{line}");
+    assert!(desk.say("kv flush llm --of-host 1").contains("host 1 gave back 0"));
+    assert_eq!(cache.lookup(&[[1; 16]]).unwrap(), [true]);
+    drop((cache, session));
+    for of in ["/kv/llm", "/kv/llm/host/2", "--force /kv/llm"] {
+        let line = desk.refusal(&format!("pool remove {of}"));
+        assert!(line.contains("is of the cache llm,") && line.contains("`polder kv flush llm`"), "{line}");
+    }
+    assert!(desk.say("kv check llm").contains("; 0 damaged"));
+    desk.say("kv flush llm --of-host 2");
+    desk.say("kv flush llm");
+    // Of no cache that is there.
+    let session = desk.session(Some(2), 1);
+    session.pool().close(session.pool().create("/kv/llm/host/2", 64).unwrap());
+    desk.say("pool remove /kv/llm/host/2");
+}
+
+#[test]
 fn a_keeper_gives_the_room_of_a_host_that_is_fenced_to_one_that_wants_some() {
     for ids in ["launcher", "keeper"] {
         let desk = Desk::new();
@@ -385,6 +413,11 @@ fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a
     killed.kill().unwrap();
     killed.wait().unwrap();
     assert!(desk.say("pool stat").contains(&format!("processes none, gone {}\n", killed.id())));
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    let gone = |host: u16| {
+        counters["hosts"].as_array().unwrap().iter().find(|it| it["host"] == host).unwrap()["gone"].clone()
+    };
+    assert_eq!([gone(1), gone(2)], [serde_json::json!([]), serde_json::json!([killed.id()])]);
     let refused = desk.refusal("pool evict 3");
     assert!(refused.contains("host 3 is no member, and was not evicted; members 1 2; "), "{refused}");
     // A server does it with its own id as it boots, also for the first time.

@@ -1,10 +1,13 @@
 //! `polder mpi`: what it sets, what it starts and what it hands on, with programs that play mpiexec.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use polder_attach::session;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::Settings;
 use polder_mem::testing::{Running, Scratch, install};
 use polder_pool::Geometry;
 use rustix::process::{Pid, Signal, kill_process};
@@ -409,6 +412,72 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
         assert!(stat.is_empty() || stat.contains(") Z"), "{pid} runs: {stat}");
     }
     assert!(!PathBuf::from(pool).exists() && !PathBuf::from(tally).exists());
+}
+
+/// A run that goes on until its input ends, and what its mpiexec said: its process, its pool and its tally.
+fn begun(bench: &Bench, with_pool: bool) -> (Running, [String; 3]) {
+    bench.install("bin/mpiexec", MPICH, "echo $$ $POLDER_POOL $POLDER_MPI_TALLY; read line");
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--", "true"]).env("POLDER_JOB", "7");
+    if !with_pool {
+        command.env_remove("POLDER_POOL");
+    }
+    let mut running = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let line = BufReader::new(running.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let said = line.split(' ').map(str::to_owned).collect::<Vec<_>>().try_into().unwrap();
+    (running, said)
+}
+
+#[test]
+fn what_a_run_has_left_that_was_killed_with_its_guard_goes_with_the_next_and_nothing_else() {
+    let bench = Bench::new();
+    let (mut killed, [mpiexec, pool, tally]) = begun(&bench, false);
+    let (mut other, [_, pool_of_other, tally_of_other]) = begun(&bench, false);
+    let children = format!("/proc/{0}/task/{0}/children", killed.0.id());
+    let children = std::fs::read_to_string(children).unwrap();
+    // The guard first, which would clean up.
+    for pid in children.split_whitespace().filter(|pid| **pid != *mpiexec).chain([&*mpiexec]) {
+        kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+        if pid != mpiexec {
+            killed.0.kill().unwrap();
+            killed.0.wait().unwrap();
+        }
+    }
+    let exist = || [&pool, &tally, &pool_of_other, &tally_of_other].map(|file| PathBuf::from(file).exists());
+    assert_eq!(exist(), [true; 4]);
+    let (mut next, _) = begun(&bench, true);
+    assert_eq!(exist(), [false, false, true, true]);
+    for running in [&mut next, &mut other] {
+        drop(running.0.stdin.take());
+        running.0.wait().unwrap();
+    }
+    assert_eq!(exist(), [false; 4]);
+}
+
+#[test]
+fn a_run_does_not_wait_for_the_ranks_of_another_with_its_job() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "exit 0");
+    let (pool, run) = (Some(bench.path("pool")), Some(bench.scratch.path().into()));
+    let session = Session::open(&Settings { pool, run, job: Some(7), ..Settings::default() }).unwrap();
+    let held = session.pool().create("/endpoint/7/mine", 5000).unwrap();
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--", "true"]).env("POLDER_JOB", "7");
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.ends_with("polder: 1 rank, 1 host\n") && !said.contains("outlive"), "{said}");
+    session.pool().close(held);
+}
+
+#[test]
+fn a_pool_whose_name_no_rank_would_get_is_refused_by_it() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "");
+    let odd = bench.scratch.path().join(OsStr::from_bytes(b"x\xff"));
+    std::fs::rename(bench.path("pool"), &odd).unwrap();
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--pool"]).arg(&odd).args(["--", "true"]);
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("x\u{fffd}: it is no UTF-8, and ranks get paths of UTF-8 alone"), "{said}");
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::pool::{self, Owned, Pool};
 use crate::pool_memory::PoolMemory;
 use crate::signals::{self, Detached, SIGNALS};
 use crate::tensor;
+use crate::text::Text;
 
 /// Ranks that call the same operations in the same order.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
@@ -185,7 +186,7 @@ impl Group {
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
-        name: &str,
+        name: Text,
         rank: Number,
         size: Number,
         timeout: Option<f64>,
@@ -195,7 +196,7 @@ impl Group {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let lane = signals::watched_asking(py, given_up, || {
-            Lane::join(&session, name, (rank, size), timeout, signals::interrupt())
+            Lane::join(&session, &name, (rank, size), timeout, signals::interrupt())
         })?;
         Ok(Self {
             lane: Owned::new("group", Arc::new(Detached::new(lane))),

@@ -18,6 +18,7 @@ use crate::buffer::{self, Held, Span};
 use crate::errors::{self, argument};
 use crate::number::{Bytes, Number};
 use crate::pool::{Owned, Pool};
+use crate::text::Text;
 
 /// Where what was submitted runs: a load never waits for a store, and a look-up for neither.
 #[derive(Clone, Copy)]
@@ -121,7 +122,7 @@ impl Cache {
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
-        name: &str,
+        name: Text,
         hash: [u8; 32],
         text: String,
         block: Number,
@@ -132,7 +133,7 @@ impl Cache {
         let block = block.of("block")?;
         let budget = budget.map(|budget| budget.of("budget")).transpose()?;
         let (identity, options) = (Identity { hash, text, block }, Options { budget, verify });
-        let opened = py.detach(|| kv::Cache::open(Arc::clone(session.pool()), name, identity, options));
+        let opened = py.detach(|| kv::Cache::open(Arc::clone(session.pool()), &name, identity, options));
         let cache = Arc::new(opened.map_err(errors::raise)?);
         Ok(Self { held: Owned::new("cache", Open { jobs: OnceLock::new(), cache, _session: session }) })
     }
@@ -247,9 +248,9 @@ impl Cache {
 
 /// Removes a cache with all its blocks.
 #[pyfunction]
-pub(crate) fn kv_remove(py: Python<'_>, pool: &Bound<'_, Pool>, name: &str) -> PyResult<()> {
+pub(crate) fn kv_remove(py: Python<'_>, pool: &Bound<'_, Pool>, name: Text) -> PyResult<()> {
     let session = pool.get().session()?;
-    py.detach(|| kv::Cache::remove(session.pool(), name)).map_err(errors::raise)
+    py.detach(|| kv::Cache::remove(session.pool(), &name)).map_err(errors::raise)
 }
 
 /// What LMCache asks of a native plug-in: batches on threads of its own, and a descriptor that says when one has ended.
@@ -271,14 +272,14 @@ impl KvConnector {
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
-        name: &str,
+        name: Text,
         hash: [u8; 32],
         text: String,
         budget: Option<Bytes>,
     ) -> PyResult<Self> {
         let session = pool.get().session()?;
         let budget = budget.map(|budget| budget.of("budget")).transpose()?;
-        let opened = py.detach(|| NamedBlocks::open(session, name, (hash, text), budget));
+        let opened = py.detach(|| NamedBlocks::open(session, &name, (hash, text), budget));
         let blocks = Arc::new(opened.map_err(errors::raise)?);
         Ok(Self { held: Owned::new("connector", (Arc::new(Jobs::start()?), blocks)) })
     }

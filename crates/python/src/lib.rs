@@ -20,6 +20,7 @@ mod service;
 mod signals;
 mod store;
 mod tensor;
+mod text;
 
 use pyo3::prelude::*;
 

@@ -12,6 +12,7 @@ use crate::buffer::{self, Elements};
 use crate::errors::{self, argument};
 use crate::number::Number;
 use crate::pool::{Owned, Pool};
+use crate::text::Text;
 
 /// Named bytes that this process holds open.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
@@ -76,7 +77,7 @@ impl Object {
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
-        name: String,
+        name: Text,
         nbytes: Option<Number>,
         note: &str,
     ) -> PyResult<Self> {
@@ -92,7 +93,7 @@ impl Object {
         let object = object.map_err(errors::raise)?;
         let (nbytes, note) = (object.bytes(), object.note().to_owned());
         let open = Owned::new("object", Arc::new(Open { session, object: Some(object) }));
-        Ok(Self { open, name, note, nbytes, held: OnceLock::new() })
+        Ok(Self { open, name: name.into(), note, nbytes, held: OnceLock::new() })
     }
 
     /// Says, once, that `nbytes` of it are an array of `dtype`, or all of it.

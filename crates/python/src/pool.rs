@@ -15,6 +15,7 @@ use pyo3::types::PyDict;
 use crate::entry::Entry;
 use crate::errors::{self, argument};
 use crate::number::{Bytes, Number};
+use crate::text::Text;
 
 /// The size of a pool that is made without one.
 const DEFAULT_BYTES: u64 = 1 << 30;
@@ -177,21 +178,21 @@ impl Pool {
     }
 
     /// Destroys the object `name`, which any host may have created. Its bytes stay until the last process closes it.
-    fn destroy(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    fn destroy(&self, py: Python<'_>, name: Text) -> PyResult<()> {
         let session = self.session()?;
-        py.detach(|| session.pool().destroy(name)).map_err(errors::raise)
+        py.detach(|| session.pool().destroy(&name)).map_err(errors::raise)
     }
 
     /// The live objects whose names begin with `prefix`, in the order of names.
-    #[pyo3(signature = (prefix=""))]
-    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+    #[pyo3(signature = (prefix=Text::default()), text_signature = "($self, prefix='')")]
+    fn list(&self, py: Python<'_>, prefix: Text) -> PyResult<Vec<Entry>> {
         let session = self.session()?;
-        let mut listed = py.detach(|| session.pool().list(prefix)).map_err(errors::raise)?;
+        let mut listed = py.detach(|| session.pool().list(&prefix)).map_err(errors::raise)?;
         listed.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(listed.into_iter().map(Entry::from).collect())
     }
 
-    /// What is in the pool, as the counters of `polder pool stat --json`.
+    /// What is in the pool, as the counters of `polder pool stat --json` without `gone`.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let session = self.session()?;
         let seen = py.detach(|| inspect(session.pool().memory())).map_err(errors::raise)?;

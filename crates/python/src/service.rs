@@ -22,6 +22,7 @@ use crate::buffer::{Elements, Span};
 use crate::errors::argument;
 use crate::pool::{self, Owned, Pool};
 use crate::signals;
+use crate::text::Text;
 
 /// A shard as Python has it: tensor, first byte, bytes, proxy.
 type Row = (u32, u64, u64, u16);
@@ -329,7 +330,7 @@ impl ServiceClient {
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
-        name: &str,
+        name: Text,
         client: usize,
         clients: usize,
         proxies: u16,
@@ -339,7 +340,7 @@ impl ServiceClient {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let joined = signals::watched_asking(py, given_up, || {
-            join(&session, name, client, (clients, proxies), timeout)
+            join(&session, &name, client, (clients, proxies), timeout)
         })?;
         Ok(Self { service: Owned::new("service", Arc::new(Mutex::new(Some(joined)))) })
     }
@@ -575,7 +576,7 @@ fn optimizer_of(of: &Settings) -> PyResult<Optimizer> {
 pub(crate) fn service_proxy(
     py: Python<'_>,
     pool: &Bound<'_, Pool>,
-    name: &str,
+    name: Text,
     proxy: u16,
     clients: usize,
     proxies: u16,
@@ -589,7 +590,7 @@ pub(crate) fn service_proxy(
         let pool = session.pool();
         let options = options(timeout, pool.member().timeout);
         let joined =
-            ProxySession::join(Arc::clone(pool), name, proxy, sizes, options, Some(signals::interrupt()))?;
+            ProxySession::join(Arc::clone(pool), &name, proxy, sizes, options, Some(signals::interrupt()))?;
         joined.serve(|| Some(signals::interrupt()))
     })
 }

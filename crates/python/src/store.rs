@@ -12,6 +12,7 @@ use crate::buffer::{self, Span};
 use crate::errors;
 use crate::number::Number;
 use crate::pool::{Owned, Pool};
+use crate::text::Text;
 
 /// A version of whichever memory.
 trait Whole: Send {
@@ -65,10 +66,10 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    fn new(pool: &Bound<'_, Pool>, name: String) -> PyResult<Self> {
+    fn new(pool: &Bound<'_, Pool>, name: Text) -> PyResult<Self> {
         let session = pool.get().session()?;
         storage::Store::new(Arc::clone(session.pool()), &name).map(drop).map_err(errors::raise)?;
-        Ok(Self { session: Owned::new("store", session), name })
+        Ok(Self { session: Owned::new("store", session), name: name.into() })
     }
 
     /// Its name.

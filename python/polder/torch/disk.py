@@ -43,7 +43,7 @@ _BEFORE = {"step", "files"}
 """What a file of sums said before there were identities, and no other."""
 _STATE = "polder.state"
 """The item that says how the others make a state."""
-_NAME = re.compile(r"(\d{8,18})-step(-?\d{1,18})")
+_NAME = re.compile(r"(\d{8,18})-step(-?\d{1,20})")
 _LEFT = re.compile(r"\.\d{8,18}\.[0-9a-f]{16}")
 """What is being written or removed."""
 _MOST_BYTES = 64 << 20

@@ -1,13 +1,35 @@
 """Which version is which: its identity, the parts of it that ranks have, and the newest that is whole."""
 
+import operator
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Identity", "Part", "Seen", "newest_whole", "parts_of"]
+from polder.errors import ArgumentError
+
+__all__ = ["Identity", "Part", "Seen", "newest_whole", "parts_of", "step_of"]
 
 _WORD_BITS = 64
+_STEPS = range(-(1 << 63), 1 << _WORD_BITS)
+"""What the step of a version may be."""
+
+
+def step_of(said: Any) -> int:
+    """The step that a caller gave, as `Identity.parse` reads it back: no version is published that nobody can restore.
+
+    Raises
+    ------
+    ArgumentError
+        It is no whole number, or does not fit.
+    """
+    try:
+        step = None if isinstance(said, bool) else int(operator.index(said))
+    except TypeError:
+        step = None
+    if step is None or step not in _STEPS:
+        raise ArgumentError(f"step is {said!r}; give a whole number from {_STEPS[0]} to {_STEPS[-1]}")
+    return step
 
 
 @dataclass(frozen=True)
@@ -50,7 +72,7 @@ class Identity:
         words = {key: int(str(said[key]), 16) for key in ("attempt", "base_attempt")}
         found = {**said, **words}
         for key, value in found.items():
-            if type(value) is not int or not -(1 << 63) <= value < 1 << _WORD_BITS or (value < 0 and key != "step"):
+            if type(value) is not int or value not in _STEPS or (value < 0 and key != "step"):
                 raise ValueError(f"its {key} is {said[key]!r}")
         identity = Identity(**found)
         if not 0 <= identity.rank < identity.world or identity.attempt == 0 or identity.number == 0:

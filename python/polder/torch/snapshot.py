@@ -34,7 +34,7 @@ from polder.errors import (
 from polder.pool import Pool
 from polder.torch import disk
 from polder.torch.attempts import IDENTITY, STATE, Attempt, Here, Look, begin, job_of, look
-from polder.torch.identity import Part, Seen, newest_whole
+from polder.torch.identity import Part, Seen, newest_whole, step_of
 from polder.torch.resharding import Resharded, expect_replicated
 from polder.torch.staging import PendingSnapshot, Snapshotted, flusher, publisher, staging_of
 from polder.torch.state import (
@@ -142,12 +142,13 @@ def snapshot(
     NameExistsError
         Another process that lives has this name, in the pool or in the folder. The error names it.
     ArgumentError
-        The state holds what would not come back as it is.
+        The state holds what would not come back as it is, or `step` is no whole number.
 
     Examples
     --------
     >>> polder.torch.snapshot("job", model, optimizer, step=step)  # doctest: +SKIP
     """
+    step = step_of(step)
     pool = pool or default_pool()
     name = replica_name(name)
     job = job_of(pool, name)

@@ -16,6 +16,7 @@ Examples
 >>> folder.cleanup()
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -77,8 +78,11 @@ def _store(name: str, pool: Pool | None) -> _core.Store:
 
 
 def _expect_text(what: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{what} is {value!r}; give text")
+    if isinstance(value, str):
+        with contextlib.suppress(UnicodeEncodeError):
+            value.encode()
+            return
+    raise ArgumentError(f"{what} is {value!r}; give text")
 
 
 def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", pool: Pool | None = None) -> Published:
@@ -142,10 +146,11 @@ def publish_file(name: str, path: str | os.PathLike[str], *, label: str = "", po
     ------
     ArgumentError
         The folder has no such file, or lacks one that its index names; two files have a tensor of one name; `path` is
-        neither a file nor a folder.
+        neither a file nor a folder; a file holds no safetensors.
     OSError
         A file cannot be read.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     at = Path(path)
@@ -156,8 +161,12 @@ def publish_file(name: str, path: str | os.PathLike[str], *, label: str = "", po
     for file in files:
         if file.exists() and not file.is_file():
             raise ArgumentError(f"{file} is no file; name a file, or a folder of such files")
-        # Mapped, so that nothing is read before it is copied to the pool.
-        for key, tensor in load_file(file).items():
+        try:
+            # Mapped, so that nothing is read before it is copied to the pool.
+            held = load_file(file)
+        except SafetensorError as error:
+            raise ArgumentError(f"{file} holds no safetensors ({error}); write it again, or remove it") from error
+        for key, tensor in held.items():
             if tensors.setdefault(key, tensor) is not tensor:
                 raise ArgumentError(f"two files of {at} have a tensor {key!r}; remove one of them")
     return publish(name, tensors, label=label, pool=pool)
@@ -356,14 +365,19 @@ class Weights(Mapping[str, torch.Tensor]):
         OSError
             The file cannot be written. Nothing is left of it then.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         whole = Path(path)
         building = whole.with_name(f".{whole.name}.{os.getpid()}")
         said = {"name": self.name, "number": str(self.number), "label": self.label, "format": "pt"}
         try:
+            # Why a file cannot be made, safetensors tells in its own words alone.
+            building.touch()
             save_file(dict(self), building, metadata=said)
             building.replace(whole)
+        except SafetensorError as error:
+            raise OSError(f"{whole} cannot be written: {error}") from error
         finally:
             building.unlink(missing_ok=True)
 

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use polder_attach::job_pool::JobPool;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
-use polder_mem::HostPlan;
-use polder_pool::{Member, SweepReport, Uuid};
+use polder_mem::{HostPlan, Memory};
+use polder_pool::{Member, Pool, PoolError, SweepReport, Uuid};
 use serde::{Deserialize, Serialize};
 
-use super::leftovers::{kill_marked, remove_files};
+use super::leftovers::{kill_marked, may_be_marked, remove_files};
 use crate::Failure;
 use crate::pool::removed;
 
@@ -61,6 +62,8 @@ impl Cleanup {
             eprintln!("polder: removed {files} {noun} of MPI libraries from {}", HostPlan::DIRECTORY);
         }
         let Some(pool) = settings.pool.as_ref().filter(|pool| pool.exists()) else { return Ok(()) };
+        // The one that a killed run had is given back by now, and another run would take the pool for left.
+        let _share = self.owns_pool.then(|| JobPool::share(pool));
         let swept = self.sweep_until_clean(settings);
         if self.owns_pool {
             std::fs::remove_file(pool)?;
@@ -69,7 +72,7 @@ impl Cleanup {
     }
 
     /// Sweeps as each of the hosts of this machine, until nothing of the job is left: ranks may outlive an mpiexec that was
-    /// killed.
+    /// killed. For ranks of another run of this job it does not wait.
     fn sweep_until_clean(&self, settings: &Settings) -> Result<(), Failure> {
         let patience = settings.timeout.map_or(Member::new(0, 0).timeout, |span| span.0);
         let (start, mut swept) = (Instant::now(), SweepReport::default());
@@ -80,11 +83,13 @@ impl Cleanup {
                 let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
                 let session = Session::open(&settings)?;
                 let pool = session.pool();
+                // Before the sweep, which then removes all of those that have ended.
+                let (lives, others_live) = self.live(pool)?;
                 let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
                 swept.objects.extend(objects);
                 swept.dead.extend(dead);
                 pool.maintain()?;
-                stays = pool.jobs()?.contains(&self.job);
+                stays |= pool.jobs()?.contains(&self.job) && (lives || !others_live);
             }
             if !stays || start.elapsed() > patience {
                 if !swept.objects.is_empty() {
@@ -101,5 +106,28 @@ impl Cleanup {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Whether ranks of this run have something of the job in the pool, and whether others have.
+    fn live<M: Memory>(&self, pool: &Pool<M>) -> Result<(bool, bool), PoolError> {
+        let (mut lives, mut others_live) = (false, false);
+        for of in ["endpoint", "window", "memory"] {
+            for listed in pool.list(&format!("/{of}/{}/", self.job))? {
+                let holders = match pool.holders(&listed.name) {
+                    Err(PoolError::NotFound { .. }) => continue,
+                    holders => holders?,
+                };
+                for peer in holders {
+                    // The ids of another host's processes are for that host to judge.
+                    let is_own = peer.host == pool.member().host && may_be_marked(peer.pid, &self.mark);
+                    lives |= is_own;
+                    others_live |= !is_own;
+                }
+            }
+            if lives && others_live {
+                break;
+            }
+        }
+        Ok((lives, others_live))
     }
 }

@@ -1,13 +1,15 @@
 //! `polder mpi run`: starts the library's mpiexec, waits for it, and passes signals and its end on.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
+use polder_attach::job_pool::{self, JobPool};
 use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
 use polder_mem::{Coherence, HostPlan, Memory};
@@ -23,10 +25,10 @@ use signal_hook::low_level::siginfo::Cause;
 
 use super::cleanup::Cleanup;
 use super::guard::Guard;
-use super::leftovers::{MARK, kill_marked};
+use super::leftovers::{MARK, TALLIES, TALLY_END, kill_marked, remove_tallies};
 use super::library::{Install, Library, Section, in_path};
-use super::room::{self, Ranks};
-use super::{Choice, job_id};
+use super::room::Ranks;
+use super::{Choice, job_id, text_of};
 use crate::Failure;
 
 #[derive(Args)]
@@ -69,7 +71,7 @@ pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Fail
             let Superblock { bytes, geometry, .. } = superblock(pool, &settings)?;
             arguments.ranks(install.library).expect_room(pool, &geometry, bytes)?;
         }
-        None => settings.pool = Some(room::own_pool(job_id(&settings))),
+        None => settings.pool = Some(JobPool::place_of_mpi()),
     }
     let through_pool = arguments.goes_through_pool();
     let (library, mpiexec) = (install.library, Some(&*install.mpiexec));
@@ -95,10 +97,15 @@ impl Run {
         owns_pool: bool,
     ) -> Result<ExitCode, Failure> {
         let cleanup = self.cleanup(settings, owns_pool);
+        let tally = text_of(&cleanup.tally)?;
+        job_pool::remove_left(Path::new(HostPlan::DIRECTORY));
+        cleanup.tally.parent().into_iter().for_each(remove_tallies);
         let guard = Guard::over(&cleanup, &variables)?;
-        if let (true, Some(pool)) = (owns_pool, &settings.pool) {
-            self.ranks(install.library).make_pool(pool)?;
-        }
+        // Until the end: what no process has locked is for the next run to remove.
+        let _share = match &settings.pool {
+            Some(pool) if owns_pool => Some(self.ranks(install.library).make_pool(pool)?),
+            _ => None,
+        };
         // What every rank would be refused for is said once, before any starts.
         if let (Some(host), Some(pool)) = (cleanup.hosts.first(), &settings.pool) {
             let attached = Session::open(&Settings { host: *host, job: Some(0), ..settings.clone() });
@@ -107,10 +114,9 @@ impl Run {
             }
             drop(attached?);
         }
-        if self.hosts.is_empty() {
-            variables.push((TALLY.to_owned(), cleanup.tally.display().to_string()));
-            Tally::begin(&cleanup.tally)?;
-        }
+        let is_here = self.hosts.is_empty();
+        variables.extend(is_here.then(|| (TALLY.to_owned(), tally)));
+        let _counted = if is_here { Some(Tally::begin(&cleanup.tally)?) } else { None };
         variables.push((MARK.to_owned(), cleanup.mark.clone()));
         let words = install.library.arguments(&self.sections(), &variables, &self.program);
         // Once the job has ended, a pool of its own is gone.
@@ -147,7 +153,7 @@ impl Run {
         };
         let new = Cleanup::new(job, format!("`polder mpi run` of job {job}"));
         let folder = settings.run.clone().unwrap_or_else(|| HostPlan::DIRECTORY.into());
-        let tally = folder.join(format!("polder-mpi-{}.tally", new.mark));
+        let tally = folder.join(format!("{TALLIES}{}{TALLY_END}", new.mark));
         Cleanup { hosts, owns_pool, tally, ..new }
     }
 
@@ -308,9 +314,17 @@ struct Tally {
 }
 
 impl Tally {
-    fn begin(file: &Path) -> Result<(), Failure> {
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
-        made.map(drop).map_err(|error| Failure(format!("{}: {error}", file.display())))
+    /// Makes it, locked for as long as the file is open.
+    fn begin(file: &Path) -> Result<File, Failure> {
+        let make = || loop {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+            made.lock()?;
+            // Another run may have taken it for left before it was locked.
+            if made.metadata()?.nlink() > 0 {
+                return Ok(made);
+            }
+        };
+        make().map_err(|error: io::Error| Failure(format!("{}: {error}", file.display())))
     }
 
     fn read(file: &Path) -> Self {

@@ -16,12 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Kills the processes of this machine that have `mark` in their environment, until there are none; says how many there were.
 pub(super) fn kill_marked(mark: &str) -> usize {
     let (start, mut killed) = (Instant::now(), std::collections::BTreeSet::new());
-    let entry = format!("{MARK}={mark}");
-    let is_marked = |pid: u32| {
-        // A process of another user has an environment that cannot be read.
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|&byte| byte == 0).any(|variable| variable == entry.as_bytes())
-    };
+    // A process of another user has an environment that cannot be read.
+    let is_marked = |pid: u32| is_in(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default(), mark);
     loop {
         let marked: Vec<_> = processes().filter(|&pid| is_marked(pid)).collect();
         if marked.is_empty() || start.elapsed() > PATIENCE {
@@ -37,6 +33,35 @@ pub(super) fn kill_marked(mark: &str) -> usize {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// How the name of a run's tally begins, before its mark.
+pub(super) const TALLIES: &str = "polder-mpi-";
+/// How it ends, behind the mark.
+pub(super) const TALLY_END: &str = ".tally";
+
+/// Removes the tallies in `folder` of this user's runs that were killed: a run that goes on has locked its own.
+pub(super) fn remove_tallies(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let mark = name.to_str().and_then(|name| name.strip_prefix(TALLIES)?.strip_suffix(TALLY_END));
+        let is_tally = mark.is_some_and(|mark| mark.len() == 32 && u128::from_str_radix(mark, 16).is_ok());
+        let is_own = || entry.metadata().is_ok_and(|it| it.is_file() && it.uid() == getuid().as_raw());
+        if is_tally && is_own() && fs::File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+/// Whether a process, which is there, may be of the run with this mark. One that ends has lost its environment before its locks.
+pub(super) fn may_be_marked(pid: u32, mark: &str) -> bool {
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.is_empty() || is_in(&all, mark))
+}
+
+/// Whether an environment has the mark.
+fn is_in(environment: &[u8], mark: &str) -> bool {
+    let entry = format!("{MARK}={mark}");
+    environment.split(|&byte| byte == 0).any(|variable| variable == entry.as_bytes())
 }
 
 /// How the files begin that MPI libraries make in /dev/shm: MPICH's, Open MPI's to 4.1 and from 5.0 on, Intel MPI's, and those of the

@@ -1,9 +1,9 @@
 //! Whether a pool has room for the ranks of a job: for the small rings between them, with which any job goes on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use polder_attach::{job_pool, session};
-use polder_mem::HostPlan;
+use polder_attach::job_pool::{self, JobPool};
+use polder_attach::session;
 use polder_pool::format::{Layout, MAX_HOSTS, MAX_PROCESSES};
 use polder_pool::{Geometry, endpoint};
 
@@ -79,8 +79,8 @@ impl Ranks {
         )))
     }
 
-    /// Makes a pool of the job's own.
-    pub(super) fn make_pool(&self, pool: &Path) -> Result<(), Failure> {
+    /// Makes a pool of the job's own, and takes a share of it: until that is dropped, no other job takes the pool for left.
+    pub(super) fn make_pool(&self, pool: &Path) -> Result<JobPool, Failure> {
         let folder = pool.parent().unwrap_or(pool);
         let free =
             session::free_bytes(folder).map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
@@ -96,15 +96,8 @@ impl Ranks {
         }
         let usual = job_pool::usual_bytes(free, self.count());
         let size = if self.fit(&self.geometry(usual), usual) { usual } else { least };
-        session::create(pool, size, &self.geometry(size))?;
-        Ok(())
+        Ok(JobPool::make_as(pool, size, &self.geometry(size))?)
     }
-}
-
-/// Where the pool of a job's own lies.
-pub(super) fn own_pool(job: u64) -> PathBuf {
-    let user = rustix::process::getuid().as_raw();
-    Path::new(HostPlan::DIRECTORY).join(format!("polder-mpi-{user}-{job}.pool"))
 }
 
 #[cfg(test)]
