@@ -1065,7 +1065,8 @@ def _begin(tensor: torch.Tensor) -> int:
 
 def _extent(tensor: torch.Tensor) -> int:
     """How many elements lie from the first to the last of a tensor that has some."""
-    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    steps: list[int] = [(length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return 1 + sum(steps)
 
 
 def _is_apart(tensor: torch.Tensor) -> bool:
