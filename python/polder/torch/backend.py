@@ -1060,13 +1060,12 @@ def _expect_apart(tensors: list[torch.Tensor], what: str) -> None:
 
 def _begin(tensor: torch.Tensor) -> int:
     """Where the first element of a tensor lies, also on a GPU."""
-    return tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _extent(tensor: torch.Tensor) -> int:
     """How many elements lie from the first to the last of a tensor that has some."""
-    steps: list[int] = [(length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return 1 + sum(steps)
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _is_apart(tensor: torch.Tensor) -> bool:
