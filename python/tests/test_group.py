@@ -111,6 +111,9 @@ def test_bools_stay_bools_and_bits_combine(scratch: Path) -> None:
         average = np.array([1 + group.rank], "float32")
         group.all_reduce(average, "average")
         assert average[0] == 1.5
+        # Their sum does not fit.
+        with pytest.raises(polder.errors.ArgumentError, match="the average of int8 is that of a sum, which wraps"):
+            group.all_reduce(np.array([100], "int8"), "average")
 
     in_ranks(scratch, [0, 1], "software", body)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ def assert_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 if value is not None
                 else True
             )
+
+
+@pytest.mark.parametrize("far", POLICIES)
+def test_a_copy_of_a_placed_optimizer_has_all_states_itself(disk: Path, far: float) -> None:  # noqa: F811
+    model = net(torch.float32)
+    optimizer = MAKE["AdamW"](model.parameters())
+    placed = offload.place(model, optimizer, {"optimizer states": [1 - far, far]}, tiers=two_tiers(disk))
+    train(model, optimizer, range(3), placed)
+    saved = io.BytesIO()
+    torch.save((model, optimizer), saved)
+    saved.seek(0)
+    copies = [copy.deepcopy((model, optimizer)), torch.load(saved, weights_only=False)]
+    train(model, optimizer, range(3, 6), placed)
+    for twin, its in copies:
+        train(twin, its, range(3, 6))
+        assert_same(twin, model)
+        assert_states(its.state_dict(), optimizer.state_dict())
+    placed.close()
+    assert_states(copy.deepcopy(optimizer).state_dict(), optimizer.state_dict())
 
 
 @pytest.mark.parametrize("far", POLICIES)

@@ -77,10 +77,11 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         ("held-clipped", 2, "equal", EMULATED),
         ("held-early", 2, "equal", EMULATED),
         ("held-misused", 2, "equal", EMULATED),
+        ("misused", 2, "equal", {}),
         ("held-death", 2, "equal", EMULATED),
     ],
     ids=[
-        "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_and_unused_parameters",
+        "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_checkpoints_and_unused_parameters",
         "four_workers_add_in_a_fixed_order",
         "sums_run_in_the_proxies_while_the_backward_pass_runs",
         "proxies_that_are_killed_leave_their_tensors_to_the_workers",
@@ -94,6 +95,7 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         "gradients_on_the_proxies_are_clipped_and_unscaled_with_the_bits_of_the_workers_own",
         "a_forward_pass_that_begins_before_all_parameters_have_come_computes_with_the_same_weights",
         "what_the_proxies_would_undo_or_have_done_otherwise_is_refused_and_what_helps_helps",
+        "what_would_step_with_the_gradients_of_one_worker_alone_is_refused_by_name",
         "other_proxies_take_over_the_optimizer_of_one_that_is_killed",
     ],
 )

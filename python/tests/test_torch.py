@@ -307,6 +307,14 @@ def test_a_failed_init_is_told_to_every_rank_and_leaves_nothing_open(
     assert not left_behind()
 
 
+def test_ranks_that_make_their_groups_in_another_order_do_not_mix(tmp_path: Path) -> None:
+    with Ranks("torch_order.py", 3, tmp_path) as run:
+        outputs = run.outputs()
+    expected = "rank 0 makes a group of the ranks [0, 1] where rank 2 makes one of [0, 2]; call new_group on all ranks"
+    assert [expected in output for output in outputs] == [True, False, True], outputs
+    assert not left_behind()
+
+
 @pytest.mark.parametrize(("kind", "error"), [("hosts", "ArgumentError"), ("files", "RegionError")])
 def test_ranks_of_two_machines_without_a_common_pool_are_told_both_hosts_and_the_path(
     scratch: Path, tmp_path: Path, kind: str, error: str

@@ -67,6 +67,14 @@ impl Elements {
             (Op::Sum, true) => Ok(Op::Max),
             (Op::Product, true) => Ok(Op::Min),
             (Op::Average, true) => Err(argument("bools have no average; convert them to a float".to_owned())),
+            // The sum of two ranks may be too large for them already.
+            (Op::Average, false) if !self.dtype.is_float() && self.dtype.bytes() < 4 => {
+                Err(argument(format!(
+                    "the average of {} is that of a sum, which wraps around in {} bits; convert them to int64 or a float",
+                    self.dtype,
+                    8 * self.dtype.bytes()
+                )))
+            }
             (op, _) => Ok(op),
         }
     }

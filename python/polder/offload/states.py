@@ -325,6 +325,7 @@ class OptimizerStates:
                 self._hooks.pop().remove()
             delattr(self.optimizer, _ATTRIBUTE)
             del self.optimizer.register_step_pre_hook
+            del self.optimizer.__getstate__
         elif not self._hooks:
             optimizer: Any = self.optimizer
             self._hooks = [
@@ -335,6 +336,7 @@ class OptimizerStates:
             ]
             # The program's own hooks come before the step, also those that it registers later.
             optimizer.register_step_pre_hook = self.register_step_pre_hook
+            optimizer.__getstate__ = self._copied
         if room is not None:
             setattr(self.optimizer, _ATTRIBUTE, self)
             self._order()
@@ -597,16 +599,26 @@ class OptimizerStates:
         self._check_whole()
         states = {number: dict(state) for number, state in state_dict["state"].items()}
         for number, parameter in enumerate(self.parameters()):
-            entry = self._entries.get(parameter)
-            if number not in states or entry is None:
-                continue
-            far = [name for name, it in states[number].items() if _is_away(it)]
-            if far:
-                assert self._room is not None
-                buffer = mapped(torch.empty(entry.nbytes, dtype=torch.uint8, device="meta"), self._folder)
-                self._room.read(entry.begin, buffer)
-                states[number] |= {name: whole(states[number][name], self._view(entry, name, buffer)) for name in far}
+            if number in states:
+                states[number] |= self._brought(parameter, states[number])
         return {**state_dict, "state": states}
+
+    def _brought(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of those states of a parameter that are on a disk."""
+        entry, far = self._entries.get(parameter), [name for name, it in state.items() if _is_away(it)]
+        if entry is None or not far:
+            return {}
+        assert self._room is not None
+        buffer = mapped(torch.empty(entry.nbytes, dtype=torch.uint8, device="meta"), self._folder)
+        self._room.read(entry.begin, buffer)
+        return {name: whole(state[name], self._view(entry, name, buffer)) for name in far}
+
+    def _copied(self) -> dict[str, Any]:
+        """What a copy of the optimizer gets, also a pickled one: it is not placed, and has all states itself."""
+        self._check_whole()
+        given = type(self.optimizer).__getstate__(self.optimizer)
+        states = ((it, {**state, **self._brought(it, state)}) for it, state in self.optimizer.state.items())
+        return {**given, "state": defaultdict(dict, states)}
 
     def _check_loaded(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """Refuses a state dict that does not fit, before anything is loaded."""

@@ -36,6 +36,7 @@ from polder.torch.meeting import (
     Board,
     attach,
     attachments,
+    expect_one_group,
     expect_one_pool,
     host_ids,
     hosts_to_emulate,
@@ -794,8 +795,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         results: list[torch.Tensor],
     ) -> Work:
         """As `_run`, through memory of the pool that the GPU copies to and from, piece by piece."""
-        for target in targets:
-            _expect_apart(target, operation.call)
+        _expect_apart(targets, operation.call)
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
         pieces, nbytes = self._pieces(operation, inputs, outputs)
         seconds, is_async = self._limit(opts), opts.asyncOp
@@ -1010,7 +1010,7 @@ def _in_and_out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable
     flat = _contiguous(tensor, what)
     if flat is tensor:
         return flat, None
-    _expect_apart(tensor, what)
+    _expect_apart([tensor], what)
     return flat, lambda: _copy_back(tensor, flat)
 
 
@@ -1025,10 +1025,11 @@ def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], No
 def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
     """`_out` of each tensor, with one call that brings all of them back."""
     if _are_on_gpus(tensors, what):
-        for tensor in tensors:
-            _expect_apart(tensor, what)
+        _expect_apart(tensors, what)
         rooms = gpu.room_for(tensors)
         return rooms, lambda: gpu.copy_in(tensors, rooms)
+    if len(tensors) > 1:
+        _expect_apart(tensors, what)
     staged = [_out(tensor, what) for tensor in tensors]
     copies = [back for _, back in staged if back is not None]
 
@@ -1039,13 +1040,61 @@ def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor]
     return [flat for flat, _ in staged], back if copies else None
 
 
-def _expect_apart(tensor: torch.Tensor, what: str) -> None:
-    """That no two elements of an output are one, before other ranks are at work: the copy back would fail."""
-    if any(length > 1 and not stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+def _expect_apart(tensors: list[torch.Tensor], what: str) -> None:
+    """That no two elements of outputs are one, before other ranks are at work: a copy back would overwrite another."""
+    shared = next((it for it in tensors if not _is_apart(it)), None)
+    if shared is not None:
         raise ArgumentError(
-            f"{what} got an output of shape {list(tensor.shape)} with strides {list(tensor.stride())}, whose elements "
+            f"{what} got an output of shape {list(shared.shape)} with strides {list(shared.stride())}, whose elements "
             "share memory; call .clone() first"
         )
+    reached: list[tuple[int, int]] = []
+    for begin, number in sorted((_begin(it), number) for number, it in enumerate(tensors) if it.numel()):
+        reached = [(end, other) for end, other in reached if end > begin]
+        for _, other in reached:
+            if _overlap(tensors[other], tensors[number]):
+                one, two = sorted((other, number))
+                raise ArgumentError(f"{what} got outputs {one} and {two} that share memory; give each its own")
+        reached.append((begin + _extent(tensors[number]) * tensors[number].element_size(), number))
+
+
+def _begin(tensor: torch.Tensor) -> int:
+    """Where the first element of a tensor lies, also on a GPU."""
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements lie from the first to the last of a tensor that has some."""
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _is_apart(tensor: torch.Tensor) -> bool:
+    """Whether no two elements of a tensor are one."""
+    if not tensor.numel():
+        return True
+    steps = sorted((stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1)
+    reach = 0
+    for stride, length in steps:
+        if stride <= reach:
+            break
+        reach += stride * (length - 1)
+    else:
+        return True
+    return bool(steps[0][0]) and int(_marked(tensor, _extent(tensor)).sum()) == tensor.numel()
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one type share an element; `other` begins behind the first element of `one`."""
+    apart, rest = divmod(_begin(other) - _begin(one), one.element_size())
+    marks = _marked(one, max(_extent(one), apart + _extent(other)))
+    return bool(rest) or bool(marks.as_strided(other.shape, other.stride(), apart).any())
+
+
+def _marked(tensor: torch.Tensor, extent: int) -> torch.Tensor:
+    """A flag for each place from the first element of a tensor on: whether an element is there."""
+    marks = torch.zeros(extent, dtype=torch.bool, device="cpu")
+    marks.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return marks
 
 
 def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
@@ -1093,9 +1142,11 @@ def _create(options: Any) -> ProcessGroupPolder:
     rank: int = options.group_rank
     size: int = options.group_size
     timeout: timedelta = options.timeout
+    global_ranks: list[int] = options.global_ranks_in_group
     board = Board(options.store, rank, size, timeout)
-    everyone = board.meet(lambda: introduction(rank, size))
+    everyone = board.meet(lambda: {**introduction(rank, size), "ranks": global_ranks})
     with board.failing_alike():
+        expect_one_group(everyone)
         path: str = pool_path(everyone, board.round)
         host = host_ids(everyone)[rank]
     own = everyone[rank]["pool"] is None
@@ -1121,7 +1172,6 @@ def _create(options: Any) -> ProcessGroupPolder:
         if attachment is not None:
             attachment.close_unused()
         raise
-    global_ranks: list[int] = options.global_ranks_in_group
     name = str(options.group_id)
     made = ProcessGroupPolder(attachment, joined, rank, size, name, options.store, timeout, global_ranks)
     # A launcher's store keeps the keys of earlier attempts.

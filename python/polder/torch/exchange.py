@@ -37,6 +37,10 @@ class Run:
     flat: torch.Tensor
     sizes: list[int]
     """Elements of each parameter in it."""
+    gradient: torch.Tensor | None = None
+    """What a plain module's parameter has as its gradient, where it stays there."""
+    version: int = 0
+    """The version of that when it was taken."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from polder.errors import ArgumentError
@@ -16,8 +17,8 @@ from polder.torch.meeting import is_under_torchrun
 # torch's stubs leave modules without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["NUMBERS", "EmulatedLinks", "expect_carried", "expect_links", "expect_numbers", "expect_places"]
-__all__ += ["expect_sharded"]
+__all__ = ["NUMBERS", "EmulatedLinks", "expect_alike", "expect_carried", "expect_links", "expect_numbers"]
+__all__ += ["expect_places", "expect_sharded"]
 
 CARRIED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types whose means the proxies know."""
@@ -115,6 +116,19 @@ def expect_places(
             "worker by itself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or under an agent of its own: "
             "docs/sync.md"
         )
+
+
+def expect_alike(group: dist.ProcessGroup, given: dict[str, object]) -> None:
+    """Raises an ArgumentError on all workers of a group where one gives something else than worker 0. All call it."""
+    everyones: list[dict[str, object]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(everyones, given, group=group)
+    for worker, theirs in enumerate(everyones):
+        for name in {**everyones[0], **theirs}:
+            one, other = everyones[0].get(name), theirs.get(name)
+            if one != other:
+                raise ArgumentError(
+                    f"{name} is {one!r} on worker 0 and {other!r} on worker {worker}; give all workers the same"
+                )
 
 
 def expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:

@@ -190,7 +190,8 @@ class Board:
             return getattr(self.store, method)(key, *(word if method == "set" else ()))
         except (RuntimeError, OSError) as error:
             text = str(error).splitlines()[0]
-            if isinstance(error, dist.DistStoreError):
+            # A store in a file has no error of its own for that.
+            if isinstance(error, dist.DistStoreError) or text.startswith("Timeout waiting"):
                 raise PeerTimeoutError(
                     f"{whose} has not met rank {self.rank} in the c10d store in time ({text}); "
                     "see its log, or raise timeout="
@@ -342,6 +343,25 @@ def host_ids(everyone: list[dict[str, Any]]) -> list[int]:
             "processes of a host; start fewer on it, or let them play several hosts with POLDER_EMULATE"
         )
     return ids
+
+
+def expect_one_group(everyone: list[dict[str, Any]]) -> None:
+    """That those that meet under one name make the same group: torch counts the groups that a rank makes.
+
+    Examples
+    --------
+    >>> expect_one_group([{"ranks": [0, 1]}, {"ranks": [0, 2]}])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    polder.errors.ArgumentError: rank 0 makes a group of the ranks [0, 1] where rank 2 makes one of [0, 2]; call ...
+    """
+    ours = everyone[0]["ranks"]
+    for at, each in enumerate(everyone):
+        if each["ranks"] != ours:
+            raise ArgumentError(
+                f"rank {ours[0]} makes a group of the ranks {ours} where rank {each['ranks'][at]} makes one of "
+                f"{each['ranks']}; call new_group on all ranks in one order"
+            )
 
 
 def pool_path(everyone: list[dict[str, Any]], job: str) -> str:

@@ -26,13 +26,14 @@ from polder.torch.exchange import Run, attachment_of, name_of
 from polder.torch.expect import (
     NUMBERS,
     EmulatedLinks,
+    expect_alike,
     expect_carried,
     expect_links,
     expect_numbers,
     expect_places,
     expect_sharded,
 )
-from polder.torch.held import HeldOptimizer, mark_of
+from polder.torch.held import HeldOptimizer, TakenGradient, mark_of
 from polder.torch.planner import RECENT, SyncPlan
 from polder.torch.sharded import Sharder
 from polder.torch.survivors import Survivors
@@ -136,7 +137,8 @@ class ParameterService(Sharder):
     Raises
     ------
     ArgumentError
-        When the group is none of the backend ``polder``, or a number is none or out of its range.
+        When the group is none of the backend ``polder``, or a number is none or out of its range. On all workers, when
+        their options differ.
     PeerTimeoutError
         When a worker or a proxy does not come.
 
@@ -145,6 +147,9 @@ class ParameterService(Sharder):
     >>> service = polder.torch.ParameterService()  # doctest: +SKIP
     >>> service.attach(model, optimizer)  # doctest: +SKIP
     """
+
+    _task: int
+    """Autograd's number of the pass in which the first of the runs in `_came` came."""
 
     def __init__(
         self,
@@ -175,6 +180,9 @@ class ParameterService(Sharder):
         self._snapshots = snapshots
         self.restored = None
         self._attachment = attachment_of(self._group)
+        words = {"optimizer": optimizer, "emulated": emulated, "on_death": on_death, "snapshots": snapshots}
+        flags = {"first_layers_first": first_layers_first, "overlap": overlap, "clips": clips, "early": early}
+        expect_alike(self._group, {**dict(zip(NUMBERS, numbers, strict=True)), "timeout": None, **flags, **words})
         self._survivors = None if snapshots is None else Survivors(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
@@ -272,6 +280,7 @@ class ParameterService(Sharder):
             models than FSDP2's, sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``. With the
             optimizer on the proxies: DDP, FSDP2, types other than float32, and optimizers other than SGD, Adam and
             AdamW. When a service has a model already, or another one that is not closed has parameters of this model.
+            On all workers, when they differ in the kind of model or optimizer, or in what is trained.
         """
         self._parameters = self._expected(model, optimizer)
         held = None
@@ -281,6 +290,17 @@ class ParameterService(Sharder):
             held = HeldOptimizer(optimizer, self._parameters)
         if self._snapshots is not None and isinstance(model, DistributedDataParallel):
             raise ArgumentError('DDP keeps its group; with on_death="shrink" attach its module')
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        ours = zip(self._names, self._parameters, strict=True)
+        facts = {f"parameter {at}": f"{name}, {tuple(it.shape)} of {it.dtype}" for at, (name, it) in enumerate(ours)}
+        expect_alike(self.group, {"attach": f"{type(model).__name__} and {type(optimizer).__name__}", **facts})
+        stepped = {id(it) for group in optimizer.param_groups for it in group["params"]}
+        self._stepped = len(stepped)
+        self._frozen = (
+            []
+            if isinstance(model, FSDPModule)
+            else [(name, it) for name, it in model.named_parameters() if not it.requires_grad and id(it) in stepped]
+        )
         self._model, self._optimizer = model, optimizer
         self._last_gradient = 0.0
         self._pushing_s = self._backward_s = 0.0
@@ -321,6 +341,8 @@ class ParameterService(Sharder):
         """What `attach` trains; an ArgumentError for what the service does not carry."""
         if self._hooks:
             raise ArgumentError("the service has a model already; make another service")
+        if self._closed:
+            raise ArgumentError("the service is closed; make another one")
         if not (
             isinstance(model, torch.nn.Module)  # pyright: ignore[reportUnnecessaryIsInstance]
             and isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -495,15 +517,46 @@ class ParameterService(Sharder):
         self._forward[1] = time.perf_counter()
 
     def _before_step(self, _: object, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> None:
+        if self._came or self._groups:
+            self._failed = True
+            raise ArgumentError(
+                "step() after a backward pass that has not come to its end, because it raised or DDP found no gradient "
+                "of a parameter (find_unused_parameters=True): the gradients are no averages; make another service"
+            )
         if self._failed:
             raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
+        self._expect_averaged()
         self._awaits_step, held = False, self._held
         if held is not None:
             held.expect_as_ordered((named or {}).get("closure", given[1] if len(given) > 1 else None))
+            self._expect_taken()
         if held is not None and self._keeps and (factors := self._factors(self._optimizer)) is not None:
             with self._surviving():
                 self._step_with_averages(held, factors)
         self._forget_taken()
+
+    def _expect_taken(self) -> None:
+        """That the step of an optimizer on the proxies has no gradients of this worker alone."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if parameter.grad is not None and not isinstance(parameter.grad, TakenGradient):
+                raise ArgumentError(
+                    f"step() with a gradient of {name} that the proxies do not have: end accumulation with a backward "
+                    "pass outside service.no_sync(), and leave .grad alone"
+                )
+
+    def _expect_averaged(self) -> None:
+        """That the optimizer steps no parameters of the model that have joined since `attach`."""
+        thawed = next((name for name, parameter in self._frozen if parameter.requires_grad), None)
+        if thawed is None and sum(len(group["params"]) for group in self._optimizer.param_groups) <= self._stepped:
+            return
+        ours = {id(parameter) for parameter in self._parameters}
+        stepped = {id(it) for group in self._optimizer.param_groups for it in group["params"] if it.requires_grad}
+        joined = (name for name, it in self._model.named_parameters() if id(it) in stepped - ours)
+        if (name := thawed or next(joined, None)) is not None:
+            raise ArgumentError(
+                f"the parameter {name} was frozen or not there when the model was attached, so its gradients are no "
+                "averages; make another service after such a change"
+            )
 
     def _join_ddp(self, ddp: DistributedDataParallel) -> None:
         """Becomes the communication hook of `ddp`."""
@@ -515,6 +568,11 @@ class ParameterService(Sharder):
             raise ArgumentError("DDP has a communication hook already, and it takes only one")
         if ddp.mixed_precision is not None:
             raise ArgumentError("DDP with mixed_precision has a hook of its own; use torch.autocast")
+        if ddp.static_graph and self._profile_steps < 3:
+            raise ArgumentError(
+                f"profile_steps is {self._profile_steps}; DDP with static_graph makes its buckets in the third step: "
+                "give 3 or more"
+            )
         ddp.register_comm_hook(None, self._take_bucket)
         self._ddp = ddp
 
@@ -525,6 +583,9 @@ class ParameterService(Sharder):
         if self._ddp is not None and self._ddp._join_config.enable:
             self._error = ArgumentError("the service does not carry uneven inputs of Join; give all workers as many")
         self._take(bucket.index(), flat, [gradient.numel() for gradient in bucket.gradients()])
+        if bucket.is_last():
+            # DDP may read its buckets right after, and an inner pass of a checkpoint may have been the first.
+            self._end_backward()
         devices: list[Any] = [flat.device] if flat.is_cuda else []
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(flat)
@@ -548,21 +609,28 @@ class ParameterService(Sharder):
                 with torch.no_grad():
                     gradient = parameter.grad = gradient.resolve_neg().contiguous()
             self._take(number, gradient.view(-1), [gradient.numel()])
-            if self._held is not None:
+            if self._held is None:
+                self._came[number].gradient, self._came[number].version = gradient, gradient._version
+            else:
                 parameter.grad = self._kept(number, parameter)
 
         return note
 
     def _take(self, key: int, flat: torch.Tensor, sizes: list[int]) -> None:
         """A run of gradients is complete."""
+        task = torch._C._current_graph_task_id()
         if not self._came:
             self.wait()
             if self._held is not None and not self._failed:
                 self._expect_step_was_called()
                 self._expect_own_parameters()
-            # At the end of the backward pass, before DDP reads its buckets.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            if self._ddp is None:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._task = task
             self._pushing_s = 0.0
+        elif key in self._came or (self._ddp is None and task != self._task):
+            self._failed = True
+            raise ArgumentError("a backward pass before this one has not come to its end; make another service")
         self._last_gradient = time.perf_counter()
         # Without the pushes so far. That of this run comes after the pass.
         self._backward_s = self._last_gradient - self._forward[1] - self._pushing_s
@@ -640,11 +708,21 @@ class ParameterService(Sharder):
             raise ArgumentError("the service has failed, as when a backward pass ended early; make another service")
         # DDP knows by itself.
         if self._ddp is None and len(came) != len(self._parameters):
+            missing = next(name for number, name in enumerate(self._names) if number not in came)
             raise ArgumentError(
                 f"{len(self._parameters) - len(came)} of {len(self._parameters)} parameters got no gradient in this "
-                "step; the service needs one for each: freeze those that are not used, or attach a model of DDP with "
+                f"step, {missing} the first; the service needs one for each: freeze those that are not used before "
+                "attach, checkpoint with use_reentrant=False, or attach a model of DDP with "
                 "find_unused_parameters=True"
             )
+        for number, run in came.items():
+            if run.gradient is not None and (
+                self._parameters[number].grad is not run.gradient or run.gradient._version != run.version
+            ):
+                raise ArgumentError(
+                    f"the gradient of {self._names[number]} was changed in the backward pass after the service had "
+                    "taken it; register hooks that change gradients before attach"
+                )
 
     def _count_step(self, came: dict[int, Run]) -> None:
         """Notes how long the passes took, and plans where it is time to."""

@@ -131,12 +131,13 @@ class Sharder(Shrinker):
         if number is not None and number not in order:
             raise ArgumentError(
                 f"the FSDP2 module {self._modules[number]} has gradients, and had none in the first backward pass; the "
-                "service carries modules that stay"
+                "service carries modules that stay: checkpoint with use_reentrant=False"
             )
         if len(came) < len(order) and number != order[len(came)]:
             raise ArgumentError(
                 f"the FSDP2 module {self._modules[order[len(came)]]} got no gradients in this step, or late; the "
-                "service needs those of all, in one order: freeze what is not used"
+                "service needs those of all, in one order: freeze what is not used, and checkpoint with "
+                "use_reentrant=False"
             )
 
     def _pull_shard(self, route: Route, output: torch.Tensor, gradients: torch.Tensor) -> None:

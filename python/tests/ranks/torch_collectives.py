@@ -121,6 +121,9 @@ assert flags.tolist() == [True, False]
 average = torch.tensor([float(rank)])
 dist.all_reduce(average, OPS.AVG)
 assert average.item() == (size - 1) / 2
+average = torch.tensor([-rank])
+dist.all_reduce(average, OPS.AVG)
+assert average.item() == -((size - 1) // 2), "the quotient of a whole number is cut off"
 
 # Tensors that are not contiguous come back in place; asynchronous work keeps its order.
 strided = torch.zeros(6, 4).t()
@@ -169,6 +172,9 @@ work = dist.barrier(async_op=True)
 work.wait()
 
 # What is not carried says so, and the group goes on.
+for dtype in (torch.int8, torch.uint8, torch.int16):
+    with pytest.raises(ValueError, match=f"the average of {str(dtype).removeprefix('torch.')} is that of a sum, which"):
+        dist.all_reduce(torch.full((3,), 100, dtype=dtype), OPS.AVG)
 with pytest.raises(ValueError, match="premul_sum"):
     dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
 with pytest.raises(ValueError, match="complex64"):

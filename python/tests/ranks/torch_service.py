@@ -24,6 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch_meet import meet
 
 import polder.torch
@@ -59,12 +60,14 @@ class Words(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
         self.spare = torch.nn.Linear(32, 32)
         self.head.weight = self.embedding.weight
+        self.checkpoints = False
 
     def forward(self, words: torch.Tensor, uses_spare: bool) -> torch.Tensor:
         """What comes after each word."""
         x = self.embedding(words)
         for layer in self.layers:
-            x = torch.relu(layer(x))
+            # Its backward pass runs inside another.
+            x = torch.relu(checkpoint(layer, x, use_reentrant=True) if self.checkpoints else layer(x))
         return self.head(self.spare(x) if uses_spare else x)
 
 
@@ -93,11 +96,17 @@ def trained(
 
 
 def trained_as_people_do(
-    service: ParameterService | None, steps: int, parts: int = 2, momentum: bool = False, **flags: bool
+    service: ParameterService | None,
+    steps: int,
+    parts: int = 2,
+    momentum: bool = False,
+    checkpoints: bool = False,
+    **flags: bool,
 ) -> torch.nn.Module:
     """Words under DDP: accumulation, clipping of the global norm, groups of parameters, a scheduler, autocast."""
     torch.manual_seed(0)
     model = Words()
+    model.checkpoints = checkpoints
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 3e-3}]
@@ -300,6 +309,8 @@ elif kind == "ddp":
     for flags, split, parts in (
         ({"find_unused_parameters": True}, 0.5, 2),
         ({"static_graph": True, "gradient_as_bucket_view": True}, 1.0, 1),
+        ({"static_graph": True}, 1.0, 1),
+        ({"checkpoints": True}, 0.5, 2),
     ):
         with ParameterService(profile_steps=3, split=split) as service:
             ours = trained_as_people_do(service, 9, parts, **flags)
@@ -781,6 +792,147 @@ elif kind == "held-misused":
                             other.load_state_dict(other.state_dict())
             models.append(model)
         assert is_equal(*models), options
+    print("equal")
+elif kind == "misused":
+    # What would leave gradients of one worker alone in a step, without a word.
+    Ways = dict[str, Any]
+
+    def layers(count: int = 3) -> torch.nn.Sequential:
+        return torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(count)))
+
+    def backward(net: torch.nn.Module) -> None:
+        net(torch.full((2, 30), float(rank + 1))).square().mean().backward()
+
+    def train_on(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            backward(net)
+            optimizer.step()
+
+    def ends_early(net: torch.nn.Module, then: Callable[[], object]) -> None:
+        hook = net.get_submodule("1").weight.register_hook(lambda _: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            backward(net)
+        hook.remove()
+        then()
+
+    def steps_then(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        ends_early(net, optimizer.step)
+
+    def goes_on_then(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        loss = net(torch.ones(2, 30)).square().mean()
+        ends_early(net, loss.backward)
+
+    def thaws(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        net.get_submodule("0").requires_grad_(True)
+        train_on(net, optimizer)
+
+    def grows(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        net.add_module("late", torch.nn.Linear(30, 30))
+        optimizer.add_param_group({"params": net.get_submodule("late").parameters()})
+        train_on(net, optimizer)
+
+    def writes_late(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def clip(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad.clamp_(-1, 1)
+
+        net.get_submodule("1").weight.register_post_accumulate_grad_hook(clip)
+        train_on(net, optimizer)
+
+    def replaces_late(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        net.get_submodule("1").weight.register_post_accumulate_grad_hook(lambda it: setattr(it, "grad", 2 * it.grad))
+        train_on(net, optimizer)
+
+    def leaves_out(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        net.get_submodule("1").requires_grad_(False)
+        train_on(net, optimizer)
+
+    def leaves_out_of_ddp(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+        inner: Any = net.get_submodule("module")
+        inner.forward = lambda x: inner[2](inner[1](x))
+        train_on(net, optimizer, 1)
+
+    def accumulates(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with service.no_sync():
+            train_on(net, optimizer, 1)
+
+    def checkpoints_inside(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        inputs = torch.ones(2, 30, requires_grad=True)
+        checkpoint(net, inputs, use_reentrant=True).sum().backward()
+        inner = checkpoint(net.get_submodule("0"), inputs, use_reentrant=True)
+        checkpoint(net.get_submodule("1"), inner, use_reentrant=True).sum().backward()
+
+    def ranks_differ(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_on(net, optimizer)
+
+    def comes_twice(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        service.close()
+        service.attach(net, optimizer)
+
+    own: Ways = {"profile_steps": 2, "split": 1.0}
+    misuses: list[tuple[str, Callable[..., None], Ways]] = [
+        ("step() after a backward pass that has not come to its end", steps_then, own),
+        ("a backward pass before this one has not come to its end", goes_on_then, own),
+        ("the parameter 0.weight was frozen or not there when the model was attached", thaws, own),
+        ("the parameter late.weight was frozen or not there when the model was attached", grows, own),
+        ("the gradient of 1.weight was changed in the backward pass after the service had taken it", writes_late, own),
+        ("the gradient of 1.weight was changed in the backward pass", replaces_late, {**own, "overlap": False}),
+        ("2 of 6 parameters got no gradient in this step, 1.weight the first", leaves_out, own),
+        ("checkpoint with use_reentrant=False", checkpoints_inside, own),
+        ("(find_unused_parameters=True): the gradients are no averages", leaves_out_of_ddp, own),
+        ("step() with a gradient of 0.weight that the proxies do not have", accumulates, {"optimizer": "proxy"}),
+        ("parameter 0 is '1.weight, (30, 30) of torch.float32' on worker 0 and '0.weight", ranks_differ, own),
+        ("the service is closed; make another one", comes_twice, own),
+    ]
+    for text, misuse, options in misuses:
+        torch.manual_seed(0)
+        model = layers()
+        if misuse is thaws:
+            model[0].requires_grad_(False)
+        if misuse is ranks_differ:
+            model[rank].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        net = DistributedDataParallel(model, bucket_cap_mb=0.002) if misuse is leaves_out_of_ddp else model
+        try:
+            with ParameterService(1, **options) as service:
+                if misuse is not comes_twice:
+                    service.attach(net, optimizer)
+                misuse(net, optimizer)
+        except polder.errors.ArgumentError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+        # Both have left.
+        dist.barrier()
+    # Options that differ are named on both, before anything is begun.
+    given: list[tuple[str, Ways]] = [
+        ("proxies is 1 on worker 0 and 2 on worker 1", {"proxies": 1 + rank}),
+        ("profile_steps is 2 on worker 0 and 3 on worker 1", {"profile_steps": 2 + rank}),
+        ("split is 0.0 on worker 0 and 1.0 on worker 1", {"split": float(rank)}),
+        ("optimizer is 'worker' on worker 0 and 'proxy' on worker 1", {"optimizer": ("worker", "proxy")[rank]}),
+    ]
+    for text, options in given:
+        try:
+            ParameterService(**options)
+        except polder.errors.ArgumentError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    with ParameterService(profile_steps=2) as service:
+        static = DistributedDataParallel(layers(), static_graph=True)
+        try:
+            service.attach(static, torch.optim.SGD(static.parameters(), lr=0.1))
+        except polder.errors.ArgumentError as error:
+            assert "profile_steps is 2; DDP with static_graph" in str(error), error
+        else:
+            raise AssertionError("a plan of buckets that go")
     print("equal")
 elif kind == "held-death":
     draw = random.Random(1)

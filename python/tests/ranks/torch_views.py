@@ -151,6 +151,25 @@ with pytest.raises(errors.ArgumentError, match=r"torch\.float64 where 1 of torch
 one = torch.ones(3)
 with pytest.raises(errors.ArgumentError, match="share memory"):
     world.alltoall([one] * size, [torch.ones(3)] * size, dist.AllToAllOptions())
+# As views of one memory they are refused as well, if an element of one is an element of another.
+columns = torch.zeros(4, 2 * size)
+for outputs in (
+    [columns[:3, 0], columns[1:, 0], *(columns[:3, at] for at in range(2, size))],
+    [columns[:3, 0]] * size,
+):
+    with pytest.raises(errors.ArgumentError, match="all_gather got outputs 0 and 1 that share memory"):
+        dist.all_gather(outputs, torch.ones(3))
+    with pytest.raises(errors.ArgumentError, match="all_to_all got outputs 0 and 1 that share memory"):
+        dist.all_to_all(outputs, [torch.ones(3)] * size)
+with pytest.raises(errors.ArgumentError, match=r"strides \[1, 1\], whose elements share memory"):
+    dist.all_gather_into_tensor(torch.zeros(size + 3).as_strided((size, 4), (1, 1)), torch.ones(4))
+# Columns of one matrix, and steps that no order of dimensions explains, have elements of their own.
+outputs = [columns[1:, at] for at in range(size)]
+dist.all_gather(outputs, torch.full((3,), 1.0 + rank))
+assert columns[:, :size].tolist() == [[0.0] * size, *([[1.0 + at for at in range(size)]] * 3)]
+stepped = torch.ones(8).as_strided((3, 2), (2, 3))
+dist.all_reduce(stepped)
+assert stepped.eq(size).all()
 # What is only sent may have elements that are one.
 sent = torch.full((1,), 5.0).expand(3) if rank == 0 else torch.zeros(3)
 dist.broadcast(sent, 0)
