@@ -48,7 +48,7 @@ idle() { limited nice -n 19 polder-dev verify "$@"; }
 verify_lane() {
     step "schedules" idle -n "${POLDER_SCHEDULES:-5000}"
     step "schedules on hdm-db" idle --coherence hdm-db -n 1000
-    step "sites" idle --sites -n 1000
+    step "sites" idle --sites -n 3000
     # What is listed as harmless survives each schedule, and would take most of the time: `make verify` runs as many of those as of the
     # others.
     step "mutants" idle --mutants -n 30000 --harmless 3000
