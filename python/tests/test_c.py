@@ -1,9 +1,11 @@
 """The C API: a C program on two emulated hosts."""
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,46 @@ def test_ranks_on_two_hosts_count_in_one_window(scratch: Path, environment: dict
             for rank, process in enumerate((first, second)):
                 assert process.communicate(timeout=60) == (f"400 400 {101 - rank}\n", "")
         assert pool.list() == []
+
+
+def test_one_thread_of_a_window_has_a_lock_at_a_time(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads count 2,000 times each under the lock of one window, which lets go of its lock nowhere else."""
+    monkeypatch.setenv("POLDER_RUN", str(scratch))
+    library = ctypes.CDLL(str(Path(sys.prefix) / "lib/libpolder.so"))
+    library.polder_error.restype = ctypes.c_char_p
+    pool, window, patience = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(30_000)
+    polder._core.format(scratch / "pool", "64MiB", hosts=2, coherence="software")
+    assert library.polder_pool_open(str(scratch / "pool").encode(), 0, ctypes.byref(pool)) == 0
+    name = ctypes.c_char_p(b"/locks")
+    assert library.polder_window_create(pool, name, 0, 1, ctypes.c_size_t(64), patience, ctypes.byref(window)) == 0
+
+    def get(into: ctypes.c_uint64) -> int:
+        return library.polder_window_get(window, 0, ctypes.c_size_t(0), ctypes.byref(into), ctypes.c_size_t(8))
+
+    def count(failures: list[int]) -> None:
+        word = ctypes.c_uint64()
+        for turn in range(2000):
+            failures.append(library.polder_window_lock(window, 0, turn % 2, patience))
+            failures.append(get(word))
+            word.value += 1
+            put = library.polder_window_put(window, 0, ctypes.c_size_t(0), ctypes.byref(word), ctypes.c_size_t(8))
+            failures += [put, library.polder_window_unlock(window, 0)]
+
+    failures: list[int] = []
+    threads = [threading.Thread(target=count, args=[failures]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counted = ctypes.c_uint64()
+    assert (get(counted), set(failures), counted.value) == (0, {0}, 4000)
+    # Nobody has it, so nobody gives it back; and who has it waits in vain for it.
+    assert library.polder_window_unlock(window, 0) == 1
+    assert b"does not have the lock of rank 0" in library.polder_error()
+    assert library.polder_window_lock(window, 0, 1, patience) == 0
+    assert library.polder_window_lock(window, 0, 0, ctypes.c_uint64(1)) == 5
+    assert (library.polder_window_unlock(window, 0), library.polder_window_unlock(window, 0)) == (0, 1)
+    assert (library.polder_window_close(window), library.polder_pool_close(pool)) == (0, 0)
 
 
 def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:

@@ -153,10 +153,11 @@ int polder_window_add(polder_window *window, uint32_t rank, size_t offset, uint6
 /* Replaces such a number if it is `expected`; `before`, if it is not NULL, is what it was. */
 int polder_window_swap(polder_window *window, uint32_t rank, size_t offset, uint64_t expected, uint64_t number, uint64_t *before);
 
-/* Waits for the lock of a rank, exclusive or shared. Puts and updates without the lock are not held back. */
+/* Waits for the lock of a rank, exclusive or shared. Puts and updates without the lock are not held back. One thread of a window has
+ * it at a time, also if it is shared, and who has it waits in vain for it. */
 int polder_window_lock(polder_window *window, uint32_t rank, int shared, uint64_t timeout_ms);
 
-/* Releases the lock of a rank, and flushes what was put. */
+/* Releases the lock of a rank, and flushes what was put. POLDER_ARGUMENT where no thread of the window has the lock. */
 int polder_window_unlock(polder_window *window, uint32_t rank);
 
 /* The address of a rank's segment, a multiple of 64. Publish and refresh it like an object. While a host
