@@ -55,8 +55,6 @@ pub(crate) enum Deviation {
     TakesUnchecked,
     /// A reader or a check of a cache does not look at the slot's line again.
     LooksOnce,
-    /// An inspection or a check does not look again whether an object is still there.
-    JudgesOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.
     IgnoresPins,
     /// The header of an object is written back as far as its first line.

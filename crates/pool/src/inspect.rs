@@ -11,7 +11,6 @@ use std::fmt;
 use polder_mem::{Coherence, LINE, Memory, Offset, ProcessSlot};
 use serde::Serialize;
 
-use crate::deviation::Deviation;
 use crate::entry::{Entry, Record, State};
 use crate::format::{CHUNKS_PER_WORD, Layout, Superblock, read_superblock};
 use crate::line::{self, Words};
@@ -132,8 +131,7 @@ impl ObjectStat {
 /// Whether an entry of the directory still says this of an object.
 fn stands<M: Memory>(memory: &M, entry: Offset, record: &Record) -> Result<bool, PoolError> {
     let words = line::read(memory, entry)?;
-    let found = words.and_then(|words| Entry::decode(&words));
-    Ok(Deviation::JudgesOnce.is_on() || found == Some(Entry::Object(State::Live, *record)))
+    Ok(words.and_then(|words| Entry::decode(&words)) == Some(Entry::Object(State::Live, *record)))
 }
 
 /// What an inspection found.
@@ -517,11 +515,14 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::testing::formatted;
     use crate::{Geometry, Member, Pool};
 
     const BYTES: u64 = 1 << 20;
+    const LOOKS_BESIDE: u32 = 1000;
     const GEOMETRY: Geometry =
         Geometry { hosts: 2, processes: 2, names: 31, levels: 2, chunk_bytes: 4096, opens: 8, keepers: 2 };
 
@@ -546,6 +547,36 @@ mod tests {
             [(0, 2), (1, 1)]
         );
         assert_eq!(stat.hosts.iter().map(|host| host.processes.len()).sum::<usize>(), 2);
+    }
+
+    #[test]
+    fn nothing_is_called_damaged_while_objects_come_and_go() {
+        let heap = formatted(&GEOMETRY, BYTES);
+        let is_over = AtomicBool::new(false);
+        let looks = std::thread::scope(|scope| {
+            for host in 0..2_u16 {
+                let (memory, is_over) = (heap.process(host, ProcessSlot(1)), &is_over);
+                scope.spawn(move || {
+                    let pool = Pool::attach(memory, Member::new(host, 1)).unwrap();
+                    for round in 0.. {
+                        if is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let names =
+                            [3000, 20_000, 100].map(|bytes| (format!("/{host}/{round}/{bytes}"), bytes));
+                        names.iter().for_each(|(name, bytes)| pool.close(pool.create(name, *bytes).unwrap()));
+                        names.iter().for_each(|(name, _)| pool.destroy(name).unwrap());
+                        pool.maintain().unwrap();
+                        pool.directory().give_back_all().unwrap();
+                    }
+                });
+            }
+            let problems = (0..LOOKS_BESIDE).map(|_| inspect(&heap).unwrap().problems);
+            let wrong: Vec<_> = problems.filter(|problems| !problems.is_empty()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            wrong
+        });
+        assert!(looks.is_empty(), "{} of {LOOKS_BESIDE} looks: {:?}", looks.len(), looks[0]);
     }
 
     #[test]

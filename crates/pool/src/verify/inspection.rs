@@ -42,12 +42,7 @@ const HARMLESS: &[Harmless; 2] = &[
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "a check of a cache does not look at a slot's line again";
     let looks_once = |seed| Deviation::LooksOnce.during(|| inspection(seed));
-    let of_objects = "a look from outside does not look again whether an object is still there";
-    let judges_once = |seed| Deviation::JudgesOnce.during(|| inspection(seed));
-    vec![
-        Suite::new("inspection-looks-once", about, looks_once),
-        Suite::new("inspection-judges-once", of_objects, judges_once),
-    ]
+    vec![Suite::new("inspection-looks-once", about, looks_once)]
 }
 
 /// The host that uses the pool, the one that formats it, and the one that looks from outside.
