@@ -515,7 +515,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::OnceLock;
 
     use super::*;
     use crate::testing::formatted;
@@ -552,14 +552,14 @@ mod tests {
     #[test]
     fn nothing_is_called_damaged_while_objects_come_and_go() {
         let heap = formatted(&GEOMETRY, BYTES);
-        let is_over = AtomicBool::new(false);
+        let is_over = OnceLock::new();
         let looks = std::thread::scope(|scope| {
             for host in 0..2_u16 {
                 let (memory, is_over) = (heap.process(host, ProcessSlot(1)), &is_over);
                 scope.spawn(move || {
                     let pool = Pool::attach(memory, Member::new(host, 1)).unwrap();
                     for round in 0.. {
-                        if is_over.load(Ordering::Relaxed) {
+                        if is_over.get().is_some() {
                             break;
                         }
                         let names =
@@ -588,7 +588,7 @@ mod tests {
             let look = || inspect(&heap).unwrap().problems.into_iter().filter(|it| !is_torn(it)).collect();
             let problems = (0..LOOKS_BESIDE).map(|_| -> Vec<Problem> { look() });
             let wrong: Vec<_> = problems.filter(|problems| !problems.is_empty()).collect();
-            is_over.store(true, Ordering::Relaxed);
+            is_over.set(()).unwrap();
             wrong
         });
         assert!(looks.is_empty(), "{} of {LOOKS_BESIDE} looks: {:?}", looks.len(), looks[0]);
