@@ -153,7 +153,7 @@ def test_ranks_on_two_hosts_count_in_one_window(scratch: Path, environment: dict
 
 
 def test_one_thread_of_a_window_has_a_lock_at_a_time(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads count 2,000 times each under the lock of one window, which lets go of its lock nowhere else."""
+    """Two threads count 2,000 times each under one lock of one window."""
     monkeypatch.setenv("POLDER_RUN", str(scratch))
     library = ctypes.CDLL(str(Path(sys.prefix) / "lib/libpolder.so"))
     library.polder_error.restype = ctypes.c_char_p
@@ -183,7 +183,7 @@ def test_one_thread_of_a_window_has_a_lock_at_a_time(scratch: Path, monkeypatch:
         thread.join()
     counted = ctypes.c_uint64()
     assert (get(counted), set(failures), counted.value) == (0, {0}, 4000)
-    # Nobody has it, so nobody gives it back; and who has it waits in vain for it.
+    # No thread has the lock, so none gives it back. A thread that has it waits for nothing.
     assert library.polder_window_unlock(window, 0) == 1
     assert b"does not have the lock of rank 0" in library.polder_error()
     assert library.polder_window_lock(window, 0, 1, patience) == 0

@@ -183,25 +183,21 @@ mod tests {
     #[test]
     fn the_last_process_removes_the_pool_and_the_next_job_one_of_a_killed_job() {
         let scratch = Scratch::new();
-        let path = |job: &str| {
-            let job =
-                std::iter::zip(["one", "killed", "next"], 1..).find(|(name, _)| *name == job).unwrap().1;
-            scratch.path().join(format!("{}{job:016x}.pool", prefix()))
-        };
-        let first = JobPool::make(&path("one"), 2).unwrap();
-        let second = JobPool::share(&path("one")).unwrap();
-        let killed = JobPool::make(&path("killed"), 2).unwrap();
-        drop(killed);
+        let path = |job: u64| scratch.path().join(format!("{}{job:016x}.pool", prefix()));
+        let [one, killed, next] = [1, 2, 3].map(path);
+        let first = JobPool::make(&one, 2).unwrap();
+        let second = JobPool::share(&one).unwrap();
+        drop(JobPool::make(&killed, 2).unwrap());
         std::fs::write(scratch.path().join("polder-other.pool"), "of another user").unwrap();
         first.release();
-        assert!(path("one").exists(), "the second process has it");
-        let next = JobPool::make(&path("next"), 100).unwrap();
-        let left = [path("one").exists(), path("killed").exists(), path("next").exists()];
+        assert!(one.exists(), "the second process has it");
+        let last = JobPool::make(&next, 100).unwrap();
+        let left = [&one, &killed, &next].map(|path| path.exists());
         assert_eq!(left, [true, false, true], "only what no process has is removed");
         second.release();
-        next.release();
-        assert!(!path("one").exists() && !path("next").exists());
-        assert_eq!(JobPool::share(&path("one")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        last.release();
+        assert!(!one.exists() && !next.exists());
+        assert_eq!(JobPool::share(&one).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing else is touched");
     }
 

@@ -154,7 +154,7 @@ int polder_window_add(polder_window *window, uint32_t rank, size_t offset, uint6
 int polder_window_swap(polder_window *window, uint32_t rank, size_t offset, uint64_t expected, uint64_t number, uint64_t *before);
 
 /* Waits for the lock of a rank, exclusive or shared. Puts and updates without the lock are not held back. One thread of a window has
- * it at a time, also if it is shared, and who has it waits in vain for it. */
+ * it at a time, also if it is shared: one that asks again while it has it waits for nothing. */
 int polder_window_lock(polder_window *window, uint32_t rank, int shared, uint64_t timeout_ms);
 
 /* Releases the lock of a rank, and flushes what was put. POLDER_ARGUMENT where no thread of the window has the lock. */

@@ -1,6 +1,7 @@
 //! `polder_window`: memory of every rank that all ranks put into and get from.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -191,9 +192,9 @@ exported! {
             // Other threads, which wait for theirs here, have none until this one gives it back.
             let mut is_ours = false;
             let locked = window.until(timeout_ms, &taken, |held| {
-                is_ours = is_ours || !window.locks().contains_key(&rank);
-                if is_ours {
-                    window.locks().entry(rank).or_insert(false);
+                if let (false, Entry::Vacant(free)) = (is_ours, window.locks().entry(rank)) {
+                    free.insert(false);
+                    is_ours = true;
                 }
                 Ok(is_ours && held.try_lock(rank, access)?)
             });

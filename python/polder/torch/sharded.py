@@ -52,7 +52,7 @@ class Sharder(Shrinker):
     _sharded: Any = None
     """The model, if FSDP2 shards it."""
     _modules: list[str]
-    """Of each group of parameters, the module of FSDP2 whose it is."""
+    """The name of the FSDP2 module of each group of parameters."""
     _groups: dict[int, tuple[int, torch.dtype]]
     """Of each group whose gradients have come in this backward pass: its elements and their type."""
     _lost: PeerDeadError | None

@@ -274,11 +274,7 @@ fn attempts(seed: u64, boots: bool) -> Outcome {
     let mut dice = Dice::new(seed, 17);
     let crashes = [None, Some(Crash::Pause), Some(Crash::Host), Some(Crash::Process)];
     let crash = crashes[dice.roll(4) as usize].filter(|crash| boots || *crash != Crash::Host);
-    // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
-    let kernels = match crash {
-        Some(Crash::Host) => Kernels::Shared,
-        _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
-    };
+    let kernels = dice.kernels_beside(crash);
     let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
     let mut world = World::new(seed, shape_of(&POOL.1, kernels, coherence));
     // Each list reads all slots, and each attempt makes several.

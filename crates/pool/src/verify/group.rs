@@ -77,6 +77,20 @@ impl Dice {
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % sides
     }
+
+    /// Under which kernels hosts run.
+    pub(super) fn kernels(&mut self) -> Kernels {
+        [Kernels::Shared, Kernels::OnePerHost][self.roll(2) as usize]
+    }
+
+    /// As [`Dice::kernels`], where hosts may come back: they watch for the other boot's heartbeats, which takes long where nobody knows
+    /// who is dead.
+    pub(super) fn kernels_beside(&mut self, crash: Option<Crash>) -> Kernels {
+        match crash {
+            Some(Crash::Host) => Kernels::Shared,
+            _ => self.kernels(),
+        }
+    }
 }
 
 /// GroupOptions for the model: a few lines of staging, looks that give the others a turn at once.

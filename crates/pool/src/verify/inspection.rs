@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
-use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
@@ -123,7 +123,7 @@ enum Before {
 fn inspection(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 31);
     let (superblock, layout) = &*POOL;
-    let kernels = [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize];
+    let kernels = dice.kernels();
     let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
     let mut world = World::new(seed, shape_of(layout, kernels, coherence));
     // A look reads a line that stays torn a thousand times before it calls it damaged.

@@ -250,11 +250,7 @@ impl Scene {
         let hosts: &[u16] = [&[0, 1][..], &[0, 1], &[0, 0], &[0, 1, 1]][dice.roll(4) as usize];
         let crashes = [None, None, Some(Crash::Pause), Some(Crash::Host)];
         let crash = crashes.get(dice.roll(8) as usize).copied().unwrap_or(Some(Crash::Process));
-        // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
-        let kernels = match crash {
-            Some(Crash::Host) => Kernels::Shared,
-            _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
-        };
+        let kernels = dice.kernels_beside(crash);
         let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
         let shape = shape_of(layout, kernels, coherence);
         let witness = Witness {

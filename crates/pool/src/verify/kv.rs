@@ -182,7 +182,7 @@ fn names(dice: &mut Dice, of: u64) -> Vec<u8> {
 /// The moments of a put.
 fn kv_put(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 37);
-    let kernels = kernels_of(&mut dice);
+    let kernels = dice.kernels();
     let world = world(seed, kernels, dice.roll(8) == 0);
     match dice.roll(8) {
         0 => adoption::withdrawal(world, kernels, &mut dice),
@@ -208,23 +208,15 @@ fn kv_gone(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 29);
     let dies = [None, Some(Crash::Host), Some(Crash::Process), Some(Crash::Process)][dice.roll(4) as usize];
     // Whoever stands in for a host knows that it is off, and watches for no heartbeats.
-    let kernels = kernels_of(&mut dice);
+    let kernels = dice.kernels();
     adoption::given(world(seed, kernels, dice.roll(8) == 0), dies, &mut dice)
-}
-
-fn kernels_of(dice: &mut Dice) -> Kernels {
-    [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize]
 }
 
 /// Who may die, and under which kernels hosts run.
 fn fate(dice: &mut Dice, boots: bool) -> (Option<Crash>, Kernels) {
     let crashes = [None, Some(Crash::Pause), Some(Crash::Host), Some(Crash::Process)];
     let crash = crashes[dice.roll(4) as usize].filter(|crash| boots || *crash != Crash::Host);
-    // A host that comes back watches for the other boot's heartbeats, which takes long where nobody knows who is dead.
-    let kernels = match crash {
-        Some(Crash::Host) => Kernels::Shared,
-        _ => kernels_of(dice),
-    };
+    let kernels = dice.kernels_beside(crash);
     (crash, kernels)
 }
 

@@ -171,7 +171,7 @@ impl Script {
             .then(|| ((victim + 1 + dice.roll(2) as usize) % ALL, near.operation(dice)));
         Self {
             hosts: &HOSTS[dice.roll(5) as usize],
-            kernels: [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
+            kernels: dice.kernels(),
             exchanges,
             fate,
             victim,

@@ -120,7 +120,7 @@ fn window(seed: u64) -> Outcome {
     let crash = if mortal { crashes[dice.roll(5) as usize] } else { None };
     let kernels = match crash {
         Some(Crash::Process) => Kernels::Shared,
-        _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
+        _ => dice.kernels(),
     };
     let coherence = if dice.roll(6) == 0 { Coherence::Coherent } else { Coherence::Software };
     let shape = shape_of(&POOL.1, kernels, coherence);
