@@ -122,6 +122,7 @@ KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: dev mpi
 	@lab/run.sh $(KERNELS) sockets large dax_kmem cxl rack rack:newest kv:300
 
+test: export PROFILE = dev
 test: dev tools torch mpi frameworks
 	@scripts/test.sh
 

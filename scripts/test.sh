@@ -3,7 +3,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/dev:$PWD/.cache/tools/bin:$PATH"
-export PATH RUSTDOCFLAGS="-D warnings"
+# The lab builds its guests as `make test` has.
+export PATH RUSTDOCFLAGS="-D warnings" PROFILE=dev
 # Of the make that started this: cargo and rustdoc would look in vain for its jobs.
 unset MAKEFLAGS MFLAGS
 
@@ -59,8 +60,8 @@ verify_lane >out/verify-lane.log 2>&1 &
 verify=$!
 trap 'kill "$verify" $(pgrep -P "$verify") 2>/dev/null || :' EXIT
 step "docs" cargo doc --quiet --workspace --no-deps
-# Kills, predictions and the agent by the installed command: that of `cargo test` takes several times as long.
-step "tests" limited env POLDER="$PWD/.venv/bin/polder" POLDER_DEV="$PWD/.cache/dev/polder-dev" cargo test --quiet --workspace --no-fail-fast
+# Predictions and the agent by the installed command: that of `cargo test` takes several times as long.
+step "tests" limited env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace --no-fail-fast
 if grep -q ' hugetlbfs ' /proc/mounts; then
     step "huge pages" cargo test --quiet -p polder-mem --lib -- --ignored --nocapture huge_pages
 else

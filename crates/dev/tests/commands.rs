@@ -1,15 +1,12 @@
 //! The commands of `polder-dev`: what they refuse, and that they leave nothing when they are ended.
 
-mod command;
-
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use command::polder_dev;
 use polder_mem::testing::expect_nothing_left;
 
 fn command(arguments: &str) -> Command {
-    let mut command = polder_dev();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
     for key in
         ["POLDER_POOL", "POLDER_HOST", "POLDER_COHERENCE", "POLDER_TIMEOUT", "POLDER_LOG", "POLDER_WRAP"]
     {

@@ -1,11 +1,8 @@
 //! `polder-dev held-out`: from what a machine is measured to take to what is predicted of it.
 
-mod command;
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use command::polder_dev;
 use polder_dev::walk::{MessagePlace, collective};
 use polder_mem::testing::{Scratch, install};
 use polder_platform::{Exchange, Platform, Sharing};
@@ -13,7 +10,7 @@ use polder_schedule::Collective;
 use serde_json::{Value, json};
 
 fn run(arguments: &[&str]) -> Output {
-    let mut command = polder_dev();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
     command.env("POLDER_CONFIG", "/dev/null").args(arguments).output().unwrap()
 }
 
@@ -284,7 +281,7 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
     // What lies there by itself is left out in silence.
     std::fs::create_dir(scratch.path().join("out")).unwrap();
     std::fs::copy(demo, scratch.path().join("out/train.json")).unwrap();
-    let mut command = polder_dev();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
     let unnamed = ["held-out", "--platform", "here.toml", "--rows", "rows.jsonl"];
     let done =
         command.env("POLDER_CONFIG", "/dev/null").current_dir(scratch.path()).args(unnamed).output().unwrap();

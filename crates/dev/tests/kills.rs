@@ -1,12 +1,10 @@
 //! Real processes that are killed and stopped at any memory operation, and survivors that go on: `polder-dev soak`.
 
-mod command;
-
-use command::polder_dev;
+use std::process::Command;
 
 /// Plays a soak and returns what it sums up at its end: a line for each scene, and one for all. Whatever fails prints its seed.
 fn soak(arguments: &str) -> String {
-    let mut command = polder_dev();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
     let output = command.args(["soak", "--log", "error"]).args(arguments.split(' ')).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
@@ -60,7 +58,7 @@ fn a_process_that_stands_still_is_named_and_nothing_is_lost_when_it_goes_on() {
 
 #[test]
 fn a_soak_leaves_nothing_behind() {
-    let mut command = polder_dev();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
     let command = command.args(["soak", "--kills", "3", "--what", "push/software/shared"]);
     let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
     let pid = child.id();
@@ -93,7 +91,7 @@ fn two_machines_play_one_soak_and_what_was_killed_on_one_is_named_on_the_other()
     let start = |words: &str, run: &str| {
         let run = scratch.path().join(run);
         std::fs::create_dir(&run).unwrap();
-        let mut command = polder_dev();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
         command.args(["soak", "--log", "error", "--coherence", "software"]).args(words.split(' '));
         command.env("POLDER_POOL", &pool).env("POLDER_RUN", run).env("POLDER_CONFIG", "/dev/null");
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
@@ -116,7 +114,7 @@ fn a_doom_that_needs_another_machine_or_none_is_refused() {
         ("--listen 127.0.0.1:1 --doom stop --kills 1", "--doom stop plays on one machine"),
         ("--listen 127.0.0.1:1 --join 127.0.0.1:2", "cannot be used with"),
     ] {
-        let mut command = polder_dev();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
         let output = command.arg("soak").args(words.split(' ')).output().unwrap();
         let failed = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && failed.contains(why), "{words}: {failed}");

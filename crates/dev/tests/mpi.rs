@@ -1,11 +1,8 @@
 //! `polder-dev bench mpi`, with programs that play mpiexec.
 
-mod command;
-
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use command::polder_dev;
 use polder_mem::testing::{Running, Scratch, install};
 
 const MPICH: &str = "HYDRA build details:\n    Configure options: --with-device=ch4:ofi";
@@ -31,7 +28,7 @@ fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
             &format!("#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{MPICH}'; exit; }}\n{body}\n"),
         );
         install(&path("bin/mpicc"), "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done; : > \"$2\"\n");
-        let mut command = polder_dev();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
         for key in [
             "POLDER_POOL",
             "POLDER_HOST",

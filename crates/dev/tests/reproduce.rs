@@ -1,14 +1,17 @@
 //! `polder-dev reproduce`: published figures beside what is predicted of them.
 
-mod command;
+use std::process::Command;
 
 use std::process::Output;
 
-use command::polder_dev;
 use serde_json::Value;
 
 fn run(arguments: &str) -> Output {
-    polder_dev().env("POLDER_CONFIG", "/dev/null").args(arguments.split(' ')).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_polder-dev"))
+        .env("POLDER_CONFIG", "/dev/null")
+        .args(arguments.split(' '))
+        .output()
+        .unwrap()
 }
 
 fn stdout_of(arguments: &str) -> String {
