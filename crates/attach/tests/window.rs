@@ -9,7 +9,7 @@ use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Heap, Memory, ProcessSlot};
 use polder_pool::testing::formatted;
-use polder_pool::window::{Access, Window};
+use polder_pool::window::{Access, Place, Window};
 use polder_pool::{Geometry, Member, Pool, PoolError};
 
 const BYTES: u64 = 4 << 20;
@@ -113,7 +113,11 @@ fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_to
     let update = second.update(2, 0, 4, &mut |bytes| {
         first.put(2, 8, &[7; 8]).unwrap();
         first.put(0, 1, &[7]).unwrap();
-        assert_eq!(first.try_lock(2, Access::Exclusive), Ok(true), "it is another lock");
+        assert_eq!(
+            first.try_lock(2, Access::Exclusive, &mut Place::default()),
+            Ok(true),
+            "it is another lock"
+        );
         let late = first.put(2, 9, &[8]).unwrap_err();
         let is_named = matches!(late, PoolError::Timeout { peer, sequence: 1, .. } if peer.host == 1);
         assert!(is_named, "{late}");
@@ -128,10 +132,11 @@ fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_to
 fn a_window_that_is_dropped_leaves_nothing_and_gives_its_locks_back() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);
-    assert_eq!(ranks[1].try_lock(0, Access::Exclusive), Ok(true));
-    assert_eq!(ranks[0].try_lock(0, Access::Exclusive), Ok(false));
+    let [mut place, mut other] = [Place::default(), Place::default()];
+    assert_eq!(ranks[1].try_lock(0, Access::Exclusive, &mut other), Ok(true));
+    assert_eq!(ranks[0].try_lock(0, Access::Exclusive, &mut place), Ok(false));
     drop(ranks.remove(1));
-    assert_eq!(ranks[0].try_lock(0, Access::Exclusive), Ok(true));
+    assert_eq!(ranks[0].try_lock(0, Access::Exclusive, &mut place), Ok(true));
     drop(ranks);
     assert_eq!(pools[2].list("").unwrap(), []);
 }
@@ -140,22 +145,47 @@ fn a_window_that_is_dropped_leaves_nothing_and_gives_its_locks_back() {
 fn those_who_share_a_lock_hold_it_together_and_in_turn_with_others() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);
+    let [mut place, mut last] = [Place::default(), Place::default()];
     for rank in [0, 1] {
-        assert_eq!(ranks[rank].try_lock(2, Access::Shared), Ok(true));
+        assert_eq!(ranks[rank].try_lock(2, Access::Shared, &mut Place::default()), Ok(true));
     }
-    assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(false));
-    ranks[0].unlock(2);
-    assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(false));
+    assert_eq!(ranks[2].try_lock(2, Access::Exclusive, &mut last), Ok(false));
+    assert!(ranks[0].unlock(2));
+    assert_eq!(ranks[2].try_lock(2, Access::Exclusive, &mut last), Ok(false));
     // A process that comes later waits behind it, also to share.
-    assert_eq!(ranks[0].try_lock(2, Access::Shared), Ok(false));
-    ranks[1].unlock(2);
-    assert_eq!(ranks[2].try_lock(2, Access::Exclusive), Ok(true));
-    assert_eq!(ranks[0].try_lock(2, Access::Shared), Ok(false));
-    assert_eq!(ranks[1].try_lock(0, Access::Exclusive), Ok(true), "every rank has a lock of its own");
+    assert_eq!(ranks[0].try_lock(2, Access::Shared, &mut place), Ok(false));
+    assert!(ranks[1].unlock(2));
+    assert_eq!(ranks[2].try_lock(2, Access::Exclusive, &mut last), Ok(true));
+    assert_eq!(ranks[0].try_lock(2, Access::Shared, &mut place), Ok(false));
+    let own = ranks[1].try_lock(0, Access::Exclusive, &mut Place::default());
+    assert_eq!(own, Ok(true), "every rank has a lock of its own");
     // A place in the queue is given back.
-    ranks[0].unlock(2);
-    ranks[2].unlock(2);
-    assert_eq!(ranks[1].try_lock(2, Access::Exclusive), Ok(true));
+    assert!(!ranks[0].unlock(2), "it has a place and no lock");
+    ranks[0].leave(2, place);
+    assert!(ranks[2].unlock(2));
+    assert_eq!(ranks[1].try_lock(2, Access::Exclusive, &mut Place::default()), Ok(true));
+}
+
+#[test]
+fn one_thread_of_a_window_waits_for_a_lock_or_has_it_and_no_other_ends_that() {
+    let pools = pools();
+    let mut ranks = windows(&pools, [8; 3]);
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Place::default());
+    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
+    assert_eq!([ask(0, &mut first), ask(0, &mut first)], [Ok(true), Ok(false)], "it asks again");
+    assert_eq!([ask(0, &mut second), ask(1, &mut third)], [Ok(false), Ok(false)]);
+    ranks[0].leave(2, second);
+    assert!(ranks[0].unlock(2), "a thread that gave up has not given the lock back");
+    // Of two threads that wait, the one that came first goes on when its turn has come, and the other takes no turn of its.
+    let [mut second, mut other] = [Place::default(), Place::default()];
+    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
+    assert_eq!([ask(1, &mut third), ask(0, &mut first)], [Ok(true), Ok(false)]);
+    assert_eq!([ask(0, &mut second), ask(2, &mut other)], [Ok(false), Ok(false)]);
+    assert!(ranks[1].unlock(2));
+    ranks[0].leave(2, second);
+    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
+    assert_eq!([ask(2, &mut other), ask(0, &mut Place::default())], [Ok(false), Ok(false)]);
+    assert_eq!(ask(0, &mut first), Ok(true), "it has kept its place");
 }
 
 #[test]
@@ -226,7 +256,8 @@ fn everything<M: Memory>(pool: &Arc<Pool<M>>, rank: u32) {
                 word.copy_from_slice(&count.to_le_bytes());
             })
             .unwrap();
-        while !window.try_lock(0, Access::Exclusive).unwrap() {
+        let mut place = Place::default();
+        while !window.try_lock(0, Access::Exclusive, &mut place).unwrap() {
             pool.memory().yield_now();
         }
         let sum = u64::from_le_bytes(got(&window, 0, 128, 8).try_into().unwrap());
@@ -276,7 +307,8 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
         {
             let pool = session.pool();
             let mut window = enter(pool, 1, 2);
-            while !window.try_lock(0, Access::Exclusive).unwrap() {}
+            let mut place = Place::default();
+            while !window.try_lock(0, Access::Exclusive, &mut place).unwrap() {}
             window.put(0, 0, &[1; 8]).unwrap();
             window.flush();
             std::thread::sleep(Duration::from_secs(60));
@@ -289,9 +321,10 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
         while got(&window, 0, 0, 1) == [0] {
             std::thread::yield_now();
         }
-        assert_eq!(window.try_lock(0, Access::Shared), Ok(false));
+        let mut place = Place::default();
+        assert_eq!(window.try_lock(0, Access::Shared, &mut place), Ok(false));
         victim.kill();
-        while !window.try_lock(0, Access::Shared).unwrap() {}
+        while !window.try_lock(0, Access::Shared, &mut place).unwrap() {}
         window.unlock(0);
         window.start(&[1]).unwrap();
         let told = std::iter::repeat_with(|| window.try_start()).find_map(Result::err).unwrap();

@@ -1,7 +1,5 @@
 //! `polder_window`: memory of every rank that all ranks put into and get from.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +8,8 @@ use std::time::{Duration, Instant};
 use polder_attach::session::Session;
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
-use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
+use polder_pool::window::{Access, Place};
 
 use crate::failure::{Failure, Status};
 use crate::guard::{self, exported};
@@ -23,8 +21,6 @@ const NAP: Duration = Duration::from_micros(100);
 /// A window, as one of its ranks has it.
 pub(crate) struct Window {
     held: Mutex<PoolWindow<AnyMemory>>,
-    /// The ranks whose locks a thread of this window waits for, and whether it has them. The window has one place in each queue.
-    locks: Mutex<BTreeMap<u32, bool>>,
     /// The window lies in its pool.
     _session: Arc<Session>,
 }
@@ -32,10 +28,6 @@ pub(crate) struct Window {
 impl Window {
     fn held(&self) -> MutexGuard<'_, PoolWindow<AnyMemory>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn locks(&self) -> MutexGuard<'_, BTreeMap<u32, bool>> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks until `step` has come, and lets other threads at the window meanwhile.
@@ -78,7 +70,7 @@ exported! {
             let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
             let held =
                 Mutex::new(PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64)?);
-            let window = Window { held, locks: Mutex::default(), _session: Arc::clone(session) };
+            let window = Window { held, _session: Arc::clone(session) };
             let missing = format!("a rank has not come to window {name}");
             window.until(timeout_ms, &missing, |held| match held.join() {
                 Err(PoolError::NotFound { .. }) => Ok(false),
@@ -189,23 +181,9 @@ exported! {
             let window = guard::given(window, "window")?;
             let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
             let taken = format!("the lock of rank {rank} was not free");
-            // Other threads, which wait for theirs here, have none until this one gives it back.
-            let mut is_ours = false;
-            let locked = window.until(timeout_ms, &taken, |held| {
-                if let (false, Entry::Vacant(free)) = (is_ours, window.locks().entry(rank)) {
-                    free.insert(false);
-                    is_ours = true;
-                }
-                Ok(is_ours && held.try_lock(rank, access)?)
-            });
-            match locked {
-                Ok(()) => _ = window.locks().insert(rank, true),
-                Err(_) if is_ours => {
-                    window.held().unlock(rank);
-                    window.locks().remove(&rank);
-                }
-                Err(_) => {}
-            }
+            let mut place = Place::default();
+            let locked = window.until(timeout_ms, &taken, |held| held.try_lock(rank, access, &mut place));
+            window.held().leave(rank, place);
             locked
         })
     }
@@ -214,14 +192,10 @@ exported! {
     extern "C" fn polder_window_unlock(window: *mut Window, rank: u32) -> c_int {
         guard::status(|| {
             let window = guard::given(window, "window")?;
-            // Nobody else gives it back meanwhile.
-            let mut held = window.held();
-            if window.locks().get(&rank) != Some(&true) {
-                return Err(Failure::argument(format!("this window does not have the lock of rank {rank}")));
+            match window.held().unlock(rank) {
+                true => Ok(()),
+                false => Err(Failure::argument(format!("this window does not have the lock of rank {rank}"))),
             }
-            held.unlock(rank);
-            window.locks().remove(&rank);
-            Ok(())
         })
     }
 

@@ -13,6 +13,7 @@ use polder_attach::session::{self, Session, SessionError};
 use polder_attach::settings::Settings;
 use polder_linux::doctor::{Finding, Severity};
 use polder_platform::{printable, quoted};
+use polder_pool::PoolError;
 use polder_pool::kv::{Cache, CacheStat, check as check_caches, inspect};
 
 use crate::Failure;
@@ -231,7 +232,11 @@ fn flush(settings: &Settings, name: &str) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     let session = Session::open(settings)?;
     let pool = session.pool();
-    let holders = pool.holders(&format!("/kv/{name}")).map_err(at(path))?;
+    let holders = match pool.holders(&format!("/kv/{name}")) {
+        // A removal that was cut short has left the rest.
+        Err(PoolError::NotFound { .. }) => vec![],
+        holders => holders.map_err(at(path))?,
+    };
     if !holders.is_empty() {
         let what = format!("the cache {} is open in {}", quoted(name), listed(&holders));
         return Err(Failure(format!("{}: {what}; end those processes", path.display())));

@@ -158,6 +158,11 @@ fn a_cache_that_a_host_has_open_keeps_its_blocks_and_no_object_of_a_cache_is_rem
     let session = desk.session(Some(2), 1);
     session.pool().close(session.pool().create("/kv/llm/host/2", 64).unwrap());
     desk.say("pool remove /kv/llm/host/2");
+    // A flush ends what a process began that was killed behind the root.
+    session.pool().close(session.pool().create("/kv/llm/host/2", 64).unwrap());
+    desk.say("kv flush llm");
+    let line = desk.refusal("kv flush llm");
+    assert!(line.contains("/kv/llm"), "{line}");
 }
 
 #[test]

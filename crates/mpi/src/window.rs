@@ -15,8 +15,8 @@ use std::sync::Arc;
 use polder_attach::session::Session;
 use polder_mem::{AnyMemory, Coherence, Memory, Serial, SerialGuard};
 use polder_pool::PoolError;
-use polder_pool::window::Access;
 use polder_pool::window::Window as PoolWindow;
+use polder_pool::window::{Access, Place};
 
 use crate::abi::{Abi, Aint, Count};
 use crate::epoch::Epochs;
@@ -787,7 +787,8 @@ impl<A: Abi> Window<A> {
 
     fn acquire(&self, target: u32, access: Access, assert: c_int) -> Result<(), Failure> {
         if assert & A::NUMBERS.mode_nocheck == 0 {
-            self.until(|pooled| pooled.try_lock(target, access))?;
+            let mut place = Place::default();
+            self.until(|pooled| pooled.try_lock(target, access, &mut place))?;
         }
         self.renew(Some(self.segment(target)?))
     }
@@ -832,7 +833,7 @@ impl<A: Abi> Window<A> {
         let locked = targets.clone().try_for_each(|target| self.acquire(target, Access::Shared, assert));
         locked.inspect_err(|_| {
             let mut state = self.state();
-            targets.for_each(|target| state.pooled.unlock(target));
+            targets.for_each(|target| _ = state.pooled.unlock(target));
             state.epochs.close();
         })
     }

@@ -55,6 +55,10 @@ pub(crate) enum Deviation {
     TakesUnchecked,
     /// A reader or a check of a cache does not look at the slot's line again.
     LooksOnce,
+    /// An inspection does not look again whether an object is still there.
+    JudgesOnce,
+    /// An inspection does not look again which chunks hosts hold.
+    CountsOnce,
     /// The owner of a slot of a cache does not look whether it is pinned.
     IgnoresPins,
     /// The header of an object is written back as far as its first line.

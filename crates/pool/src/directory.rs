@@ -299,11 +299,6 @@ impl<'a, M: Memory> Directory<'a, M> {
         let (site, memory) = (self.site, self.site.memory);
         let header_lines = object::header_lines(name);
         let header_bytes = u64::from(header_lines) * LINE;
-        let whole = bytes.checked_add(header_bytes + LINE).ok_or(PoolError::Full {
-            asked: bytes,
-            free: 0,
-            largest: 0,
-        })?;
         let levels = match key.slots().len() {
             // The last level is for tombstones, so that a full directory can be emptied from any host.
             levels @ 4.. => levels - 1,
@@ -314,7 +309,8 @@ impl<'a, M: Memory> Directory<'a, M> {
             Err(PoolError::DirectoryFull { .. }) if self.find(key)?.is_some() => return Err(exists(name)),
             taken => taken?,
         };
-        let extent = self.allocate(stripe.index, Extents(site).units_for(whole - LINE))?;
+        let extent =
+            self.allocate(stripe.index, Extents(site).units_for(bytes.saturating_add(header_bytes)))?;
         let at = Extents(site).offset(extent);
         let generation = self.next_generation()?;
         let (owner, note) = (site.host(), name.note().into());

@@ -65,7 +65,7 @@ pub use stat::{CacheStat, IdentityStat, PartStat, UseStat, inspect};
 
 use index::Replica;
 use slabs::Slab;
-use wire::Root;
+use wire::{Root, SlabHead};
 
 /// Sizes of blocks that a host keeps a place for.
 const CLASSES: u64 = 8;
@@ -156,8 +156,8 @@ impl<M: Memory> Cache<M> {
     /// The cache of this name, which the first process makes.
     ///
     /// # Errors
-    /// [`PoolError::Name`]; [`PoolError::Argument`] for blocks of no bytes, and for another budget than the cache has;
-    /// [`PoolError::Corrupt`] when its root is damaged; those of [`Pool::create`].
+    /// [`PoolError::Name`]; [`PoolError::Argument`] for blocks of no bytes, for another budget than the cache has, and for one that
+    /// holds no block; [`PoolError::Corrupt`] when its root is damaged; those of [`Pool::create`].
     pub fn open(
         pool: Arc<Pool<M>>,
         name: &str,
@@ -216,40 +216,31 @@ impl<M: Memory> Cache<M> {
         options: Options,
         new: Root,
     ) -> Result<Self, PoolError> {
-        let root =
-            open_or_create(&pool, &format!("/kv/{name}"), (1 + u64::from(new.hosts)) * LINE, new.encode())?;
-        let found = line::read(pool.memory(), root.at())?.and_then(|words| Root::decode(&words));
-        let geometry = found
-            .filter(|found| found.hosts == new.hosts && root.bytes() == (1 + u64::from(new.hosts)) * LINE);
-        let checked = match geometry {
-            None => Err(PoolError::Corrupt { offset: root.at(), what: "root of a cache" }),
-            Some(found) if options.budget.is_some_and(|budget| budget != found.budget) => {
-                Err(PoolError::Argument {
-                    what: "the budget",
-                    value: format!("{} bytes where the cache {name} has {}", new.budget, found.budget),
-                    expected: "give what the cache has, or none",
-                })
+        let bytes = (1 + u64::from(new.hosts)) * LINE;
+        let first = || expect_room(name, &identity, &new).map(|()| new.encode());
+        let root = open_or_create(&pool, &format!("/kv/{name}"), bytes, first)?;
+        let open = || {
+            let found = line::read(pool.memory(), root.at())?.and_then(|words| Root::decode(&words));
+            let geometry = found
+                .filter(|found| found.hosts == new.hosts && root.bytes() == bytes)
+                .ok_or(PoolError::Corrupt { offset: root.at(), what: "root of a cache" })?;
+            if options.budget.is_some_and(|budget| budget != geometry.budget) {
+                let value = format!("{} bytes where the cache {name} has {}", new.budget, geometry.budget);
+                let expected = "give what the cache has, or none";
+                return Err(PoolError::Argument { what: "the budget", value, expected });
             }
-            Some(found) => Ok(found),
+            expect_room(name, &identity, &geometry)?;
+            Ok((geometry, open_own(&pool, &root, part_bytes(&geometry))?))
         };
-        let geometry = match checked {
-            Ok(geometry) => geometry,
-            Err(error) => {
-                pool.close(root);
-                return Err(error);
-            }
-        };
-        let host = pool.member().host;
-        let bytes = part_bytes(&geometry);
-        let part = match open_or_create(&pool, &format!("/kv/{name}/host/{host}"), bytes, [0; line::WORDS]) {
-            Ok(part) => part,
+        let (geometry, part) = match open() {
+            Ok(opened) => opened,
             Err(error) => {
                 pool.close(root);
                 return Err(error);
             }
         };
         let replica = Mutex::new(Replica::new(geometry.hosts));
-        let cache = Self {
+        Ok(Self {
             pool,
             name: name.to_owned(),
             root,
@@ -261,11 +252,7 @@ impl<M: Memory> Cache<M> {
             own_slabs: Mutex::default(),
             pins: Mutex::default(),
             stands_in: false,
-        };
-        if cache.part.bytes() != bytes {
-            return Err(PoolError::Corrupt { offset: cache.part.at(), what: "log of a cache" });
-        }
-        Ok(cache)
+        })
     }
 
     /// Its name.
@@ -295,15 +282,19 @@ impl<M: Memory> Cache<M> {
         Ok(keys.iter().map(|key| replica.place(self.own(key)).is_some()).collect())
     }
 
-    /// Removes a cache with all its blocks. No engine may be using it.
+    /// Removes a cache with all its blocks, or what is left of one whose removal was cut short. No engine may be using it.
     ///
     /// # Errors
     /// [`PoolError::Name`]; [`PoolError::NotFound`] when there is none; those of [`Pool::destroy`].
     pub fn remove(pool: &Pool<M>, name: &str) -> Result<(), PoolError> {
         expect_name(name)?;
         // Whoever opens it from here on makes it anew.
-        pool.destroy(&format!("/kv/{name}"))?;
-        for object in pool.list(&format!("/kv/{name}/"))? {
+        let removed = pool.destroy(&format!("/kv/{name}"));
+        let others = pool.list(&format!("/kv/{name}/"))?;
+        if others.is_empty() || !matches!(removed, Err(PoolError::NotFound { .. })) {
+            removed?;
+        }
+        for object in others {
             match pool.destroy(&object.name) {
                 Ok(()) | Err(PoolError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
@@ -314,10 +305,7 @@ impl<M: Memory> Cache<M> {
 
     /// That nobody has removed it, nor made another of its name.
     fn expect_there(&self) -> Result<(), PoolError> {
-        match self.pool.is_live(&self.root.name, self.root.owner, self.root.generation)? {
-            true => Ok(()),
-            false => Err(PoolError::NotFound { name: self.root.name.clone() }),
-        }
+        expect_live(&self.pool, &self.root)
     }
 
     /// What tells it from others of its name, before and after it.
@@ -387,18 +375,55 @@ fn expect_name(name: &str) -> Result<(), PoolError> {
     Ok(())
 }
 
+/// That a budget has room for a slab of one block, or is none.
+fn expect_room(name: &str, identity: &Identity, geometry: &Root) -> Result<(), PoolError> {
+    let least = SlabHead { block: identity.block, slots: 1, first_count: 0 }.bytes();
+    if geometry.budget == 0 || geometry.budget >= least {
+        return Ok(());
+    }
+    let value = format!("{} bytes where one block of the cache {name} takes {least}", geometry.budget);
+    Err(PoolError::Argument { what: "the budget", value, expected: "give at least that" })
+}
+
+fn expect_live<M: Memory>(pool: &Pool<M>, root: &Object) -> Result<(), PoolError> {
+    match pool.is_live(&root.name, root.owner, root.generation)? {
+        true => Ok(()),
+        false => Err(PoolError::NotFound { name: root.name.clone() }),
+    }
+}
+
+/// This host's part of the cache with this root. One of another size is left of an earlier cache of the name, and goes.
+fn open_own<M: Memory>(pool: &Pool<M>, root: &Object, bytes: u64) -> Result<Object, PoolError> {
+    let name = format!("{}/host/{}", root.name, pool.member().host);
+    loop {
+        let part = open_or_create(pool, &name, bytes, || Ok([0; line::WORDS]))?;
+        if part.bytes() == bytes {
+            return Ok(part);
+        }
+        // A root that is there now was there when the part was opened: no later cache has made it.
+        if let Err(error) = expect_live(pool, root) {
+            pool.close(part);
+            return Err(error);
+        }
+        match pool.discard(part) {
+            Ok(()) | Err(PoolError::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// The object of this name, made with these words in its first line if it is not there.
 fn open_or_create<M: Memory>(
     pool: &Pool<M>,
     name: &str,
     bytes: u64,
-    first: line::Words,
+    first: impl Fn() -> Result<line::Words, PoolError>,
 ) -> Result<Object, PoolError> {
     loop {
         if let Some(object) = pool.open_if_there(name)? {
             return Ok(object);
         }
-        match pool.create_filled(name, bytes, InitialContents::Line(first)) {
+        match pool.create_filled(name, bytes, InitialContents::Line(first()?)) {
             // Another process was faster.
             Err(PoolError::Exists { .. }) => {}
             made => return made,

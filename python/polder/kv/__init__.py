@@ -110,7 +110,8 @@ class Cache:
     Raises
     ------
     ArgumentError
-        An identity with other names or values than these, blocks of no bytes, or another budget than the cache has.
+        An identity with other names or values than these, blocks of no bytes, another budget than the cache has, or
+        one that is not 0 and holds no block.
     CorruptError
         The cache's own lines are damaged.
     """

@@ -90,7 +90,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
             largest = largest.max(run);
             false
         })?;
-        Ok(PoolError::Full { asked: units * unit_bytes, free, largest: largest * unit_bytes })
+        Ok(PoolError::Full { asked: units.saturating_mul(unit_bytes), free, largest: largest * unit_bytes })
     }
 
     /// The bytes that this host could still take: what is free in its chunks, and the chunks that nobody holds.

@@ -114,14 +114,11 @@ impl<M: Memory> Cache<M> {
         // What another host waits for is not taken by one that has its part.
         let is_first = control.claimed == head.bytes();
         let may_have = !shares.wanted || is_first || control.claimed <= shares.fair;
-        let made = match may_have && shares.claimed <= self.geometry.budget {
-            true => {
-                let name = self.slab_name(host, number);
-                self.pool.create_filled(&name, head.bytes(), InitialContents::Nothing)
-            }
-            false => Err(PoolError::Full { asked: head.bytes(), free: 0, largest: 0 }),
-        };
-        match made {
+        if !may_have || shares.claimed > self.geometry.budget {
+            self.do_without(control, &head, &shares);
+            return Ok(None);
+        }
+        match self.pool.create_filled(&self.slab_name(host, number), head.bytes(), InitialContents::Nothing) {
             Ok(object) => {
                 control.slabs = control.slabs.max(number + 1);
                 control.changes = control.changes.wrapping_add(1);

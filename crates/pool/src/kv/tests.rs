@@ -45,15 +45,19 @@ fn identity(hash: u8, block: u32) -> Identity {
 
 /// A cache of slabs with 8 blocks of 4 KiB.
 fn cache_of(pool: &Arc<Pool<Heap>>, identity: Identity, options: Options) -> Result<Cache<Heap>, PoolError> {
+    cache_with(pool, identity, options, 4)
+}
+
+fn cache_with(
+    pool: &Arc<Pool<Heap>>,
+    identity: Identity,
+    options: Options,
+    log_lines: u64,
+) -> Result<Cache<Heap>, PoolError> {
     let slab_bytes = 512 + 64 + 8 * (64 + 4096);
     let budget = options.budget.unwrap_or(2 * slab_bytes);
-    Cache::open_with(
-        Arc::clone(pool),
-        "llm",
-        identity,
-        options,
-        Root { slab_bytes, log_lines: 4, budget, hosts: 2 },
-    )
+    let root = Root { slab_bytes, log_lines, budget, hosts: 2 };
+    Cache::open_with(Arc::clone(pool), "llm", identity, options, root)
 }
 
 fn cache(pool: &Arc<Pool<Heap>>) -> Cache<Heap> {
@@ -281,6 +285,18 @@ fn what_is_no_block_is_refused_by_name() {
     let text = open("large", identity(1, BLOCK), Options { budget: Some(1 << 63), verify: false });
     assert!(text.contains("the budget is 9223372036854775808 bytes in a pool of"), "{text}");
     assert!(pool.list("/kv/large").unwrap().is_empty());
+    // The least has room for a slab of one block.
+    for budget in [1, 4096 + 127] {
+        let text = open("large", identity(1, BLOCK), Options { budget: Some(budget), verify: false });
+        let says = format!("the budget is {budget} bytes where one block of the cache large takes 4224; ");
+        assert!(text.starts_with(&says), "{text}");
+        assert!(pool.list("/kv/large").unwrap().is_empty());
+    }
+    let text = open("llm", identity(1, 1 << 20), Options::default());
+    assert!(text.contains("bytes where one block of the cache llm takes 1048704; "), "{text}");
+    let least = Options { budget: Some(4096 + 128), verify: false };
+    let least = Cache::open(Arc::clone(&pool), "least", identity(1, BLOCK), least).unwrap();
+    assert_eq!(put(&least, &[1]).stored, 1);
     // A budget of zero holds nothing, and is no error.
     let none = cache_of(&pool, identity(1, BLOCK), Options { budget: Some(0), verify: false });
     assert!(none.unwrap_err().to_string().contains("the budget is 0 bytes"));
@@ -339,6 +355,32 @@ fn a_cache_that_was_removed_takes_nothing_more() {
     assert_eq!(got(&anew, &[1]), [0; 0]);
     put(&anew, &[1]);
     assert_eq!(got(&anew, &[1]), [1]);
+}
+
+#[test]
+fn what_is_left_of_a_cache_whose_removal_was_cut_short_is_removed_and_is_none_of_the_next() {
+    let heap = heap();
+    let pools = [pool(&heap, 0, 0), pool(&heap, 1, 0)];
+    for pool in &pools {
+        put(&cache(pool), &[1, 2]);
+    }
+    pools[0].destroy("/kv/llm").unwrap();
+    // Its log is longer: the default budget follows what is free.
+    let again = |pool| cache_with(pool, identity(1, BLOCK), Options::default(), 8).unwrap();
+    let first = again(&pools[1]);
+    assert_eq!(got(&first, &[1, 2]), [0; 0]);
+    assert_eq!(put(&first, &[3]).stored, 1);
+    let second = again(&pools[0]);
+    assert_eq!(put(&second, &[1, 4]).stored, 2);
+    for cache in [&first, &second] {
+        assert_eq!(got(cache, &[1, 2, 3, 4]), [1, 3, 4]);
+    }
+    drop((first, second));
+    pools[0].destroy("/kv/llm").unwrap();
+    Cache::remove(&pools[1], "llm").unwrap();
+    assert_eq!(Cache::remove(&pools[1], "llm"), Err(PoolError::NotFound { name: "/kv/llm".into() }));
+    pools.iter().chain(&pools).for_each(|pool| pool.maintain().unwrap());
+    assert_eq!(pools[0].list(""), Ok(vec![]));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
-use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
@@ -17,7 +17,7 @@ use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Overwrite, Superblock, format_as, read_superblock};
 use crate::kv::wire::Root;
 use crate::kv::{Cache, Identity, Key, Options, check, inspect as inspect_caches};
-use crate::{Member, Pool, inspect};
+use crate::{Member, Pool, PoolError, inspect};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "a region is formatted, whatever was there; from outside all that a pool holds is told, and none of it is called damaged";
@@ -38,11 +38,25 @@ const HARMLESS: &[Harmless; 2] = &[
     harmless("kv/check.rs", "loads are done in order", Change::Weaken),
 ];
 
-/// A look that is known to be wrong. The suite is its control.
+/// Looks that are known to be wrong. The suite is their control.
 pub(super) fn canaries() -> Vec<Suite> {
-    let about = "a check of a cache does not look at a slot's line again";
-    let looks_once = |seed| Deviation::LooksOnce.during(|| inspection(seed));
-    vec![Suite::new("inspection-looks-once", about, looks_once)]
+    vec![
+        Suite::new(
+            "inspection-looks-once",
+            "a check of a cache does not look at a slot's line again",
+            |seed| Deviation::LooksOnce.during(|| inspection(seed)),
+        ),
+        Suite::new(
+            "inspection-judges-once",
+            "an inspection does not look whether an object is still there",
+            |seed| Deviation::JudgesOnce.during(|| inspection(seed)),
+        ),
+        Suite::new(
+            "inspection-counts-once",
+            "an inspection does not look again which chunks hosts hold",
+            |seed| Deviation::CountsOnce.during(|| inspection(seed)),
+        ),
+    ]
 }
 
 /// The host that uses the pool, the one that formats it, and the one that looks from outside.
@@ -64,6 +78,16 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry { names: 11, chunk_bytes: 2048, opens: 12, ..small(HOSTS, 2) };
     pool_of(geometry, 6)
 });
+
+/// A pool of two chunks and a few names, and the memory operations of a look at it.
+static SMALL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+    let geometry = Geometry { names: 3, levels: 2, chunk_bytes: CHUNK, opens: 3, ..small(HOSTS - 1, 1) };
+    pool_of(geometry, 2)
+});
+const CHUNK: u64 = 512;
+const SMALL_LOOK: u64 = 400;
+/// Objects that a host makes beside such looks at most.
+const MOST_TURNS: u8 = 40;
 
 /// How far the scene has come, as its players tell each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,6 +146,9 @@ enum Before {
 
 fn inspection(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 31);
+    if seed % 8 == 7 {
+        return turns(seed, &mut dice);
+    }
     let (superblock, layout) = &*POOL;
     let kernels = dice.kernels();
     let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
@@ -181,6 +208,55 @@ fn inspection(seed: u64) -> Outcome {
         cue.count(HOSTS - 1, Stage::Told);
     });
     world.run()
+}
+
+/// Two hosts have the chunks of a pool in turn, for objects of several sizes. A look that stops in the middle then meets other objects
+/// than those of which it has read.
+fn turns(seed: u64, dice: &mut Dice) -> Outcome {
+    let (superblock, layout) = &*SMALL;
+    let kernels = dice.kernels();
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let mut world = World::new(seed, Shape { hosts: HOSTS, ..shape_of(layout, kernels, coherence) });
+    world.budget(4_000_000);
+    world.setup(|memory| {
+        format_as(&memory, &superblock.geometry, superblock.uuid, Overwrite::Refuse, None).expect("zeros")
+    });
+    let is_over = Rc::new(Cell::new(false));
+    for host in [USER, FORMATTER] {
+        let member = Member { pid: pid(host), ..Member::new(host, 7) };
+        let pool = world.setup_as(host, 0, |memory| attached(&SMALL, memory, false, member));
+        let sizes = [(); 3].map(|()| [60, 300, 2 * CHUNK - LINE][dice.roll(3) as usize]);
+        let over = Rc::clone(&is_over);
+        world.spawn(host, 0, move |_| {
+            let turns = sizes.into_iter().cycle().take(MOST_TURNS.into());
+            turns.take_while(|_| !over.get()).for_each(|bytes| take_turn(&pool, bytes));
+        });
+    }
+    let stops = [(); 2].map(|()| dice.roll(SMALL_LOOK));
+    world.spawn(INSPECTOR, 0, move |memory| {
+        for stop in stops {
+            memory.crash_after(Crash::Pause, stop);
+            let problems = inspect(&memory).expect("the model has no faults").problems;
+            assert_eq!(problems, [], "of a pool in use");
+        }
+        is_over.set(true);
+    });
+    world.run()
+}
+
+/// Makes an object where there is room, and gives its chunks back.
+fn take_turn(pool: &Pool<ModelMemory>, bytes: u64) {
+    let name = format!("/{}", pool.member().host);
+    match pool.create(&name, bytes) {
+        Ok(object) => {
+            pool.close(object);
+            pool.destroy(&name).expect("nobody else does");
+        }
+        Err(PoolError::Full { .. } | PoolError::DirectoryFull { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+    pool.maintain().expect("nobody keeps a lock");
+    pool.directory().give_back_all().expect("nobody keeps a lock");
 }
 
 /// Has the whole region in this host's caches.

@@ -23,7 +23,7 @@ use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::kv::wire::Root;
 use crate::kv::{Cache, Identity, Key, Options};
-use crate::{Member, Pool};
+use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "blocks are put, found, read and evicted while processes and hosts die: none is wrong, none that is there is missed";
@@ -92,6 +92,8 @@ const SPARE: u16 = 5;
 const BLOCK: u32 = 72;
 /// Slots of a slab.
 const SLOTS: u64 = 2;
+/// Memory operations in which a cache is removed.
+const REMOVAL: u64 = 1500;
 /// The process id of the one that looks at the end.
 const JUDGE: u32 = 500;
 
@@ -231,7 +233,7 @@ fn world(seed: u64, kernels: Kernels, is_coherent: bool) -> World {
 fn kv(seed: u64, boots: bool) -> Outcome {
     let mut dice = Dice::new(seed, 19);
     let (crash, kernels) = fate(&mut dice, boots);
-    let scene = dice.roll(17);
+    let scene = dice.roll(18);
     // Two that ask for the last room need a fence of both kinds of hosts.
     let mut world = world(seed, kernels, dice.roll(if scene == 4 { 2 } else { 8 }) == 0);
     match scene {
@@ -239,6 +241,7 @@ fn kv(seed: u64, boots: bool) -> Outcome {
         4 => return last_room(world, kernels, &mut dice),
         5..8 => return slab(world, kernels, &mut dice),
         8 => return adoption::adoption(world, kernels, crash, &mut dice),
+        9 => return removal(world, kernels, &mut dice),
         _ => {}
     }
     let evicts = dice.roll(2) == 0;
@@ -369,6 +372,40 @@ fn remove(cache: Cache<ModelMemory>) {
     drop(cache);
     Cache::remove(&pool, NAME).expect("nobody keeps a lock");
     pool.maintain().expect("nobody keeps a lock");
+}
+
+/// A process that removes a cache dies. The next removes what is left, or makes another of the name before, whose log may be longer.
+fn removal(mut world: World, kernels: Kernels, dice: &mut Dice) -> Outcome {
+    let witness = Witness::of_a_slab(kernels, true, 2);
+    for host in 0..HOSTS {
+        world.setup_as(host, 0, |memory| witness.put(&attach(memory, host, 100, &witness), &[0, 1]));
+    }
+    let (host, known) = (dice.roll(HOSTS.into()) as u16, Rc::clone(&witness));
+    let remover = world.spawn(host, 1, move |memory| {
+        let pool = pool_as(memory, host, 200, &known);
+        Cache::remove(&pool, NAME).expect("nobody keeps a lock");
+    });
+    world.crash_within(remover, Crash::Process, REMOVAL);
+    let comes_back = dice.roll(2) == 0;
+    let memories: Vec<_> = (0..HOSTS).map(|host| world.memory(host, SPARE)).collect();
+    let next = Witness::of_a_slab(kernels, true, [2, 8][dice.roll(2) as usize]);
+    world.check(0, move |_| {
+        let attach = |(host, memory)| pool_as(memory, host, JUDGE, &next);
+        let pools: Vec<_> = (0..).zip(memories).map(attach).collect();
+        if comes_back {
+            let caches: Vec<_> = pools.iter().map(|pool| open(Arc::clone(pool), &next)).collect();
+            caches.iter().for_each(|cache| _ = next.get(cache, &[0, 1]));
+            assert_eq!(next.put(&caches[0], &[2, 3]), 0, "there is no room");
+            caches.iter().for_each(|cache| assert_eq!(next.get(cache, &[2, 3]), 2, "what was just put"));
+        }
+        match Cache::remove(&pools[0], NAME) {
+            Err(PoolError::NotFound { .. }) if !comes_back => {}
+            removed => removed.expect("nobody keeps a lock"),
+        }
+        assert_eq!(pools[0].list(""), Ok(vec![]));
+        expect_all_clean(&pools);
+    });
+    world.run()
 }
 
 /// The moment of publication alone: slots are taken before, and a reader goes by the log or by the lines of the slots.
@@ -524,7 +561,10 @@ fn pool_as(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Arc<P
 }
 
 fn attach(memory: ModelMemory, host: u16, pid: u32, witness: &Witness) -> Cache<ModelMemory> {
-    let pool = pool_as(memory, host, pid, witness);
+    open(pool_as(memory, host, pid, witness), witness)
+}
+
+fn open(pool: Arc<Pool<ModelMemory>>, witness: &Witness) -> Cache<ModelMemory> {
     let identity = Identity { hash: [5; 32], text: "model".to_owned(), block: BLOCK };
     let options = Options { budget: Some(witness.budget()), verify: false };
     let slab_bytes = 512 + 64 + SLOTS * (64 + 128);

@@ -15,7 +15,7 @@ use super::group::Dice;
 use super::stage::{Stage, attached, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
-use crate::window::{Access, Window};
+use crate::window::{Access, Place, Window};
 use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
@@ -287,7 +287,9 @@ impl Rank {
 
     /// Takes the window lock of `target` and checks that nobody is inside who may not be.
     fn lock(&mut self, target: usize, access: Access) -> Result<(), PoolError> {
-        self.until(|window| window.try_lock(target as u32, access))?;
+        let (target, mut place) = (target as u32, Place::default());
+        self.until(|window| window.try_lock(target, access, &mut place))?;
+        assert_eq!(self.window.try_lock(target, access, &mut place), Ok(false), "another thread has it too");
         let witness = &self.witness;
         witness.inside.borrow_mut()[self.me] = Some(access);
         let inside = witness.inside.borrow();
@@ -364,7 +366,8 @@ fn counters(rank: &mut Rank) -> Result<(), PoolError> {
         }
         let shares = rank.dice.roll(4) == 0;
         if shares {
-            rank.until(|window| window.try_lock(target as u32, Access::Shared))?;
+            let mut place = Place::default();
+            rank.until(|window| window.try_lock(target as u32, Access::Shared, &mut place))?;
         }
         let (offset, bytes) = COUNTERS[rank.dice.roll(3) as usize];
         rank.begin();

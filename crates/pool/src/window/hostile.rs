@@ -7,7 +7,7 @@ use std::time::Duration;
 use polder_mem::{Heap, LINE, Memory, Offset, ProcessSlot};
 
 use super::place::{Segment, Word, object_bytes, own_words, segment_name};
-use super::{Access, Window};
+use super::{Access, Place, Window};
 use crate::format::Geometry;
 use crate::membership::Process;
 use crate::object::InitialContents;
@@ -93,9 +93,11 @@ fn act(victim: &mut Window<Heap>, script: &mut Script<'_>) {
         3 => {
             let access = if length % 2 == 0 { Access::Shared } else { Access::Exclusive };
             // Long enough that it asks whether the other lives.
-            drop((0..length).try_for_each(|_| victim.try_lock(target, access).map(drop)));
+            let mut place = Place::default();
+            drop((0..length).try_for_each(|_| victim.try_lock(target, access, &mut place).map(drop)));
+            victim.leave(target, place);
         }
-        4 => victim.unlock(target),
+        4 => _ = victim.unlock(target),
         5 => drop(victim.post(&[target])),
         6 => drop(victim.start(&[target])),
         7 => {

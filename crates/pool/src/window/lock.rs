@@ -53,6 +53,13 @@ struct Ticket {
 pub(super) struct Claim {
     ticket: Ticket,
     turn: Turn,
+    is_held: bool,
+}
+
+/// Whether a caller of [`Window::try_lock`] waits for a lock, which one thread of its window does at a time.
+#[derive(Debug, Default)]
+pub struct Place {
+    waits: bool,
 }
 
 /// How far a wait has come that looks at one peer after another.
@@ -100,33 +107,53 @@ impl Ticket {
 }
 
 impl<M: Memory> Window<M> {
-    /// Takes the window lock of `target`, or a place in the queue for it: call it until it returns true, or give the place
-    /// back with [`Window::unlock`]. Then [`Window::get`] gets what the holders before have put.
+    /// Takes the window lock of `target`, or a place in the queue for it: call it with one `place` until it returns true, or give the
+    /// place back with [`Window::leave`]. Then [`Window::get`] gets what the holders before have put. While one caller waits or has the
+    /// lock, it returns false to all others of this window.
     ///
     /// # Errors
     /// [`PoolError::PeerDead`] when somebody in front gives no sign of life and may yet go on: nobody passes it before the view
     /// says that its host is fenced. [`PoolError::Evicted`], [`PoolError::Corrupt`], [`PoolError::Memory`]. The place in the
     /// queue is given back then.
-    pub fn try_lock(&mut self, target: u32, access: Access) -> Result<bool, PoolError> {
+    pub fn try_lock(&mut self, target: u32, access: Access, place: &mut Place) -> Result<bool, PoolError> {
         self.segment(target)?;
         let lock = Lock { word: Word::WindowLock, target };
+        let is_own = std::mem::take(&mut place.waits);
         let mut claim = match self.claims.get(&target) {
-            Some(claim) => *claim,
+            Some(claim) if is_own && !claim.is_held => *claim,
+            Some(_) => return Ok(false),
             None => self.draw(lock, access)?,
         };
         let came = self.advance(lock, &mut claim);
+        claim.is_held = came == Ok(true);
+        place.waits = came == Ok(false);
         self.claims.insert(target, claim);
         if came.is_err() {
-            self.unlock(target);
+            self.withdraw(target, false);
         }
         came
     }
 
-    /// Gives the window lock of `target` back, or the place in the queue for it. All that was put is there before.
-    pub fn unlock(&mut self, target: u32) {
-        if self.claims.remove(&target).is_some() {
+    /// Gives the window lock of `target` back, unless no caller has it; whether one had. All that was put is there before.
+    pub fn unlock(&mut self, target: u32) -> bool {
+        self.withdraw(target, true)
+    }
+
+    /// Gives the place in the queue for the window lock of `target` back, if the caller has it.
+    pub fn leave(&mut self, target: u32, place: Place) {
+        if place.waits {
+            self.withdraw(target, false);
+        }
+    }
+
+    /// Gives back what this window has of a lock, where that is the lock itself or a place in the queue; whether it is.
+    fn withdraw(&mut self, target: u32, is_held: bool) -> bool {
+        let is_it = self.claims.get(&target).is_some_and(|claim| claim.is_held == is_held);
+        if is_it {
+            self.claims.remove(&target);
             self.release(Lock { word: Word::WindowLock, target });
         }
+        is_it
     }
 
     /// Takes a lock for this process alone, or waits for it as long as a call may.
@@ -186,7 +213,7 @@ impl<M: Memory> Window<M> {
         };
         let ticket = Ticket { access, number };
         self.announce(lock, ticket);
-        Ok(Claim { ticket, turn: Turn::default() })
+        Ok(Claim { ticket, turn: Turn::default(), is_held: false })
     }
 
     fn announce(&self, lock: Lock, ticket: Ticket) {
@@ -218,7 +245,7 @@ impl<M: Memory> Window<M> {
 
     /// Looks at those who may go before; whether nobody does any more.
     fn advance(&mut self, lock: Lock, claim: &mut Claim) -> Result<bool, PoolError> {
-        let Claim { ticket: ours, turn } = claim;
+        let Claim { ticket: ours, turn, .. } = claim;
         let (count, me) = (self.segments.len() - 1, self.rank);
         self.pass(
             turn,
