@@ -11,7 +11,7 @@ use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filt
 use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
-use polder_pool::window::{Access, Place, Window};
+use polder_pool::window::{Access, LockPlace, Window};
 use polder_pool::{
     Buffers, Collective, InitialContents, Object, Operation, Pool, PoolError, PrivateMemory, Process,
 };
@@ -280,7 +280,7 @@ fn windows<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
         assert_eq!(word, u64::from(round).to_le_bytes(), "what {other} exposed");
         window.put(other, 67, &[round; 30]).unwrap();
         window.update(0, 128, 4, &mut |bytes| bytes[0] += 1).unwrap();
-        let mut place = Place::default();
+        let mut place = LockPlace::default();
         until(pool, || window.try_lock(0, Access::Exclusive, &mut place));
         window.get(0, 192, &mut word).unwrap();
         word[0] += 1;

@@ -9,7 +9,7 @@ use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Heap, Memory, ProcessSlot};
 use polder_pool::testing::formatted;
-use polder_pool::window::{Access, Place, Window};
+use polder_pool::window::{Access, LockPlace, Window};
 use polder_pool::{Geometry, Member, Pool, PoolError};
 
 const BYTES: u64 = 4 << 20;
@@ -114,7 +114,7 @@ fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_to
         first.put(2, 8, &[7; 8]).unwrap();
         first.put(0, 1, &[7]).unwrap();
         assert_eq!(
-            first.try_lock(2, Access::Exclusive, &mut Place::default()),
+            first.try_lock(2, Access::Exclusive, &mut LockPlace::default()),
             Ok(true),
             "it is another lock"
         );
@@ -132,7 +132,7 @@ fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_to
 fn a_window_that_is_dropped_leaves_nothing_and_gives_its_locks_back() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);
-    let [mut place, mut other] = [Place::default(), Place::default()];
+    let [mut place, mut other] = [LockPlace::default(), LockPlace::default()];
     assert_eq!(ranks[1].try_lock(0, Access::Exclusive, &mut other), Ok(true));
     assert_eq!(ranks[0].try_lock(0, Access::Exclusive, &mut place), Ok(false));
     drop(ranks.remove(1));
@@ -145,9 +145,9 @@ fn a_window_that_is_dropped_leaves_nothing_and_gives_its_locks_back() {
 fn those_who_share_a_lock_hold_it_together_and_in_turn_with_others() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);
-    let [mut place, mut last] = [Place::default(), Place::default()];
+    let [mut place, mut last] = [LockPlace::default(), LockPlace::default()];
     for rank in [0, 1] {
-        assert_eq!(ranks[rank].try_lock(2, Access::Shared, &mut Place::default()), Ok(true));
+        assert_eq!(ranks[rank].try_lock(2, Access::Shared, &mut LockPlace::default()), Ok(true));
     }
     assert_eq!(ranks[2].try_lock(2, Access::Exclusive, &mut last), Ok(false));
     assert!(ranks[0].unlock(2));
@@ -157,34 +157,34 @@ fn those_who_share_a_lock_hold_it_together_and_in_turn_with_others() {
     assert!(ranks[1].unlock(2));
     assert_eq!(ranks[2].try_lock(2, Access::Exclusive, &mut last), Ok(true));
     assert_eq!(ranks[0].try_lock(2, Access::Shared, &mut place), Ok(false));
-    let own = ranks[1].try_lock(0, Access::Exclusive, &mut Place::default());
+    let own = ranks[1].try_lock(0, Access::Exclusive, &mut LockPlace::default());
     assert_eq!(own, Ok(true), "every rank has a lock of its own");
     // A place in the queue is given back.
     assert!(!ranks[0].unlock(2), "it has a place and no lock");
     ranks[0].leave(2, place);
     assert!(ranks[2].unlock(2));
-    assert_eq!(ranks[1].try_lock(2, Access::Exclusive, &mut Place::default()), Ok(true));
+    assert_eq!(ranks[1].try_lock(2, Access::Exclusive, &mut LockPlace::default()), Ok(true));
 }
 
 #[test]
 fn one_thread_of_a_window_waits_for_a_lock_or_has_it_and_no_other_ends_that() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);
-    let [mut first, mut second, mut third] = [(); 3].map(|()| Place::default());
-    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
+    let [mut first, mut second, mut third] = [(); 3].map(|()| LockPlace::default());
+    let mut ask = |rank: usize, place: &mut LockPlace| ranks[rank].try_lock(2, Access::Exclusive, place);
     assert_eq!([ask(0, &mut first), ask(0, &mut first)], [Ok(true), Ok(false)], "it asks again");
     assert_eq!([ask(0, &mut second), ask(1, &mut third)], [Ok(false), Ok(false)]);
     ranks[0].leave(2, second);
     assert!(ranks[0].unlock(2), "a thread that gave up has not given the lock back");
     // Of two threads that wait, the one that came first goes on when its turn has come, and the other takes no turn of its.
-    let [mut second, mut other] = [Place::default(), Place::default()];
-    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
+    let [mut second, mut other] = [LockPlace::default(), LockPlace::default()];
+    let mut ask = |rank: usize, place: &mut LockPlace| ranks[rank].try_lock(2, Access::Exclusive, place);
     assert_eq!([ask(1, &mut third), ask(0, &mut first)], [Ok(true), Ok(false)]);
     assert_eq!([ask(0, &mut second), ask(2, &mut other)], [Ok(false), Ok(false)]);
     assert!(ranks[1].unlock(2));
     ranks[0].leave(2, second);
-    let mut ask = |rank: usize, place: &mut Place| ranks[rank].try_lock(2, Access::Exclusive, place);
-    assert_eq!([ask(2, &mut other), ask(0, &mut Place::default())], [Ok(false), Ok(false)]);
+    let mut ask = |rank: usize, place: &mut LockPlace| ranks[rank].try_lock(2, Access::Exclusive, place);
+    assert_eq!([ask(2, &mut other), ask(0, &mut LockPlace::default())], [Ok(false), Ok(false)]);
     assert_eq!(ask(0, &mut first), Ok(true), "it has kept its place");
 }
 
@@ -256,7 +256,7 @@ fn everything<M: Memory>(pool: &Arc<Pool<M>>, rank: u32) {
                 word.copy_from_slice(&count.to_le_bytes());
             })
             .unwrap();
-        let mut place = Place::default();
+        let mut place = LockPlace::default();
         while !window.try_lock(0, Access::Exclusive, &mut place).unwrap() {
             pool.memory().yield_now();
         }
@@ -307,7 +307,7 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
         {
             let pool = session.pool();
             let mut window = enter(pool, 1, 2);
-            let mut place = Place::default();
+            let mut place = LockPlace::default();
             while !window.try_lock(0, Access::Exclusive, &mut place).unwrap() {}
             window.put(0, 0, &[1; 8]).unwrap();
             window.flush();
@@ -321,7 +321,7 @@ fn the_lock_of_a_process_that_died_passes_on_and_whoever_waits_for_its_post_is_t
         while got(&window, 0, 0, 1) == [0] {
             std::thread::yield_now();
         }
-        let mut place = Place::default();
+        let mut place = LockPlace::default();
         assert_eq!(window.try_lock(0, Access::Shared, &mut place), Ok(false));
         victim.kill();
         while !window.try_lock(0, Access::Shared, &mut place).unwrap() {}

@@ -9,7 +9,7 @@ use polder_attach::session::Session;
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::window::Window as PoolWindow;
-use polder_pool::window::{Access, Place};
+use polder_pool::window::{Access, LockPlace};
 
 use crate::failure::{Failure, Status};
 use crate::guard::{self, exported};
@@ -181,7 +181,7 @@ exported! {
             let window = guard::given(window, "window")?;
             let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
             let taken = format!("the lock of rank {rank} was not free");
-            let mut place = Place::default();
+            let mut place = LockPlace::default();
             let locked = window.until(timeout_ms, &taken, |held| held.try_lock(rank, access, &mut place));
             window.held().leave(rank, place);
             locked

@@ -16,7 +16,7 @@ use polder_attach::session::Session;
 use polder_mem::{AnyMemory, Coherence, Memory, Serial, SerialGuard};
 use polder_pool::PoolError;
 use polder_pool::window::Window as PoolWindow;
-use polder_pool::window::{Access, Place};
+use polder_pool::window::{Access, LockPlace};
 
 use crate::abi::{Abi, Aint, Count};
 use crate::epoch::Epochs;
@@ -787,7 +787,7 @@ impl<A: Abi> Window<A> {
 
     fn acquire(&self, target: u32, access: Access, assert: c_int) -> Result<(), Failure> {
         if assert & A::NUMBERS.mode_nocheck == 0 {
-            let mut place = Place::default();
+            let mut place = LockPlace::default();
             self.until(|pooled| pooled.try_lock(target, access, &mut place))?;
         }
         self.renew(Some(self.segment(target)?))

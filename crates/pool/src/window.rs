@@ -35,7 +35,7 @@ use std::sync::Arc;
 use polder_mem::{Memory, Offset};
 
 use self::epoch::Epoch;
-pub use self::lock::{Access, Place};
+pub use self::lock::{Access, LockPlace};
 use self::lock::{Claim, Lock};
 use self::place::{Segment, Word, object_bytes, own_words, segment_name};
 use crate::name::Name;

@@ -15,7 +15,7 @@ use super::group::Dice;
 use super::stage::{Stage, attached, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
-use crate::window::{Access, Place, Window};
+use crate::window::{Access, LockPlace, Window};
 use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
@@ -287,7 +287,7 @@ impl Rank {
 
     /// Takes the window lock of `target` and checks that nobody is inside who may not be.
     fn lock(&mut self, target: usize, access: Access) -> Result<(), PoolError> {
-        let (target, mut place) = (target as u32, Place::default());
+        let (target, mut place) = (target as u32, LockPlace::default());
         self.until(|window| window.try_lock(target, access, &mut place))?;
         assert_eq!(self.window.try_lock(target, access, &mut place), Ok(false), "another thread has it too");
         let witness = &self.witness;
@@ -366,7 +366,7 @@ fn counters(rank: &mut Rank) -> Result<(), PoolError> {
         }
         let shares = rank.dice.roll(4) == 0;
         if shares {
-            let mut place = Place::default();
+            let mut place = LockPlace::default();
             rank.until(|window| window.try_lock(target as u32, Access::Shared, &mut place))?;
         }
         let (offset, bytes) = COUNTERS[rank.dice.roll(3) as usize];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use polder_mem::{Heap, LINE, Memory, Offset, ProcessSlot};
 
 use super::place::{Segment, Word, object_bytes, own_words, segment_name};
-use super::{Access, Place, Window};
+use super::{Access, LockPlace, Window};
 use crate::format::Geometry;
 use crate::membership::Process;
 use crate::object::InitialContents;
@@ -93,7 +93,7 @@ fn act(victim: &mut Window<Heap>, script: &mut Script<'_>) {
         3 => {
             let access = if length % 2 == 0 { Access::Shared } else { Access::Exclusive };
             // Long enough that it asks whether the other lives.
-            let mut place = Place::default();
+            let mut place = LockPlace::default();
             drop((0..length).try_for_each(|_| victim.try_lock(target, access, &mut place).map(drop)));
             victim.leave(target, place);
         }

@@ -58,7 +58,7 @@ pub(super) struct Claim {
 
 /// Whether a caller of [`Window::try_lock`] waits for a lock, which one thread of its window does at a time.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct LockPlace {
     waits: bool,
 }
 
@@ -115,7 +115,12 @@ impl<M: Memory> Window<M> {
     /// [`PoolError::PeerDead`] when somebody in front gives no sign of life and may yet go on: nobody passes it before the view
     /// says that its host is fenced. [`PoolError::Evicted`], [`PoolError::Corrupt`], [`PoolError::Memory`]. The place in the
     /// queue is given back then.
-    pub fn try_lock(&mut self, target: u32, access: Access, place: &mut Place) -> Result<bool, PoolError> {
+    pub fn try_lock(
+        &mut self,
+        target: u32,
+        access: Access,
+        place: &mut LockPlace,
+    ) -> Result<bool, PoolError> {
         self.segment(target)?;
         let lock = Lock { word: Word::WindowLock, target };
         let is_own = std::mem::take(&mut place.waits);
@@ -140,7 +145,7 @@ impl<M: Memory> Window<M> {
     }
 
     /// Gives the place in the queue for the window lock of `target` back, if the caller has it.
-    pub fn leave(&mut self, target: u32, place: Place) {
+    pub fn leave(&mut self, target: u32, place: LockPlace) {
         if place.waits {
             self.withdraw(target, false);
         }
