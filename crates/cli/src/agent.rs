@@ -16,7 +16,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
     Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State,
-    Text, forecast, listen, replay, write_example,
+    Text, forecast, listen, read_record, replay, write_example,
 };
 use polder_front::{Teller, unwritten};
 use polder_linux::doctor::{Interface, examine};
@@ -605,8 +605,7 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
         Failure(format!("{error}; make one with: polder agent run --record FILE"))
     };
     let text = recorded_text_of(&record.to_string_lossy()).map_err(|error| advised(&error))?;
-    let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
-    let rounds = rounds
+    let rounds = read_record(&text)
         .map_err(|error| advised(&format_args!("{} is no record of an agent ({error})", record.display())))?;
     if rounds.is_empty() {
         return Err(advised(&format_args!("{}: there is no round in it", record.display())));

@@ -470,6 +470,26 @@ fn a_record_without_rounds_agrees_with_nothing() {
     put(folder.path(), "record.jsonl", "");
     let output = polder(&["agent", "replay"], &folder.path().join("record.jsonl"));
     assert!(!output.status.success() && text(&output.stderr).contains("there is no round in it"));
+    // The second line is cut short, and the third has more bytes than any machine.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/guest.jsonl");
+    let guest = fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = guest.lines().take(2).collect();
+    let cut = format!("{}\n{}", lines[0], &lines[1][..100]);
+    let huge = format!(
+        "{}\n{}\n",
+        lines[0],
+        lines[1].replacen("\"slow\":", "\"slow\":2000000000000000000,\"unused\":", 1)
+    );
+    for (record, what) in [
+        (cut, "torn.jsonl is no record of an agent (line 2, column 100: EOF while parsing "),
+        (huge, "torn.jsonl is no record of an agent (line 2: no machine has "),
+    ] {
+        put(folder.path(), "torn.jsonl", &record);
+        for command in [&["agent", "replay"][..], &["plan", "tier", "--record"]] {
+            let output = polder(command, &folder.path().join("torn.jsonl"));
+            assert!(!output.status.success() && text(&output.stderr).contains(what), "{output:?}");
+        }
+    }
     put(folder.path(), "other.txt", "no record\n");
     let other = folder.path().join("other.txt");
     for (command, what) in [
