@@ -72,6 +72,8 @@ pub struct Agent<K> {
     page: u64,
     /// Bytes of a transparent huge page.
     huge_page: u64,
+    /// Whether the kernel makes larger pages than the smallest that are no such page, which it counts nowhere.
+    makes_middle_pages: bool,
     /// Reserved huge pages of the machine, in this round.
     huge: HugePages,
     reclaim: ReclaimWords,
@@ -113,6 +115,7 @@ impl<K: Kernel> Agent<K> {
         let mut agent = Self {
             page: page_bytes(settings.kernel()),
             huge_page: huge_page(settings.kernel()),
+            makes_middle_pages: makes_middle_pages(settings.kernel()),
             huge: HugePages::default(),
             reclaim: ReclaimWords::default(),
             link: Link::new(tiers.slow_bandwidth(settings.kernel())),
@@ -439,6 +442,7 @@ impl<K: Kernel> Agent<K> {
             promote: if self.settings.kernel().promotes() { self.most_promoted(round) } else { 0 },
             fast_kept: round.fast.kept_by_kernel(),
             largest_page: self.huge_page,
+            page: self.page,
             pace: match self.policy.step_bytes {
                 Some(_) => None,
                 None => Some(Pace::of(self.policy.period.as_secs_f64() * turns as f64)),
@@ -448,7 +452,8 @@ impl<K: Kernel> Agent<K> {
 
     /// Bytes that a round may move each way.
     fn step(&self) -> u64 {
-        self.policy.step_bytes.unwrap_or_else(|| self.link.step(self.policy.period.as_secs_f64()))
+        let step = self.policy.step_bytes;
+        step.unwrap_or_else(|| self.link.step(self.policy.period.as_secs_f64())).max(self.page)
     }
 
     /// Bytes that DAMON may move in a period for one of so many services. What these moves come to is not measured.
@@ -712,6 +717,7 @@ impl<K: Kernel> Agent<K> {
             waits: false,
             // Of one that is new, or was away, it is not known.
             unseen: if looked == 0 { 0 } else { (rounds - 1).min(turns as u64 - 1) },
+            has_small_pages: !self.makes_middle_pages && counts.huge == Some(0),
         };
         let demotion = known.demotion.take();
         known.rise.rest = known.rise.rest.saturating_sub(1);
@@ -970,6 +976,19 @@ fn overlapping(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) -> B
 fn huge_page(kernel: &impl Kernel) -> u64 {
     let size = kernel.read("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok();
     size.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Whether the kernel makes pages between the smallest and the largest by itself, from Linux 6.8 on.
+fn makes_middle_pages(kernel: &impl Kernel) -> bool {
+    const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
+    let largest = huge_page(kernel);
+    let is_made = |name: &String| {
+        let kib =
+            name.strip_prefix("hugepages-").and_then(|name| name.strip_suffix("kB")?.parse::<u64>().ok());
+        kib.is_some_and(|kib| kib << 10 < largest)
+            && !kernel.read(&format!("{SIZES}/{name}/enabled")).is_ok_and(|text| text.contains("[never]"))
+    };
+    kernel.list(SIZES).unwrap_or_default().iter().any(is_made)
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ pub struct Counts {
     pub promoted: u64,
     /// Pages that were demoted.
     pub demoted: u64,
+    /// Bytes in huge pages that the kernel made by itself; [`None`] where it does not count them.
+    pub huge: Option<u64>,
 }
 
 impl Cgroup {
@@ -211,6 +213,7 @@ impl Cgroup {
             let count = match name {
                 "workingset_refault_anon" | "workingset_refault_file" => &mut counts.refaults,
                 "pgpromote_success" => &mut counts.promoted,
+                "anon_thp" | "file_thp" | "shmem_thp" => counts.huge.get_or_insert(0),
                 _ if name.starts_with("pgdemote_") => &mut counts.demoted,
                 _ => {
                     is_told |= name == "anon";

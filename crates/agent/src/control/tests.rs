@@ -1392,6 +1392,64 @@ fn memory_that_comes_on_line_or_goes_is_seen_in_the_next_round() {
     }
 }
 
+/// The host has pages of 64 KiB, as its counts of managed pages say.
+fn has_large_pages(tree: &Tree, fast: u64) {
+    let text = format!("Node 0, zone   Normal\n  pages free     9\n        managed  {}\n", fast >> 16);
+    tree.put("/proc/zoneinfo", &text);
+}
+
+#[test]
+fn on_a_host_of_large_pages_no_round_moves_more_than_its_step() {
+    const LARGE: u64 = 64 << 10;
+    let mut text = "step = \"256KiB\"\n".to_owned();
+    let tree = Tree::new(8192 * MIB);
+    has_large_pages(&tree, 8192 * MIB);
+    for index in 0..32 {
+        tree.add_group(&format!("/s{index}"), [100 * MIB, 0]);
+        text += &format!("[service.s{index}]\ncgroup = \"/s{index}\"\ntier = \"opt-in\"\nlocal_high = 0.5\n");
+    }
+    let moved = || (0..32).map(|index| tree.bytes(&format!("/s{index}"))[1]).sum::<u64>();
+    for (step, most) in [("256KiB", 4 * LARGE), ("4KiB", LARGE)] {
+        let policy = Policy::parse(&text.replace("256KiB", step)).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        for _ in 0..12 {
+            let before = moved();
+            let (_, recorded) = agent.round(0).unwrap();
+            assert_eq!(recorded.limits.page, LARGE);
+            assert!(moved() - before <= most, "{step}: {}", moved() - before);
+            let text = serde_json::to_string(&recorded).unwrap();
+            assert_eq!(serde_json::from_str::<RecordedRound>(&text).unwrap(), recorded);
+        }
+        assert!(moved() >= 4 * most, "{step}");
+        agent.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_service_has_small_pages_where_the_kernel_counts_no_huge_one_and_makes_none_between() {
+    const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
+    let is_small = |huge: &str, middle: Option<&str>| {
+        let tree = machine();
+        tree.put(&format!("{SIZES}/hpage_pmd_size"), "2097152\n");
+        tree.put(&format!("{SIZES}/hugepages-2048kB/enabled"), "[inherit] never\n");
+        if let Some(enabled) = middle {
+            tree.put(&format!("{SIZES}/hugepages-64kB/enabled"), enabled);
+        }
+        let stat = "/sys/fs/cgroup/cache/memory.stat";
+        let text = tree.read(stat).unwrap() + huge;
+        tree.take(stat);
+        tree.put(stat, &text);
+        start(&tree).round(0).unwrap().1.services[0].seen.has_small_pages
+    };
+    let none = "anon_thp 0\nfile_thp 0\nshmem_thp 0\n";
+    assert!(is_small(none, None) && is_small(none, Some("always inherit madvise [never]\n")));
+    assert!(!is_small("", None), "where it is not counted, it is not known");
+    assert!(
+        !is_small("anon_thp 2097152\nfile_thp 0\n", None) && !is_small("anon_thp 0\nfile_thp 4096\n", None)
+    );
+    assert!(!is_small(none, Some("always [inherit] madvise never\n")));
+}
+
 /// One service of 200 MiB that is to give half, on a machine that `change` has changed: the first round, what it has then, and its causes
 /// after another if there was an alarm.
 fn gives(change: &dyn Fn(&Tree), dry_run: bool) -> (Round, [u64; 2], BTreeMap<String, Vec<Cause>>) {
