@@ -1326,6 +1326,7 @@ fn with_numbers(text: &str, number: &str) -> String {
 fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing() {
     let seen = |damaged: Option<(&str, &str)>| {
         let tree = machine();
+        tree.suffer("/cache", 0.0, 0, 3);
         if let Some((path, text)) = damaged {
             tree.take(path);
             tree.put(path, text);
@@ -1334,7 +1335,9 @@ fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing(
         let round = look(&mut agent);
         let row = round.services.into_iter().find(|row| row.service == "cache");
         let row = row.map(|it| (it.fast, it.slow, it.pressure, it.refaults, it.demoted, it.oom_kills));
-        (row, round.alarms.iter().any(|alarm| alarm.service() == Some("cache")))
+        let service =
+            damaged.map_or("cache", |(path, _)| if path.contains("/web/") { "web" } else { "cache" });
+        (row, round.alarms.iter().any(|alarm| alarm.service() == Some(service)))
     };
     let (sound, mut alarms) = (seen(None), 0);
     assert!(sound.0.is_some() && !sound.1, "the control");
@@ -1352,6 +1355,8 @@ fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing(
         }
     }
     assert!(alarms >= 40, "{alarms} alarms");
+    // An empty list would be within the fast tier.
+    assert!(seen(Some(("/sys/fs/cgroup/web/cpuset.mems.effective", "\n"))).1, "an opted-out service");
 }
 
 #[test]
