@@ -332,22 +332,20 @@ fn rounds<K: Kernel>(
             Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
         };
-        if reloads && let Some(complaint) = reload(agent, &watched.path) {
+        if reloads {
+            let said = reload(agent, &watched.path).unwrap_or_else(|complaint| complaint);
             // Of one that cannot be written to nobody can be told.
-            drop(out.stderr.say(format!("polder: {complaint}\n")));
+            drop(out.stderr.say(format!("polder: {said}\n")));
         }
     }
 }
 
-/// Takes over the policy file as it is now, and returns what went wrong. With a mistake in it the policy before goes on.
-fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Option<String> {
-    match load(path) {
-        Ok(policy) => {
-            let error = agent.change(policy).err()?;
-            Some(format!("{error}; the next round goes on with what could be set"))
-        }
-        Err(error) => Some(format!("{error}; the policy before goes on")),
-    }
+/// Takes over the policy file as it is now, and says so, or what went wrong. With a mistake in it the policy before goes on.
+fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Result<String, String> {
+    let policy = load(path).map_err(|error| format!("{error}; the policy before goes on"))?;
+    let change = agent.change(policy);
+    change.map_err(|error| format!("{error}; the next round goes on with what could be set"))?;
+    Ok(format!("{}: read again, and the next round goes by it", path.display()))
 }
 
 /// A file that may change.
@@ -430,7 +428,7 @@ impl Output<'_> {
             lines.insert(row.service.clone(), (format!("{}: {}", row.service, row.cause.what), local));
         }
         for alarm in &round.alarms {
-            let key = format!("alarm {} {}", alarm.kind(), alarm.service().unwrap_or(""));
+            let key = format!("alarm {} {}", alarm.kind(), subject(alarm));
             lines.insert(key, (format!("alarm: {}", said(alarm, self.arguments.dry_run)), String::new()));
         }
         let is_new = |key: &String, what: &String| self.shown.get(key) != Some(what);
@@ -452,6 +450,17 @@ const MOST_UNSAID: usize = 1 << 20;
 fn print_settings(out: &mut impl Write, round: &Round, dry_run: bool) -> Result<(), Failure> {
     let written = if dry_run { "would write" } else { "wrote" };
     Ok(round.settings.iter().try_for_each(|change| writeln!(out, "{written} {change}"))?)
+}
+
+/// What an alarm is of: a host has several of one kind.
+fn subject(alarm: &Alarm) -> String {
+    match alarm {
+        Alarm::HostSetting { key, error } => format!("{key} {error}"),
+        Alarm::CxlMemory { device, service, .. } => {
+            format!("{device} {}", service.as_deref().unwrap_or_default())
+        }
+        _ => alarm.service().unwrap_or_default().to_owned(),
+    }
 }
 
 /// An alarm in words; that of a dry run says nothing of a repair that was not tried.
@@ -501,7 +510,7 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     print_settings(&mut std::io::stdout().lock(), &round, true)?;
     print_table(&round, true)?;
     share_lines(agent.policy(), &arguments.root)?.iter().for_each(|line| println!("{line}"));
-    pace_lines(&agent, &recorded).iter().for_each(|line| println!("{line}"));
+    pace_lines(&agent, &round, &recorded).iter().for_each(|line| println!("{line}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -520,13 +529,14 @@ fn share_lines(policy: &Policy, root: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// What rounds may move, and how long each service will take.
-fn pace_lines<K: Kernel>(agent: &Agent<K>, recorded: &RecordedRound) -> Vec<String> {
+fn pace_lines<K: Kernel>(agent: &Agent<K>, round: &Round, recorded: &RecordedRound) -> Vec<String> {
     let (policy, link) = (agent.policy(), agent.link());
     let seconds = |time: Duration| format!("{:.0} s", time.as_secs_f64());
     let rate = |bytes: f64| format!("{}/s", size(bytes as u64));
     let first = size(Link::FIRST);
     let period = format!("{} s", policy.period.as_secs_f64());
-    let (step, what) = match (policy.step_bytes, link.bandwidth) {
+    let step = policy.step_bytes.map(|step| step.max(round.page_bytes));
+    let (step, what) = match (step, link.bandwidth) {
         (Some(step), _) => {
             (Some(step), format!("at most {} a round of {period}, each way, by step", size(step)))
         }
@@ -555,7 +565,14 @@ fn pace_lines<K: Kernel>(agent: &Agent<K>, recorded: &RecordedRound) -> Vec<Stri
     };
     let mut lines = vec![what];
     let Some(step) = step else { return lines };
-    let told = forecast(recorded, step, policy.period);
+    let mut told = forecast(recorded, step, policy.period);
+    // Of one whose pages cannot go down it is said above.
+    let refused = |alarm: &Alarm| match alarm {
+        Alarm::Refused { service, .. } => Some(service.clone()),
+        _ => None,
+    };
+    let refused: Vec<String> = round.alarms.iter().filter_map(refused).collect();
+    told.retain(|service, _| !refused.contains(service));
     lines.extend(told.iter().map(|(service, told)| match told.time {
         Some(time) => format!(
             "  {service}: {} to move, done in {}, at {}",
