@@ -66,7 +66,7 @@ pub struct Agent<K> {
     counters: HostCounters,
     /// Pages that the kernel had promoted at the last round.
     promoted_pages: Option<u64>,
-    /// MiB a second that the kernel may promote, as the agent told it because services go over their bounds.
+    /// MiB a second that the kernel may promote to each fast node, as the agent told it because services go over their bounds.
     throttle: Option<u64>,
     /// Bytes of the smallest page.
     page: u64,
@@ -217,7 +217,7 @@ impl<K: Kernel> Agent<K> {
     /// Whether the policy has shares that the kernel is to hold.
     fn asks_the_kernel(&self) -> bool {
         self.policy.fair_share == FairShare::Kernel
-            && self.policy.services.iter().any(|service| service.policy.local.is_some())
+            && self.policy.rules().any(|policy| policy.local.is_some())
     }
 
     /// Has the kernel hold the shares of services, if the policy asks for it. The agent leaves these alone.
@@ -274,6 +274,10 @@ impl<K: Kernel> Agent<K> {
     pub fn round(&mut self, now_ms: u64) -> Result<(Round, RecordedRound), AgentError> {
         self.rounds += 1;
         self.look_at_nodes()?;
+        let throttles = self.throttle.is_some();
+        let Self { settings, tiers, policy, host_alarms, .. } = self;
+        let (changed, demotes) =
+            host::keep(settings, tiers, policy, host_alarms, |path| throttles && path == PROMOTION_LIMIT);
         let kernel = self.settings.kernel();
         let mut round = Round {
             round: self.rounds,
@@ -289,6 +293,7 @@ impl<K: Kernel> Agent<K> {
             alarms: self.host_alarms.clone(),
             settings: Vec::new(),
         };
+        round.alarms.extend(changed);
         let mut present = Vec::new();
         self.huge = HugePages::discover(self.settings.kernel());
         self.look_at_pods(&mut round);
@@ -337,7 +342,8 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
-        let limits = self.limits(&round, turns);
+        let limits =
+            RoundLimits { step: if demotes { self.step() } else { 0 }, ..self.limits(&round, turns) };
         self.promoted_pages = Some(round.host.promoted_pages);
         self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
@@ -350,7 +356,7 @@ impl<K: Kernel> Agent<K> {
         if let Err(error) = self.tell_promotion(decision.kernel_promotes) {
             round.alarms.push(Alarm::HostSetting { key: "local_high".to_owned(), error: error.to_string() });
         }
-        round.kernel_promotes = self.throttle.map(|mib| mib << 20);
+        round.kernel_promotes = self.throttle.map(|mib| (mib << 20) * self.tiers.fast.len() as u64);
         round.services = self.rows(&present, &decision, now_ms);
         let mut failed = Vec::new();
         for change in &decision.moves {
@@ -468,8 +474,8 @@ impl<K: Kernel> Agent<K> {
 
     /// Bytes that may be moved up in this round: with a limit of promotion, what the kernel has left of it.
     fn most_promoted(&self, round: &Round) -> u64 {
-        let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.step() };
-        let all = (rate_mbps as f64 * 1e6 * self.policy.period.as_secs_f64()) as u64;
+        let Some(rate) = self.policy.promotion_limit else { return self.step() };
+        let all = (rate as f64 * self.policy.period.as_secs_f64()) as u64;
         let now = round.host.promoted_pages;
         let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * self.page;
         self.step().min(all.saturating_sub(kernels))
@@ -478,12 +484,13 @@ impl<K: Kernel> Agent<K> {
     /// Tells the kernel how many bytes it is to promote in a period; [`None`] gives back what was found, or what the policy says. The kernel's
     /// one limit is for all services. It is lowered in halves, so that few rounds write it, and never raised.
     fn tell_promotion(&mut self, bytes: Option<u64>) -> Result<(), KernelError> {
-        let rate = |bytes: u64| (bytes as f64 / self.policy.period.as_secs_f64()) as u64 >> 20;
-        let wanted = bytes.map(|bytes| 1 << rate(bytes).max(1).ilog2());
+        let limit = |bytes_a_s: u64| host::limit_of(&self.tiers, bytes_a_s);
+        let rate = |bytes: u64| (bytes as f64 / self.policy.period.as_secs_f64()) as u64;
+        let wanted = bytes.map(|bytes| 1 << limit(rate(bytes)).ilog2());
         if wanted == self.throttle {
             return Ok(());
         }
-        let told = self.policy.promotion_limit_mbps;
+        let told = self.policy.promotion_limit.map(limit);
         if let (None, Some(wanted)) = (self.throttle, wanted) {
             // A kernel without the file promotes nothing between tiers, or knows no limit.
             let Ok(now) = self.settings.kernel().read(PROMOTION_LIMIT) else { return Ok(()) };

@@ -379,7 +379,7 @@ fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes
     for line in [
         "/proc/sys/kernel/numa_balancing: 1 -> 2",
         "/sys/kernel/mm/numa/demotion_enabled: false -> true",
-        "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 200",
+        "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 190",
         "/sys/fs/cgroup/web/cpuset.mems: \"\" -> 0",
         "/sys/module/damon_stat/parameters/enabled: Y -> N",
         "/sys/kernel/tracing/instances/polder: absent -> made",
@@ -1397,6 +1397,94 @@ fn memory_that_comes_on_line_or_goes_is_seen_in_the_next_round() {
     }
 }
 
+#[test]
+fn a_default_alone_has_the_kernel_demote_and_hold_shares() {
+    let unit = "/system.slice/cron.service";
+    let rest = "default = \"rest\"\n[profile.rest]\ntier = \"opt-in\"\nlocal_high = 0.5\n";
+    let run = |text: &str, prepare: &dyn Fn(&Tree)| {
+        let tree = Tree::new(512 * MIB);
+        tree.add_group(unit, [200 * MIB, 0]);
+        prepare(&tree);
+        let before = tree.settings();
+        let policy = Policy::parse(&format!("step = \"1GiB\"\n{text}{rest}")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        assert_eq!(tree.settings()[DEMOTION], "true\n", "else reclaim evicts");
+        let round = look(&mut agent);
+        let bytes = tree.bytes(unit);
+        agent.stop().unwrap();
+        assert_eq!(tree.settings()[DEMOTION], before[DEMOTION]);
+        (bytes, round.services[0].cause.what.clone())
+    };
+    assert_eq!(run("", &|_| {}).0, [100 * MIB, 100 * MIB]);
+    let (_, why) = run("fair_share = \"kernel\"\n", &|tree| tree.has_goals("6.19.0"));
+    assert_eq!(why, "the kernel holds its share by goals of DAMON");
+}
+
+#[test]
+fn what_another_program_changes_is_set_again_before_anything_goes_down() {
+    let tree = machine();
+    let before = tree.settings();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    let resets = |tree: &Tree| {
+        tree.put(DEMOTION, "false\n");
+        tree.put(polder_linux::BALANCING, "0\n");
+    };
+    let told = |round: &Round, what: &str| {
+        let is_told =
+            |alarm: &&Alarm| matches!(alarm, Alarm::HostSetting { error, .. } if error.contains(what));
+        round.alarms.iter().filter(is_told).count()
+    };
+    resets(&tree);
+    let round = look(&mut agent);
+    assert_eq!((told(&round, "another program changed"), round.services[0].demoted), (2, 32 * MIB));
+    let again: Vec<String> = round.settings.iter().map(ToString::to_string).collect();
+    assert!(again.contains(&format!("{DEMOTION}: false -> true")), "{again:?}");
+    assert_eq!(look(&mut agent).alarms, []);
+    // Where that is refused nothing goes down: the kernel would evict.
+    tree.put_bytes("/cache", [200 * MIB, 0]);
+    resets(&tree);
+    tree.busy_after(0);
+    let (round, recorded) = agent.round(0).unwrap();
+    assert_eq!((told(&round, DEMOTION), recorded.limits.step, recorded.decision.moves), (1, 0, vec![]));
+    assert_eq!(look(&mut agent).services[0].demoted, 32 * MIB, "the next round tries again");
+    agent.stop().unwrap();
+    assert_eq!(tree.settings()[DEMOTION], before[DEMOTION]);
+    assert_eq!(tree.settings()[polder_linux::BALANCING], before[polder_linux::BALANCING]);
+}
+
+#[test]
+fn a_setting_that_was_refused_at_the_start_is_tried_again_and_its_alarm_goes() {
+    let tree = machine();
+    // After demotion and balancing.
+    tree.busy_after(2);
+    let policy = Policy::parse(&format!("promotion_limit = \"16MiB/s\"\n{TEXT}")).unwrap();
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "65536\n", "the control");
+    assert_eq!(look(&mut agent).alarms, []);
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n");
+}
+
+#[test]
+fn a_limit_of_promotion_is_of_all_fast_nodes_and_in_the_kernel_s_mib() {
+    let mib = [(machine(), "200MiB/s", "200\n"), (machine(), "200MB/s", "190\n")];
+    let of_two = [(two_sockets(0), "200MiB/s", "100\n"), (two_sockets(0), "1MB/s", "1\n")];
+    for (tree, limit, set) in mib.into_iter().chain(of_two) {
+        let text = format!("promotion_limit = {limit:?}\n[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\n");
+        let (_agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        assert_eq!(tree.settings()[PROMOTION_LIMIT], set, "{limit}");
+    }
+    // What the agent lets the kernel promote is of all nodes too.
+    let tree = two_sockets(0);
+    tree.add_group("/cache", [400 * MIB, 0]);
+    tree.set_parent_nodes("/cache", "0-3");
+    let (mut agent, _) =
+        Agent::start(&tree, Policy::parse(&TEXT.replace("/web", "/w")).unwrap(), JOURNAL, false).unwrap();
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 8);
+    let set: u64 = tree.settings()[PROMOTION_LIMIT].trim().parse().unwrap();
+    assert_eq!(round.kernel_promotes, Some(2 * set * MIB), "{:?}", round.alarms);
+}
+
 /// The host has pages of 64 KiB, as its counts of managed pages say.
 fn has_large_pages(tree: &Tree, fast: u64) {
     let text = format!("Node 0, zone   Normal\n  pages free     9\n        managed  {}\n", fast >> 16);
@@ -1601,7 +1689,7 @@ fn a_kernel_that_brings_a_service_over_its_bound_is_held_back_until_it_does_no_m
 #[test]
 fn a_kernel_is_held_back_below_the_limit_of_the_policy_and_a_stop_gives_back_what_was_found() {
     let tree = machine();
-    let text = format!("promotion_limit = \"16MB/s\"\n{TEXT}");
+    let text = format!("promotion_limit = \"16MiB/s\"\n{TEXT}");
     let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
     under_promotion(&tree, &mut agent, 0, 5);
     tree.busy_after(0);
