@@ -327,7 +327,10 @@ fn rounds<K: Kernel>(
         // Pages that the kernel moves take their time of the period.
         let rest = agent.policy().period.saturating_sub(began.elapsed());
         let reloads = match asked.recv_timeout(rest) {
-            Ok(Asked::Reload) => true,
+            Ok(Asked::Reload) => {
+                watched.is_read();
+                true
+            }
             Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
@@ -348,24 +351,42 @@ fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Result<String, String
     Ok(format!("{}: read again, and the next round goes by it", path.display()))
 }
 
+/// What tells a file from what it was before.
+type Stamp = (u64, i64, i64, u64);
+
 /// A file that may change.
 struct Watched {
     path: PathBuf,
-    seen: Option<(u64, i64, i64, u64)>,
+    /// As it was read.
+    read: Option<Stamp>,
+    /// As the last look found it.
+    seen: Option<Stamp>,
 }
 
 impl Watched {
     fn new(path: &Path) -> Self {
-        let mut watched = Self { path: path.to_owned(), seen: None };
-        watched.has_changed();
+        let mut watched = Self { path: path.to_owned(), read: None, seen: None };
+        watched.is_read();
         watched
     }
 
-    /// Whether it is another than at the last call. A file that is away counts as unchanged: an editor may be replacing it.
+    fn stamp(&self) -> Option<Stamp> {
+        let now = std::fs::metadata(&self.path).ok()?;
+        Some((now.ino(), now.mtime(), now.mtime_nsec(), now.len()))
+    }
+
+    /// That it is read as it is now.
+    fn is_read(&mut self) {
+        self.seen = self.stamp();
+        self.read = self.seen;
+    }
+
+    /// Whether it is another than was read, and the same as at the last look: one that is being written has not all of its text, and a part
+    /// of a policy is a policy too. One that is away counts as unchanged: an editor may be replacing it.
     fn has_changed(&mut self) -> bool {
-        let Ok(now) = std::fs::metadata(&self.path) else { return false };
-        let now = Some((now.ino(), now.mtime(), now.mtime_nsec(), now.len()));
-        std::mem::replace(&mut self.seen, now) != now
+        let Some(now) = self.stamp() else { return false };
+        let is_settled = self.seen.replace(now) == Some(now);
+        is_settled && self.read.replace(now) != Some(now)
     }
 }
 
@@ -820,4 +841,33 @@ fn restored_lines(restored: &[Restored]) -> String {
         Restored::Gone { path } => format!("{path} is gone, and was not restored\n"),
     };
     restored.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_read_once_it_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        write("a");
+        let mut watched = Watched::new(&path);
+        assert!(!watched.has_changed() && !watched.has_changed());
+        // Emptied first, and then written in two parts.
+        for part in ["", "bb", "bbb"] {
+            write(part);
+            assert!(!watched.has_changed(), "{part:?}");
+        }
+        assert_eq!([0; 3].map(|_| watched.has_changed()), [true, false, false]);
+        std::fs::remove_file(&path).unwrap();
+        assert!(!watched.has_changed() && !watched.has_changed());
+        write("cccc");
+        assert_eq!([0; 3].map(|_| watched.has_changed()), [false, true, false]);
+        // What was read on request is not read again.
+        write("ddddd");
+        watched.is_read();
+        assert!(!watched.has_changed() && !watched.has_changed());
+    }
 }
