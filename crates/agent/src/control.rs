@@ -66,12 +66,14 @@ pub struct Agent<K> {
     counters: HostCounters,
     /// Pages that the kernel had promoted at the last round.
     promoted_pages: Option<u64>,
-    /// MiB a second that the kernel may promote, as the agent told it because services go over their bounds.
+    /// MiB a second that the kernel may promote to each fast node, as the agent told it because services go over their bounds.
     throttle: Option<u64>,
     /// Bytes of the smallest page.
     page: u64,
     /// Bytes of a transparent huge page.
     huge_page: u64,
+    /// Whether the kernel makes larger pages than the smallest that are no such page, which it counts nowhere.
+    makes_middle_pages: bool,
     /// Reserved huge pages of the machine, in this round.
     huge: HugePages,
     reclaim: ReclaimWords,
@@ -113,6 +115,7 @@ impl<K: Kernel> Agent<K> {
         let mut agent = Self {
             page: page_bytes(settings.kernel()),
             huge_page: huge_page(settings.kernel()),
+            makes_middle_pages: makes_middle_pages(settings.kernel()),
             huge: HugePages::default(),
             reclaim: ReclaimWords::default(),
             link: Link::new(tiers.slow_bandwidth(settings.kernel())),
@@ -214,7 +217,7 @@ impl<K: Kernel> Agent<K> {
     /// Whether the policy has shares that the kernel is to hold.
     fn asks_the_kernel(&self) -> bool {
         self.policy.fair_share == FairShare::Kernel
-            && self.policy.services.iter().any(|service| service.policy.local.is_some())
+            && self.policy.rules().any(|policy| policy.local.is_some())
     }
 
     /// Has the kernel hold the shares of services, if the policy asks for it. The agent leaves these alone.
@@ -271,6 +274,10 @@ impl<K: Kernel> Agent<K> {
     pub fn round(&mut self, now_ms: u64) -> Result<(Round, RecordedRound), AgentError> {
         self.rounds += 1;
         self.look_at_nodes()?;
+        let throttles = self.throttle.is_some();
+        let Self { settings, tiers, policy, host_alarms, .. } = self;
+        let (changed, demotes) =
+            host::keep(settings, tiers, policy, host_alarms, |path| throttles && path == PROMOTION_LIMIT);
         let kernel = self.settings.kernel();
         let mut round = Round {
             round: self.rounds,
@@ -286,6 +293,7 @@ impl<K: Kernel> Agent<K> {
             alarms: self.host_alarms.clone(),
             settings: Vec::new(),
         };
+        round.alarms.extend(changed);
         let mut present = Vec::new();
         self.huge = HugePages::discover(self.settings.kernel());
         self.look_at_pods(&mut round);
@@ -334,7 +342,8 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
-        let limits = self.limits(&round, turns);
+        let limits =
+            RoundLimits { step: if demotes { self.step() } else { 0 }, ..self.limits(&round, turns) };
         self.promoted_pages = Some(round.host.promoted_pages);
         self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
@@ -347,7 +356,7 @@ impl<K: Kernel> Agent<K> {
         if let Err(error) = self.tell_promotion(decision.kernel_promotes) {
             round.alarms.push(Alarm::HostSetting { key: "local_high".to_owned(), error: error.to_string() });
         }
-        round.kernel_promotes = self.throttle.map(|mib| mib << 20);
+        round.kernel_promotes = self.throttle.map(|mib| (mib << 20) * self.tiers.fast.len() as u64);
         round.services = self.rows(&present, &decision, now_ms);
         let mut failed = Vec::new();
         for change in &decision.moves {
@@ -439,6 +448,7 @@ impl<K: Kernel> Agent<K> {
             promote: if self.settings.kernel().promotes() { self.most_promoted(round) } else { 0 },
             fast_kept: round.fast.kept_by_kernel(),
             largest_page: self.huge_page,
+            page: self.page,
             pace: match self.policy.step_bytes {
                 Some(_) => None,
                 None => Some(Pace::of(self.policy.period.as_secs_f64() * turns as f64)),
@@ -448,7 +458,8 @@ impl<K: Kernel> Agent<K> {
 
     /// Bytes that a round may move each way.
     fn step(&self) -> u64 {
-        self.policy.step_bytes.unwrap_or_else(|| self.link.step(self.policy.period.as_secs_f64()))
+        let step = self.policy.step_bytes;
+        step.unwrap_or_else(|| self.link.step(self.policy.period.as_secs_f64())).max(self.page)
     }
 
     /// Bytes that DAMON may move in a period for one of so many services. What these moves come to is not measured.
@@ -463,8 +474,8 @@ impl<K: Kernel> Agent<K> {
 
     /// Bytes that may be moved up in this round: with a limit of promotion, what the kernel has left of it.
     fn most_promoted(&self, round: &Round) -> u64 {
-        let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.step() };
-        let all = (rate_mbps as f64 * 1e6 * self.policy.period.as_secs_f64()) as u64;
+        let Some(rate) = self.policy.promotion_limit else { return self.step() };
+        let all = (rate as f64 * self.policy.period.as_secs_f64()) as u64;
         let now = round.host.promoted_pages;
         let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * self.page;
         self.step().min(all.saturating_sub(kernels))
@@ -473,12 +484,13 @@ impl<K: Kernel> Agent<K> {
     /// Tells the kernel how many bytes it is to promote in a period; [`None`] gives back what was found, or what the policy says. The kernel's
     /// one limit is for all services. It is lowered in halves, so that few rounds write it, and never raised.
     fn tell_promotion(&mut self, bytes: Option<u64>) -> Result<(), KernelError> {
-        let rate = |bytes: u64| (bytes as f64 / self.policy.period.as_secs_f64()) as u64 >> 20;
-        let wanted = bytes.map(|bytes| 1 << rate(bytes).max(1).ilog2());
+        let limit = |bytes_a_s: u64| host::limit_of(&self.tiers, bytes_a_s);
+        let rate = |bytes: u64| (bytes as f64 / self.policy.period.as_secs_f64()) as u64;
+        let wanted = bytes.map(|bytes| 1 << limit(rate(bytes)).ilog2());
         if wanted == self.throttle {
             return Ok(());
         }
-        let told = self.policy.promotion_limit_mbps;
+        let told = self.policy.promotion_limit.map(limit);
         if let (None, Some(wanted)) = (self.throttle, wanted) {
             // A kernel without the file promotes nothing between tiers, or knows no limit.
             let Ok(now) = self.settings.kernel().read(PROMOTION_LIMIT) else { return Ok(()) };
@@ -712,6 +724,7 @@ impl<K: Kernel> Agent<K> {
             waits: false,
             // Of one that is new, or was away, it is not known.
             unseen: if looked == 0 { 0 } else { (rounds - 1).min(turns as u64 - 1) },
+            has_small_pages: !self.makes_middle_pages && counts.huge == Some(0),
         };
         let demotion = known.demotion.take();
         known.rise.rest = known.rise.rest.saturating_sub(1);
@@ -970,6 +983,19 @@ fn overlapping(resolved: &[(Service, Result<Option<Cgroup>, KernelError>)]) -> B
 fn huge_page(kernel: &impl Kernel) -> u64 {
     let size = kernel.read("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok();
     size.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Whether the kernel makes pages between the smallest and the largest by itself, from Linux 6.8 on.
+fn makes_middle_pages(kernel: &impl Kernel) -> bool {
+    const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
+    let largest = huge_page(kernel);
+    let is_made = |name: &String| {
+        let kib =
+            name.strip_prefix("hugepages-").and_then(|name| name.strip_suffix("kB")?.parse::<u64>().ok());
+        kib.is_some_and(|kib| kib << 10 < largest)
+            && !kernel.read(&format!("{SIZES}/{name}/enabled")).is_ok_and(|text| text.contains("[never]"))
+    };
+    kernel.list(SIZES).unwrap_or_default().iter().any(is_made)
 }
 
 #[cfg(test)]

@@ -19,10 +19,12 @@ pub struct Forecast {
 /// Rounds that are looked at.
 const MOST_ROUNDS: u32 = 10_000;
 
-/// Decides rounds from a recorded one on, each of which moves `step` bytes each way at most. Services that nothing moves of are left out.
+/// Decides rounds from a recorded one on, each of which moves `step` bytes each way at most, or a page. Services that nothing moves of are
+/// left out.
 #[must_use]
 pub fn forecast(recorded: &RecordedRound, step: u64, period: Duration) -> BTreeMap<String, Forecast> {
     let mut services = recorded.services.clone();
+    let step = step.max(recorded.limits.page);
     let promote = if recorded.limits.promote > 0 { step } else { 0 };
     let mut limits = RoundLimits { step, promote, ..recorded.limits };
     let (mut past, mut found) = (Past::default(), BTreeMap::new());

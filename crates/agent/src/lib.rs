@@ -15,6 +15,7 @@ mod known;
 mod name;
 mod pods;
 mod policy;
+mod record;
 mod report;
 mod state;
 mod telemetry;
@@ -29,6 +30,7 @@ pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,
 };
+pub use record::read_record;
 pub use report::{Alarm, Cause, DeviceHealth, Round, ServiceRound};
 pub use state::State;
 pub use telemetry::Metrics;

@@ -48,7 +48,10 @@ impl Selector {
             let (key, value) = (key.trim(), value.trim_start_matches('=').trim());
             (!key.is_empty() && is_plain(key) && is_plain(value)).then(|| (key.to_owned(), value.to_owned()))
         };
-        Some(Self { labels: text.split(',').map(label).collect::<Option<_>>()?, namespace })
+        let pairs = text.split(',').map(label).collect::<Option<Vec<_>>>()?;
+        let labels: BTreeMap<_, _> = pairs.iter().cloned().collect();
+        // No pod has two values of a key.
+        (labels.len() == pairs.len()).then_some(Self { labels, namespace })
     }
 }
 
@@ -135,8 +138,8 @@ pub struct Policy {
     pub free_low: f64,
     /// It ends when this share is free.
     pub free_high: f64,
-    /// MB/s that promotion may take.
-    pub promotion_limit_mbps: Option<u64>,
+    /// Bytes a second that promotion may take, to all fast nodes together.
+    pub promotion_limit: Option<u64>,
     /// Weights of the nodes.
     pub weights: Option<Weights>,
     /// What holds the shares of services.
@@ -257,6 +260,10 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(3600);
 /// The kernel moves whole pages.
 const SMALLEST_STEP: u64 = 4 << 10;
+const LARGEST_SIZE: u64 = 1 << 50;
+/// The kernel knows whole MiB a second, up to the largest int.
+const LOWEST_RATE: u64 = 1_000_000;
+const HIGHEST_RATE: u64 = (i32::MAX as u64) << 20;
 
 /// The text of a file, by which an offset becomes a line.
 struct Text<'t>(&'t str);
@@ -294,6 +301,17 @@ impl Text<'_> {
         self.value(key, value, usual, |share| Some(*share).filter(|share| (0.0..=1.0).contains(share)))
     }
 
+    /// A warning, if the value is a path with what a shell takes as a pattern.
+    fn has_pattern(&self, key: &str, path: &Spanned<String>) -> Option<String> {
+        let line = self.line_of(path);
+        let path = path.get_ref().as_str();
+        path.contains(['*', '?', '[']).then(|| {
+            format!(
+                "line {line}: {key} = {path:?} names one cgroup, and is no pattern; write `default` and a profile for all that have no service"
+            )
+        })
+    }
+
     /// A warning, if the value is a path that has the mount of the cgroups in front.
     fn has_mount(&self, key: &str, path: &Spanned<String>) -> Option<String> {
         let below = path.get_ref().strip_prefix(CGROUPS).filter(|below| below.starts_with('/'))?;
@@ -308,14 +326,14 @@ impl Text<'_> {
 fn wanted(key: &str) -> &'static str {
     match key.rsplit('.').next().unwrap_or(key) {
         "period" => "a time from 1ms to 1h, such as \"2s\"",
-        "step" => "a size such as \"32MiB\", of a page (4KiB) at least",
+        "step" => "a size such as \"32MiB\", of a page (4KiB) at least and 1PiB at most",
         "pressure_limit" => "a percentage above 0, such as 10.0",
         "refault_limit" => "pages a second, such as 1000",
         "free_low" | "free_high" | "local_low" | "local_high" => "a share from 0 to 1, such as 0.5",
-        "promotion_limit" => "a rate such as \"200MB/s\"",
+        "promotion_limit" => "a rate such as \"200MB/s\", from 1MB/s to 1PB/s",
         "cgroup" => "a cgroup's path below the mount, such as \"/system.slice/web.service\"",
-        "unit" => "a unit such as \"web.service\"",
-        "label" => "labels such as \"app=web\", with a comma between two",
+        "unit" => "one unit such as \"web.service\"; a profile and `default` are for many",
+        "label" => "labels such as \"app=web\", with a comma between two of different keys",
         "namespace" => "a namespace such as \"shop\"",
         "tier" => "\"opt-in\", \"opt-out\" or \"background\"",
         "page_cache" => "\"any\" or \"slow\"",
@@ -349,12 +367,15 @@ impl Policy {
             let period = humantime::parse_duration(text).ok();
             period.filter(|period| (SHORTEST_PERIOD..=LONGEST_PERIOD).contains(period))
         };
-        let bytes = |text: &String| text.parse::<ByteSize>().ok().map(|size| size.as_u64());
+        // "Mb" is a megabit to some, and a size that no machine has is no size.
+        let bytes = |text: &String| {
+            let size = text.parse::<ByteSize>().ok().filter(|_| !text.ends_with('b'))?.as_u64();
+            Some(size).filter(|bytes| *bytes <= LARGEST_SIZE)
+        };
         let percent = |percent: &f64| Some(*percent).filter(|percent| *percent > 0.0 && *percent <= 100.0);
         let rate = |text: &String| {
             bytes(&text.strip_suffix("/s")?.to_owned())
-                .map(|bytes| bytes / 1_000_000)
-                .filter(|rate| *rate > 0)
+                .filter(|rate| LOWEST_RATE <= *rate && *rate <= HIGHEST_RATE)
         };
         let free_low = at.share("free_low", file.free_low.as_ref(), 0.0)?;
         let free_high = at.share("free_high", file.free_high.as_ref(), free_low)?;
@@ -370,8 +391,11 @@ impl Policy {
         let cgroups = file.service.iter().filter_map(|(name, service)| {
             Some((format!("service.{name}.cgroup"), service.get_ref().cgroup.as_ref()?))
         });
-        let mut warnings: Vec<String> =
-            roots.chain(cgroups).filter_map(|(key, path)| at.has_mount(&key, path)).collect();
+        let paths = roots.chain(cgroups);
+        let mut warnings: Vec<String> = paths
+            .flat_map(|(key, path)| [at.has_mount(&key, path), at.has_pattern(&key, path)])
+            .flatten()
+            .collect();
         if file.service.is_empty() && file.default.is_none() {
             let what = "without a service no memory is moved; `polder agent example FOLDER` writes a policy to begin with";
             warnings.push(what.to_owned());
@@ -416,7 +440,7 @@ impl Policy {
             refault_limit: file.refault_limit.as_ref().map_or(1000, |pages| *pages.get_ref()),
             free_low,
             free_high,
-            promotion_limit_mbps: at
+            promotion_limit: at
                 .value("promotion_limit", promotion_limit, None, |text| rate(text).map(Some))?,
             fair_share: file.fair_share,
             health: file.health.map(|health| HealthPolicy {
@@ -429,6 +453,14 @@ impl Policy {
             default: default.transpose()?,
             warnings,
         })
+    }
+
+    /// What is wanted of each service, those that no line names included.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = &ServicePolicy> {
+        self.services
+            .iter()
+            .map(|service| &service.policy)
+            .chain(self.default.iter().map(|(policy, _)| policy))
     }
 
     /// The service of this name; for a pod's, `NAME/POD`, the one that selects it.
@@ -545,6 +577,9 @@ fn checked(
     if let Some(namespace) = file.namespace.as_ref().filter(|_| file.label.is_none()) {
         return Err(at.wrong(&key("namespace"), namespace, "of use without label"));
     }
+    if let Some(namespace) = file.namespace.as_ref().filter(|it| it.get_ref().trim().is_empty()) {
+        return Err(at.wrong(&key("namespace"), namespace, wanted("namespace")));
+    }
     let place = match (&file.cgroup, &file.unit, &file.label) {
         (Some(cgroup), None, None) => Place::Cgroup(
             Cgroup::new(cgroup.get_ref())
@@ -563,7 +598,9 @@ fn checked(
         (None, Some(unit), None) => {
             let text = unit.get_ref();
             let is_unit = [".service", ".scope", ".slice"].iter().any(|end| text.ends_with(end))
-                && !text.contains(|c: char| c == '/' || c.is_control());
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c))
+                // A template is no unit that runs, but its instances are.
+                && !text.contains("@.");
             match is_unit {
                 true => Place::Unit(text.clone()),
                 false => return Err(at.wrong(&key("unit"), unit, wanted("unit"))),
@@ -739,7 +776,7 @@ mod tests {
             ),
             (
                 "[service.a]\nunit = \"a\\nb.service\"\ntier = \"opt-in\"",
-                "line 2: service.a.unit = \"a\\nb.service\" is not a unit",
+                "line 2: service.a.unit = \"a\\nb.service\" is not one unit",
             ),
             ("\nstep = \"many\"", "line 2: step = \"many\" is not a size such as \"32MiB\""),
             ("pressure_limit = 0.0", "line 1: pressure_limit = 0.0 is not a percentage above 0"),
@@ -812,6 +849,24 @@ mod tests {
             ("step = 33554432", "integer `33554432`, expected a size such as \"32MiB\""),
             ("step = \"1B\"", "step = \"1B\" is not a size such as \"32MiB\", of a page (4KiB) at least"),
             ("refault_limit = 1.5", "floating point `1.5`, expected pages a second, such as 1000"),
+            ("step = \"99999EiB\"", "step = \"99999EiB\" is not a size such as \"32MiB\""),
+            ("step = \"32Mb\"", "step = \"32Mb\" is not a size such as \"32MiB\""),
+            ("promotion_limit = \"200Mb/s\"", "is not a rate such as \"200MB/s\", from 1MB/s to 1PB/s"),
+            ("promotion_limit = \"900PB/s\"", "is not a rate such as \"200MB/s\", from 1MB/s to 1PB/s"),
+            ("promotion_limit = \"999kB/s\"", "is not a rate such as \"200MB/s\", from 1MB/s to 1PB/s"),
+            (
+                "[service.a]\nunit = \"web*.service\"\ntier = \"opt-in\"",
+                "line 2: service.a.unit = \"web*.service\" is not one unit such as \"web.service\"; a profile and `default` are for many",
+            ),
+            ("[service.a]\nunit = \"web@.service\"\ntier = \"opt-in\"", "\"web@.service\" is not one unit"),
+            (
+                "[service.a]\nlabel = \"app=web,app=api\"\ntier = \"opt-in\"",
+                "line 2: service.a.label = \"app=web,app=api\" is not labels such as \"app=web\", with a comma between two of different keys",
+            ),
+            (
+                "[service.a]\nlabel = \"app=web\"\nnamespace = \"\"\ntier = \"opt-in\"",
+                "line 3: service.a.namespace = \"\" is not a namespace",
+            ),
             (&service("tier = true"), "expected \"opt-in\", \"opt-out\" or \"background\""),
             (
                 "service.a = 3",
@@ -831,7 +886,7 @@ mod tests {
             ("[service.a]\ntier = \"opt-in\"", "line 2: service.a: expected one of cgroup"),
             (
                 "[service.a]\nunit = \"web\"\ntier = \"opt-in\"",
-                "line 2: service.a.unit = \"web\" is not a unit such as \"web.service\"",
+                "line 2: service.a.unit = \"web\" is not one unit such as \"web.service\"",
             ),
             (
                 "[service.a]\ncgroup = \"a/../b\"\ntier = \"opt-in\"",
@@ -864,12 +919,23 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_looks_like_a_pattern_is_warned_of() {
+        let text = "[service.a]\ncgroup = \"/app.slice/*\"\ntier = \"opt-in\"\n";
+        assert_eq!(
+            Policy::parse(text).unwrap().warnings,
+            [
+                "line 2: service.a.cgroup = \"/app.slice/*\" names one cgroup, and is no pattern; write `default` and a profile for all that have no service"
+            ]
+        );
+    }
+
+    #[test]
     fn every_key_is_read() {
         let text = "period = \"1s\"\nstep = \"8MiB\"\npressure_limit = 5.0\nrefault_limit = 20\nfree_low = 0.02\nfree_high = 0.04\n\
             promotion_limit = \"300MB/s\"\nhealth.bad_memory = \"drain\"\n[interleave]\nweights = { 0 = 3, 1 = 1 }\n\
             [service.a]\nunit = \"a.service\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
         let policy = Policy::parse(text).unwrap();
-        assert_eq!((policy.refaults_a_round(), policy.promotion_limit_mbps), (20, Some(300)));
+        assert_eq!((policy.refaults_a_round(), policy.promotion_limit), (20, Some(300_000_000)));
         assert_eq!(policy.weights, Some(Weights::Given(BTreeMap::from([(0, 3), (1, 1)]))));
         assert_eq!(policy.health, Some(HealthPolicy { bad_memory: BadMemory::Drain, line: 8 }));
         let service = &policy.services[0];

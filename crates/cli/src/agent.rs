@@ -16,7 +16,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
     Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State,
-    Text, forecast, listen, replay, write_example,
+    Text, forecast, listen, read_record, replay, write_example,
 };
 use polder_front::{Teller, unwritten};
 use polder_linux::doctor::{Interface, examine};
@@ -327,47 +327,66 @@ fn rounds<K: Kernel>(
         // Pages that the kernel moves take their time of the period.
         let rest = agent.policy().period.saturating_sub(began.elapsed());
         let reloads = match asked.recv_timeout(rest) {
-            Ok(Asked::Reload) => true,
+            Ok(Asked::Reload) => {
+                watched.is_read();
+                true
+            }
             Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
             Err(RecvTimeoutError::Timeout) => watched.has_changed(),
         };
-        if reloads && let Some(complaint) = reload(agent, &watched.path) {
+        if reloads {
+            let said = reload(agent, &watched.path).unwrap_or_else(|complaint| complaint);
             // Of one that cannot be written to nobody can be told.
-            drop(out.stderr.say(format!("polder: {complaint}\n")));
+            drop(out.stderr.say(format!("polder: {said}\n")));
         }
     }
 }
 
-/// Takes over the policy file as it is now, and returns what went wrong. With a mistake in it the policy before goes on.
-fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Option<String> {
-    match load(path) {
-        Ok(policy) => {
-            let error = agent.change(policy).err()?;
-            Some(format!("{error}; the next round goes on with what could be set"))
-        }
-        Err(error) => Some(format!("{error}; the policy before goes on")),
-    }
+/// Takes over the policy file as it is now, and says so, or what went wrong. With a mistake in it the policy before goes on.
+fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Result<String, String> {
+    let policy = load(path).map_err(|error| format!("{error}; the policy before goes on"))?;
+    let change = agent.change(policy);
+    change.map_err(|error| format!("{error}; the next round goes on with what could be set"))?;
+    Ok(format!("{}: read again, and the next round goes by it", path.display()))
 }
+
+/// What tells a file from what it was before.
+type Stamp = (u64, i64, i64, u64);
 
 /// A file that may change.
 struct Watched {
     path: PathBuf,
-    seen: Option<(u64, i64, i64, u64)>,
+    /// As it was read.
+    read: Option<Stamp>,
+    /// As the last look found it.
+    seen: Option<Stamp>,
 }
 
 impl Watched {
     fn new(path: &Path) -> Self {
-        let mut watched = Self { path: path.to_owned(), seen: None };
-        watched.has_changed();
+        let mut watched = Self { path: path.to_owned(), read: None, seen: None };
+        watched.is_read();
         watched
     }
 
-    /// Whether it is another than at the last call. A file that is away counts as unchanged: an editor may be replacing it.
+    fn stamp(&self) -> Option<Stamp> {
+        let now = std::fs::metadata(&self.path).ok()?;
+        Some((now.ino(), now.mtime(), now.mtime_nsec(), now.len()))
+    }
+
+    /// That it is read as it is now.
+    fn is_read(&mut self) {
+        self.seen = self.stamp();
+        self.read = self.seen;
+    }
+
+    /// Whether it is another than was read, and the same as at the last look: one that is being written has not all of its text, and a part
+    /// of a policy is a policy too. One that is away counts as unchanged: an editor may be replacing it.
     fn has_changed(&mut self) -> bool {
-        let Ok(now) = std::fs::metadata(&self.path) else { return false };
-        let now = Some((now.ino(), now.mtime(), now.mtime_nsec(), now.len()));
-        std::mem::replace(&mut self.seen, now) != now
+        let Some(now) = self.stamp() else { return false };
+        let is_settled = self.seen.replace(now) == Some(now);
+        is_settled && self.read.replace(now) != Some(now)
     }
 }
 
@@ -430,7 +449,7 @@ impl Output<'_> {
             lines.insert(row.service.clone(), (format!("{}: {}", row.service, row.cause.what), local));
         }
         for alarm in &round.alarms {
-            let key = format!("alarm {} {}", alarm.kind(), alarm.service().unwrap_or(""));
+            let key = format!("alarm {} {}", alarm.kind(), subject(alarm));
             lines.insert(key, (format!("alarm: {}", said(alarm, self.arguments.dry_run)), String::new()));
         }
         let is_new = |key: &String, what: &String| self.shown.get(key) != Some(what);
@@ -452,6 +471,17 @@ const MOST_UNSAID: usize = 1 << 20;
 fn print_settings(out: &mut impl Write, round: &Round, dry_run: bool) -> Result<(), Failure> {
     let written = if dry_run { "would write" } else { "wrote" };
     Ok(round.settings.iter().try_for_each(|change| writeln!(out, "{written} {change}"))?)
+}
+
+/// What an alarm is of: a host has several of one kind.
+fn subject(alarm: &Alarm) -> String {
+    match alarm {
+        Alarm::HostSetting { key, error } => format!("{key} {error}"),
+        Alarm::CxlMemory { device, service, .. } => {
+            format!("{device} {}", service.as_deref().unwrap_or_default())
+        }
+        _ => alarm.service().unwrap_or_default().to_owned(),
+    }
 }
 
 /// An alarm in words; that of a dry run says nothing of a repair that was not tried.
@@ -501,7 +531,7 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     print_settings(&mut std::io::stdout().lock(), &round, true)?;
     print_table(&round, true)?;
     share_lines(agent.policy(), &arguments.root)?.iter().for_each(|line| println!("{line}"));
-    pace_lines(&agent, &recorded).iter().for_each(|line| println!("{line}"));
+    pace_lines(&agent, &round, &recorded).iter().for_each(|line| println!("{line}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -520,13 +550,14 @@ fn share_lines(policy: &Policy, root: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// What rounds may move, and how long each service will take.
-fn pace_lines<K: Kernel>(agent: &Agent<K>, recorded: &RecordedRound) -> Vec<String> {
+fn pace_lines<K: Kernel>(agent: &Agent<K>, round: &Round, recorded: &RecordedRound) -> Vec<String> {
     let (policy, link) = (agent.policy(), agent.link());
     let seconds = |time: Duration| format!("{:.0} s", time.as_secs_f64());
     let rate = |bytes: f64| format!("{}/s", size(bytes as u64));
     let first = size(Link::FIRST);
     let period = format!("{} s", policy.period.as_secs_f64());
-    let (step, what) = match (policy.step_bytes, link.bandwidth) {
+    let step = policy.step_bytes.map(|step| step.max(round.page_bytes));
+    let (step, what) = match (step, link.bandwidth) {
         (Some(step), _) => {
             (Some(step), format!("at most {} a round of {period}, each way, by step", size(step)))
         }
@@ -555,7 +586,14 @@ fn pace_lines<K: Kernel>(agent: &Agent<K>, recorded: &RecordedRound) -> Vec<Stri
     };
     let mut lines = vec![what];
     let Some(step) = step else { return lines };
-    let told = forecast(recorded, step, policy.period);
+    let mut told = forecast(recorded, step, policy.period);
+    // Of one whose pages cannot go down it is said above.
+    let refused = |alarm: &Alarm| match alarm {
+        Alarm::Refused { service, .. } => Some(service.clone()),
+        _ => None,
+    };
+    let refused: Vec<String> = round.alarms.iter().filter_map(refused).collect();
+    told.retain(|service, _| !refused.contains(service));
     lines.extend(told.iter().map(|(service, told)| match told.time {
         Some(time) => format!(
             "  {service}: {} to move, done in {}, at {}",
@@ -605,8 +643,7 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
         Failure(format!("{error}; make one with: polder agent run --record FILE"))
     };
     let text = recorded_text_of(&record.to_string_lossy()).map_err(|error| advised(&error))?;
-    let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
-    let rounds = rounds
+    let rounds = read_record(&text)
         .map_err(|error| advised(&format_args!("{} is no record of an agent ({error})", record.display())))?;
     if rounds.is_empty() {
         return Err(advised(&format_args!("{}: there is no round in it", record.display())));
@@ -804,4 +841,33 @@ fn restored_lines(restored: &[Restored]) -> String {
         Restored::Gone { path } => format!("{path} is gone, and was not restored\n"),
     };
     restored.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_read_once_it_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        write("a");
+        let mut watched = Watched::new(&path);
+        assert!(!watched.has_changed() && !watched.has_changed());
+        // Emptied first, and then written in two parts.
+        for part in ["", "bb", "bbb"] {
+            write(part);
+            assert!(!watched.has_changed(), "{part:?}");
+        }
+        assert_eq!([0; 3].map(|_| watched.has_changed()), [true, false, false]);
+        std::fs::remove_file(&path).unwrap();
+        assert!(!watched.has_changed() && !watched.has_changed());
+        write("cccc");
+        assert_eq!([0; 3].map(|_| watched.has_changed()), [false, true, false]);
+        // What was read on request is not read again.
+        write("ddddd");
+        watched.is_read();
+        assert!(!watched.has_changed() && !watched.has_changed());
+    }
 }

@@ -139,6 +139,9 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     let changed =
         (0..500).map(|_| running.round()).find(|round| round["changes"] == 1).expect("it is noticed");
     assert_eq!(changed["services"].as_array().unwrap().len(), 1);
+    let mut told = String::new();
+    errors.read_line(&mut told).unwrap();
+    assert!(told.ends_with("policy.toml: read again, and the next round goes by it\n"), "{told}");
 
     let rest = running.end(Signal::SIGTERM);
     assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
@@ -372,6 +375,12 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
     ] {
         assert!(output.contains(part), "{part}: {output}");
     }
+    // Of what cannot go down no time is promised.
+    let effective = "/sys/fs/cgroup/system.slice/s0.service/cpuset.mems.effective";
+    put(root, effective, "0\n");
+    let output = text(&check(root).stdout);
+    assert!(output.contains("none can go down") && !output.contains("  s0: "), "{output}");
+    put(root, effective, "0-1\n");
     put(root, "policy.toml", &format!("step = \"4MiB\"\n{}", policy(2, "2s")));
     assert!(
         text(&check(root).stdout).contains("at most 4.0 MiB a round of 2 s, each way, by step\n"),
@@ -393,6 +402,24 @@ fn a_dry_run_lists_what_it_would_write_and_a_run_what_it_writes() {
     assert!(warned.contains("warning: ") && warned.contains("write \"/x\""), "{warned}");
     let doctor = text(&polder(&["doctor", "--root"], root).stdout);
     assert!(doctor.contains("one tier: nodes 0\n"), "{doctor}");
+}
+
+#[test]
+fn each_alarm_of_the_host_has_a_line_of_its_own() {
+    let folder = governed(1);
+    let root = folder.path();
+    let text_of_policy = policy(1, "1ms");
+    let lacks =
+        format!("fair_share = \"kernel\"\n{text_of_policy}[interleave]\nweights = {{ 0 = 3, 1 = 1 }}\n");
+    put(root, "policy.toml", &lacks);
+    let told = text(&agent(root, &["--rounds", "2"]).output().unwrap().stdout);
+    for alarm in [
+        "alarm: fair_share: ",
+        "alarm: interleave: this kernel has no /sys/kernel/mm/mempolicy/weighted_interleave/node0",
+        "alarm: interleave: this kernel has no /sys/kernel/mm/mempolicy/weighted_interleave/node1",
+    ] {
+        assert_eq!(told.matches(alarm).count(), 1, "{alarm}: {told}");
+    }
 }
 
 #[test]
@@ -470,6 +497,26 @@ fn a_record_without_rounds_agrees_with_nothing() {
     put(folder.path(), "record.jsonl", "");
     let output = polder(&["agent", "replay"], &folder.path().join("record.jsonl"));
     assert!(!output.status.success() && text(&output.stderr).contains("there is no round in it"));
+    // The second line is cut short, and the third has more bytes than any machine.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/guest.jsonl");
+    let guest = fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = guest.lines().take(2).collect();
+    let cut = format!("{}\n{}", lines[0], &lines[1][..100]);
+    let huge = format!(
+        "{}\n{}\n",
+        lines[0],
+        lines[1].replacen("\"slow\":", "\"slow\":2000000000000000000,\"unused\":", 1)
+    );
+    for (record, what) in [
+        (cut, "torn.jsonl is no record of an agent (line 2, column 100: EOF while parsing "),
+        (huge, "torn.jsonl is no record of an agent (line 2: no machine has "),
+    ] {
+        put(folder.path(), "torn.jsonl", &record);
+        for command in [&["agent", "replay"][..], &["plan", "tier", "--record"]] {
+            let output = polder(command, &folder.path().join("torn.jsonl"));
+            assert!(!output.status.success() && text(&output.stderr).contains(what), "{output:?}");
+        }
+    }
     put(folder.path(), "other.txt", "no record\n");
     let other = folder.path().join("other.txt");
     for (command, what) in [

@@ -209,6 +209,7 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
         "A loses local memory and gets faster",
         "both bounds are 75.0%, the 3:1 of the server",
         "A, P99 without bounds, us",
+        "in the spike 51 of A's requests wait at any time, where a node has one task reclaim at a time",
         "leaves 72 GB unused, with Fair Share 53 GB",
     ] {
         assert!(text.contains(line), "{line:?}: {text}");

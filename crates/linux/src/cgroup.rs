@@ -81,6 +81,8 @@ pub struct Counts {
     pub promoted: u64,
     /// Pages that were demoted.
     pub demoted: u64,
+    /// Bytes in huge pages that the kernel made by itself; [`None`] where it does not count them.
+    pub huge: Option<u64>,
 }
 
 impl Cgroup {
@@ -211,6 +213,7 @@ impl Cgroup {
             let count = match name {
                 "workingset_refault_anon" | "workingset_refault_file" => &mut counts.refaults,
                 "pgpromote_success" => &mut counts.promoted,
+                "anon_thp" | "file_thp" | "shmem_thp" => counts.huge.get_or_insert(0),
                 _ if name.starts_with("pgdemote_") => &mut counts.demoted,
                 _ => {
                     is_told |= name == "anon";
@@ -225,18 +228,18 @@ impl Cgroup {
         }
     }
 
-    /// How many of its processes the kernel has killed because memory ran out; 0 where it does not count them.
+    /// How many of its processes the kernel has killed because memory ran out; 0 where there is no such file.
     ///
     /// # Errors
-    /// As reading `memory.events` fails; [`KernelError::Format`] where the count is no number.
+    /// As reading `memory.events` fails; [`KernelError::Format`] where it has no such count, which is not the same as none.
     pub fn oom_kills(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
         let path = self.file("memory.events");
         let text = match kernel.read(&path) {
             Err(error) if error.is_gone() => return Ok(0),
             other => other?,
         };
-        let Some(value) = text.lines().find_map(|line| line.strip_prefix("oom_kill ")) else { return Ok(0) };
-        number(value).ok_or_else(|| cut_short(path, value, "a count of killed processes"))
+        let kills = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        kills.and_then(number).ok_or_else(|| cut_short(path, &text, "counts such as oom_kill 0"))
     }
 
     /// Percent of the last ten seconds in which some task waited for memory; 0 where the kernel does not count it.
@@ -267,11 +270,9 @@ impl Cgroup {
     pub fn effective_nodes(&self, kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
         let path = self.file("cpuset.mems.effective");
         let text = kernel.read(&path).map_err(|error| self.without_controller(kernel, "cpuset", error))?;
-        parse_nodes(&text).ok_or(KernelError::Format {
-            path,
-            text,
-            expected: "a list of nodes such as 0-1,3",
-        })
+        // A cgroup always has some: an empty list would be within every tier.
+        let nodes = parse_nodes(&text).filter(|nodes| !nodes.is_empty());
+        nodes.ok_or(KernelError::Format { path, text, expected: "a list of nodes such as 0-1,3" })
     }
 
     /// Asks the kernel to demote `bytes` of the coldest pages, or of the coldest page cache alone. It may move less; whether it moved all is

@@ -32,8 +32,6 @@ pub(crate) const MIGRATION: Part =
     Part { folder: "0/contexts/0/schemes/0", file: "target_nid", since: (6, 11) };
 pub(crate) const OWN_INTERVALS: Part =
     Part { folder: "0/contexts/0/monitoring_attrs/intervals", file: "intervals_goal", since: (6, 15) };
-pub(crate) const NODE_GOALS: Part =
-    Part { folder: "0/contexts/0/schemes/0/quotas/goals/0", file: "nid", since: (6, 16) };
 pub(crate) const TARGETS: Part = Part { folder: "0/contexts/0/schemes/0", file: "dests", since: (6, 17) };
 pub(crate) const CGROUP_GOALS: Part =
     Part { folder: "0/contexts/0/schemes/0/quotas/goals/0", file: "path", since: (6, 19) };

@@ -485,7 +485,7 @@ impl<K: Kernel> Machine<'_, K> {
             Some(names) => names.iter().any(|name| name == "memory.reclaim"),
             None => self.has_memory_controller() && version >= (5, 19),
         };
-        let rows: [InterfaceRow<'_>; 22] = [
+        let rows: [InterfaceRow<'_>; 21] = [
             (
                 "memory tiers",
                 crate::nodes::TIERS,
@@ -558,13 +558,6 @@ impl<K: Kernel> Machine<'_, K> {
                 damon::OWN_INTERVALS.since,
                 damon::OWN_INTERVALS.look(self.kernel, version),
                 "intervals that fit the machine: those of 5 and 100 ms tell little of a TB",
-            ),
-            (
-                "DAMON goals by node",
-                KDAMONDS,
-                damon::NODE_GOALS.since,
-                damon::NODE_GOALS.look(self.kernel, version),
-                "tiers of a whole host that tune themselves; the agent does not use them",
             ),
             (
                 "DAMON targets with weights",
@@ -970,7 +963,7 @@ mod tests {
 
     #[test]
     fn what_of_damon_a_kernel_has_is_read_from_the_files_of_a_scheme_if_there_is_one() {
-        let parts = ["DAMON migrates cold pages", "DAMON sets its own intervals", "DAMON goals by node"];
+        let parts = ["DAMON migrates cold pages", "DAMON sets its own intervals"];
         let later = ["DAMON targets with weights", "DAMON goals by cgroup"];
         let has = |tree: &Tree| {
             let interfaces = examine(tree, JOURNAL).unwrap().interfaces;
@@ -979,24 +972,25 @@ mod tests {
         };
         let tree = sound();
         tree.put("/proc/sys/kernel/osrelease", "5.14.0-570.12.1.el9_6.x86_64\n");
-        assert_eq!(has(&tree), [(false, true); 5], "without DAMON");
+        assert_eq!(has(&tree), [(false, true); 4], "without DAMON");
         tree.put(&format!("{KDAMONDS}/nr_kdamonds"), "0\n");
-        assert_eq!(has(&tree), [(false, true); 5], "no scheme tells");
+        assert_eq!(has(&tree), [(false, true); 4], "no scheme tells");
         let context = format!("{KDAMONDS}/0/contexts/0");
         for (file, text) in [
             ("monitoring_attrs/intervals/intervals_goal/access_bp", "0\n"),
             ("schemes/0/target_nid", "0\n"),
+            // Goals of a whole node are none of a cgroup.
             ("schemes/0/quotas/goals/0/nid", "0\n"),
         ] {
             tree.put(&format!("{context}/{file}"), text);
         }
-        let backported = [(true, false), (true, false), (true, false), (false, false), (false, false)];
+        let backported = [(true, false), (true, false), (false, false), (false, false)];
         assert_eq!(has(&tree), backported, "a backport of 6.16");
         tree.put("/proc/sys/kernel/osrelease", "7.3.4\n");
         assert_eq!(has(&tree), backported, "files count before the version");
         tree.put(&format!("{context}/schemes/0/dests/nr_dests"), "0\n");
         tree.put(&format!("{context}/schemes/0/quotas/goals/0/path"), "\n");
-        assert_eq!(has(&tree), [(true, false); 5]);
+        assert_eq!(has(&tree), [(true, false); 4]);
     }
 
     #[test]

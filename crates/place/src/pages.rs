@@ -103,6 +103,9 @@ pub struct ServiceBytes {
     /// Rounds just before this one that did not look at it. `refaults` and `promoted` are means over these and this one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unseen: u64,
+    /// Whether the kernel says that it has no huge page: the largest that moves is one of [`RoundLimits::page`] then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_small_pages: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -225,10 +228,11 @@ impl Link {
         if self.moved.is_some() { steady } else { steady.min(Self::FIRST) }
     }
 
-    /// The same as if moves had been measured; [`Self::FIRST`] while nothing is known.
+    /// The same as if moves had been measured; [`Self::FIRST`] while nothing is known. It is 4 KiB at least: where pages are larger, the caller
+    /// makes it one.
     #[must_use]
     pub fn steady_step(&self, period_s: f64) -> u64 {
-        self.rate().map_or(Self::FIRST, |rate| ((rate * period_s) as u64).max(PAGE))
+        self.rate().map_or(Self::FIRST, |rate| ((rate * period_s) as u64).max(USUAL_PAGE))
     }
 }
 
@@ -260,13 +264,25 @@ pub struct RoundLimits {
     /// Bytes of the largest page: a move takes the last one whole.
     #[serde(default)]
     pub largest_page: u64,
+    /// Bytes of the smallest page of the host, in which moves are counted.
+    #[serde(default = "usual_page", skip_serializing_if = "is_usual")]
+    pub page: u64,
     /// What a round moves of one service at most; [`None`] for no such bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
 }
 
-/// Bytes of the smallest page, in which moves up are counted.
-const PAGE: u64 = 4096;
+/// Bytes of the smallest page of most hosts. Records leave it out.
+const USUAL_PAGE: u64 = 4096;
+
+const fn usual_page() -> u64 {
+    USUAL_PAGE
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_usual(page: &u64) -> bool {
+    *page == USUAL_PAGE
+}
 
 /// What is to be done about one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -382,6 +398,11 @@ impl RoundLimits {
             0 => self.fast_free as f64,
             _ => self.fast_free as f64 - (self.free_low * self.fast_bytes as f64).max(self.fast_kept as f64),
         }
+    }
+
+    /// Bytes of the largest page that a move of a service may take.
+    const fn largest_of(&self, seen: &ServiceBytes) -> u64 {
+        if seen.has_small_pages || self.largest_page < self.page { self.page } else { self.largest_page }
     }
 
     /// Why a service that suffers is left alone; [`None`] of one that does not.
@@ -514,7 +535,7 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
         services,
         limits,
         left: limits.step.min(limits.slow_free),
-        is_slow_full: limits.slow_free < PAGE,
+        is_slow_full: limits.slow_free < limits.page,
         halvings,
         returned,
         reasons,
@@ -587,13 +608,13 @@ impl Round<'_> {
             if returned[service] > 0 { whole.min(seen.promoted_since().saturating_mul(2)) } else { 0 };
         let step = (whole >> halvings[service]).max(least);
         // The kernel moves whole pages.
-        if limits.pace.is_some() { step.max(limits.largest_page).max(PAGE) } else { step }
+        if limits.pace.is_some() { step.max(limits.largest_of(seen)) } else { step }
     }
 
     /// Bytes of a service that may go down at most.
     fn step_down(&self, service: usize, wants: f64) -> u64 {
         let step = self.step(service, wants);
-        if self.services[service].seen.is_stuck { step.min(PAGE) } else { step }
+        if self.services[service].seen.is_stuck { step.min(self.limits.page) } else { step }
     }
 
     /// Divides the step among the services that have too much on the fast tier by their own rules.
@@ -610,7 +631,8 @@ impl Round<'_> {
                 }
             }
         }
-        for (service, mut part) in divide(self.left, claims, self.services, owed) {
+        let page = self.limits.page;
+        for (service, mut part) in divide(self.left, page, claims, self.services, owed) {
             if part == 0 {
                 self.hold(service, HoldReason::Waits);
             }
@@ -641,21 +663,23 @@ impl Round<'_> {
     /// up whole.
     fn promote<'n>(&mut self, needy: impl Iterator<Item = &'n Needy>, owed: &mut BTreeMap<String, u64>) {
         let limits = self.limits;
-        let whole = |bytes: f64| bytes.max(0.0) as u64 / PAGE * PAGE;
-        let largest = if limits.largest_page > PAGE { limits.largest_page as f64 } else { 0.0 };
+        let page = limits.page;
+        let whole = |bytes: f64| bytes.max(0.0) as u64 / page * page;
         let claim = |&Needy { service, lacks }: &Needy| {
             let ServiceView { policy, seen, .. } = &self.services[service];
-            let wants = whole(lacks + (PAGE - 1) as f64);
-            let below_high = -seen.above(policy.local.map_or(1.0, |local| local.high)) - largest;
+            let wants = whole(lacks + (page - 1) as f64);
+            let last = limits.largest_of(seen);
+            let last = if last > page { last as f64 } else { 0.0 };
+            let below_high = -seen.above(policy.local.map_or(1.0, |local| local.high)) - last;
             let most = wants.min(whole(below_high)).min(seen.slow).min(self.step(service, lacks));
             let is_tried = self.reasons[service].is_none() && !seen.rests && most > 0;
             is_tried.then_some(Claim { service, wants, most })
         };
         let most = limits.promote.min(whole(limits.room()));
-        if most < PAGE {
+        if most < page {
             return;
         }
-        for (service, bytes) in divide(most, needy.filter_map(claim).collect(), self.services, owed) {
+        for (service, bytes) in divide(most, page, needy.filter_map(claim).collect(), self.services, owed) {
             match bytes {
                 0 => self.hold(service, HoldReason::Waits),
                 _ => self.decision.moves.push(PageMove::Promote { service, bytes }),
@@ -685,7 +709,7 @@ impl Round<'_> {
         }
         let missing = missing.min(self.left);
         let most = claims.iter().map(|claim| (claim.service, claim.most)).collect::<Vec<_>>();
-        let parts = divide(missing, claims, self.services, &mut BTreeMap::new());
+        let parts = divide(missing, self.limits.page, claims, self.services, &mut BTreeMap::new());
         let mut rest = missing - parts.values().sum::<u64>();
         for (service, most) in most.into_iter().rev() {
             let more = rest.min(most - parts[&service]);
@@ -704,9 +728,10 @@ struct Claim {
 }
 
 /// Divides `bytes` among claims, in proportion to what each wants. What one cannot take goes to the others. A part is all that its claim can
-/// take, or whole pages; what it lacks of the next page is `owed` to the service in the next round. Returns the parts by service.
+/// take, or whole pages of `page` bytes; what it lacks of the next page is `owed` to the service in the next round. Returns the parts by service.
 fn divide(
     bytes: u64,
+    page: u64,
     mut claims: Vec<Claim>,
     services: &[ServiceView],
     owed: &mut BTreeMap<String, u64>,
@@ -729,7 +754,7 @@ fn divide(
         left = left.saturating_sub(exact);
         let name = &services[service].name;
         let due = exact + before.get(name).copied().unwrap_or(0);
-        let part = if due >= most { most } else { due / PAGE * PAGE }.min(unspent);
+        let part = if due >= most { most } else { due / page * page }.min(unspent);
         unspent -= part;
         owed.extend((part < most && due > part).then(|| (name.clone(), due - part)));
         parts.insert(service, part);
@@ -831,6 +856,7 @@ mod tests {
     use proptest::prelude::*;
 
     const MIB: u64 = 1 << 20;
+    const PAGE: u64 = USUAL_PAGE;
 
     fn opt_in(low: f64, high: f64) -> ServicePolicy {
         ServicePolicy { rule: TierRule::OptIn, local: Some(LocalBounds { low, high }), slow_cache: false }
@@ -852,6 +878,7 @@ mod tests {
         promote: 0,
         fast_kept: 0,
         largest_page: 0,
+        page: PAGE,
         pace: None,
     };
 
@@ -1330,6 +1357,7 @@ mod tests {
                     rests,
                     waits: unseen == 0 && rule != TierRule::OptOut,
                     unseen,
+                    has_small_pages: refaults % 2 == 0,
                 };
                 (ServicePolicy { rule, local, slow_cache }, seen)
             },
@@ -1342,6 +1370,7 @@ mod tests {
             rounds in proptest::collection::vec(
                 (proptest::collection::vec(any_service(), 0..8), 0..1u64 << 40, 0..1u64 << 40, 0..1u64 << 40), 1..4),
             paced in any::<bool>(),
+            page in prop_oneof![Just(PAGE), Just(64 << 10)],
         ) {
             let mut past = Past::default();
             let mut record = Vec::new();
@@ -1349,7 +1378,7 @@ mod tests {
                 let (policies, seen): (Vec<_>, Vec<_>) = services.into_iter().unzip();
                 let limits = RoundLimits {
                     fast_bytes: 1 << 41, fast_free, slow_free, step, free_low: 0.1, free_high: 0.2, promote: step / 2,
-                    fast_kept: fast_free / 2, largest_page: 2 * MIB, pace: paced.then(|| Pace::of(2.0)), ..LIMITS
+                    fast_kept: fast_free / 2, largest_page: 2 * MIB, page, pace: paced.then(|| Pace::of(2.0)), ..LIMITS
                 };
                 let services = views(&policies, &seen);
                 let decision = decide(&services, &limits, &mut past);
@@ -1360,7 +1389,7 @@ mod tests {
                             prop_assert!(policies[service].rule != TierRule::OptOut);
                             prop_assert!(seen[service].pressure <= 10.0 && seen[service].refaults <= 100);
                             demoted[service] += bytes;
-                            prop_assert!(!seen[service].is_stuck || demoted[service] <= PAGE);
+                            prop_assert!(!seen[service].is_stuck || demoted[service] <= page);
                         }
                         PageMove::BringBack { service, bytes } => {
                             prop_assert!(policies[service].rule == TierRule::OptOut && bytes == seen[service].slow);
@@ -1370,14 +1399,15 @@ mod tests {
                             prop_assert!(policy.rule == TierRule::OptIn && limits.suffering(seen).is_none() && !seen.rests);
                             let after = ServiceBytes { fast: seen.fast + bytes, slow: seen.slow - bytes, ..*seen };
                             let local = policy.local.unwrap();
-                            prop_assert!(seen.local_share() < local.low && after.above(local.low) <= PAGE as f64);
-                            prop_assert!(after.above(local.high) <= -(2.0 * MIB as f64));
+                            prop_assert!(seen.local_share() < local.low && after.above(local.low) <= page as f64);
+                            let last = if seen.has_small_pages { 0.0 } else { 2.0 * MIB as f64 };
+                            prop_assert!(after.above(local.high) <= -last);
                             promoted += bytes;
                         }
                     }
                 }
                 prop_assert!(demoted.iter().sum::<u64>() <= step.min(slow_free));
-                prop_assert!(promoted <= (step / 2).min(fast_free / 2) + PAGE);
+                prop_assert!(promoted <= (step / 2).min(fast_free / 2) + page);
                 prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
                 let most = |seen: &ServiceBytes| (seen.fast + seen.slow) * u64::from(Pace::of(2.0).part_ppm) / 1_000_000 + 1;
                 prop_assert!(!paced || demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= most(seen).max(2 * MIB)));
@@ -1446,6 +1476,58 @@ mod tests {
             }
         }
         assert!(given.iter().all(|pages| (2..=6).contains(pages)), "{given:?}");
+    }
+
+    #[test]
+    fn on_a_host_of_large_pages_a_round_asks_for_whole_ones_and_for_no_more_than_its_step() {
+        const LARGE: u64 = 64 << 10;
+        let limits = RoundLimits { step: 8 * LARGE, page: LARGE, ..LIMITS };
+        let (policies, seen) = ([opt_in(0.0, 0.5); 32], [bytes(1000, 0); 32]);
+        let (mut past, mut given) = (Past::default(), [0; 32]);
+        for _ in 0..16 {
+            let moves = decide(&views(&policies, &seen), &limits, &mut past).moves;
+            let of = |change: &PageMove| {
+                let PageMove::Demote { service, bytes, .. } = *change else { panic!("{change:?}") };
+                (service, bytes)
+            };
+            let asked: Vec<(usize, u64)> = moves.iter().map(of).collect();
+            assert!(asked.iter().all(|(_, bytes)| bytes.is_multiple_of(LARGE)), "{asked:?}");
+            assert!(asked.iter().map(|(_, bytes)| bytes).sum::<u64>() <= limits.step, "{asked:?}");
+            asked.iter().for_each(|(service, bytes)| given[*service] += bytes);
+        }
+        assert!(given.iter().all(|bytes| *bytes > 0), "each has its turn: {given:?}");
+        // What comes up ends below the upper bound, and a tier with less room than a page is full.
+        let limits = RoundLimits { fast_free: 300 * MIB, page: LARGE, largest_page: 0, ..UP };
+        let mut seen =
+            [ServiceBytes { fast: 50 * MIB, slow: 50 * MIB + LARGE / 2, ..ServiceBytes::default() }];
+        rounds(&[opt_in(0.6, 0.6)], &mut seen, &limits, 12);
+        assert!(seen[0].above(0.6) <= 0.0 && seen[0].fast.is_multiple_of(LARGE), "{seen:?}");
+        let full = RoundLimits { slow_free: LARGE - 1, page: LARGE, ..LIMITS };
+        let holds = once(&[opt_in(0.0, 0.5)], &[bytes(100, 0)], &full).holds;
+        assert_eq!(holds, [Hold { service: 0, reason: HoldReason::SlowFull }]);
+        let stuck = ServiceBytes { is_stuck: true, ..bytes(100, 0) };
+        let moves = once(&[opt_in(0.0, 0.5)], &[stuck], &RoundLimits { page: LARGE, ..LIMITS }).moves;
+        let reason = DemoteReason::OverHigh;
+        assert_eq!(moves, [PageMove::Demote { service: 0, bytes: LARGE, reason }], "one page is tried");
+    }
+
+    #[test]
+    fn a_service_without_huge_pages_keeps_its_pace_and_comes_up_where_a_huge_page_has_512_mib() {
+        let limits = RoundLimits { page: 64 << 10, largest_page: 512 * MIB, ..LIMITS };
+        let limits = RoundLimits { pace: Some(Pace::of(2.0)), ..limits };
+        let small = |seen: ServiceBytes| ServiceBytes { has_small_pages: true, ..seen };
+        // 400 MiB are too much, of which 13% are due.
+        let given = |seen| once(&[opt_in(0.0, 0.6)], &[seen], &limits).moves;
+        let reason = DemoteReason::OverHigh;
+        assert_eq!(given(bytes(1000, 0)), [demote(0, 400, reason)], "of a huge page all goes");
+        let [PageMove::Demote { bytes: down, .. }] = given(small(bytes(1000, 0)))[..] else { panic!() };
+        assert_eq!(down / MIB, 400 * u64::from(Pace::of(2.0).part_ppm) / 1_000_000);
+        let limits = RoundLimits { fast_free: 900 * MIB, promote: 1 << 30, pace: None, ..limits };
+        for (seen, left) in [(bytes(300, 700), 300), (small(bytes(300, 700)), 500)] {
+            let mut seen = [seen];
+            rounds(&[opt_in(0.5, 0.6)], &mut seen, &limits, 4);
+            assert_eq!(seen[0].fast / MIB, left);
+        }
     }
 
     #[test]

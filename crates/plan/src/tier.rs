@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_agent::RecordedRound;
+use polder_agent::read_record;
 use polder_platform::{Bandwidth, Bytes, Time, quoted, recorded_text_of};
 use polder_sim::pages::Pair;
 use polder_sim::pages::plan::{Costs, Followed, Lived, Row, Trace, lived};
@@ -318,8 +318,7 @@ fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Fa
         Failure(format!("{}{what}; make one with: polder agent run --record FILE", path.display()))
     };
     let text = recorded_text_of(&path.to_string_lossy())?;
-    let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
-    let rounds = rounds.map_err(|error| wrong(format!(" is no record of an agent ({error})")))?;
+    let rounds = read_record(&text).map_err(|error| wrong(format!(" is no record of an agent ({error})")))?;
     let services = lived(&rounds);
     if services.is_empty() {
         return Err(wrong(": no service had any bytes".to_owned()));

@@ -379,7 +379,7 @@ fn a_dry_run_names_each_setting_that_a_run_writes_and_a_run_those_that_it_writes
     for line in [
         "/proc/sys/kernel/numa_balancing: 1 -> 2",
         "/sys/kernel/mm/numa/demotion_enabled: false -> true",
-        "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 200",
+        "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps: 65536 -> 190",
         "/sys/fs/cgroup/web/cpuset.mems: \"\" -> 0",
         "/sys/module/damon_stat/parameters/enabled: Y -> N",
         "/sys/kernel/tracing/instances/polder: absent -> made",
@@ -1326,6 +1326,7 @@ fn with_numbers(text: &str, number: &str) -> String {
 fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing() {
     let seen = |damaged: Option<(&str, &str)>| {
         let tree = machine();
+        tree.suffer("/cache", 0.0, 0, 3);
         if let Some((path, text)) = damaged {
             tree.take(path);
             tree.put(path, text);
@@ -1334,7 +1335,9 @@ fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing(
         let round = look(&mut agent);
         let row = round.services.into_iter().find(|row| row.service == "cache");
         let row = row.map(|it| (it.fast, it.slow, it.pressure, it.refaults, it.demoted, it.oom_kills));
-        (row, round.alarms.iter().any(|alarm| alarm.service() == Some("cache")))
+        let service =
+            damaged.map_or("cache", |(path, _)| if path.contains("/web/") { "web" } else { "cache" });
+        (row, round.alarms.iter().any(|alarm| alarm.service() == Some(service)))
     };
     let (sound, mut alarms) = (seen(None), 0);
     assert!(sound.0.is_some() && !sound.1, "the control");
@@ -1352,6 +1355,8 @@ fn a_file_that_says_what_no_kernel_says_is_an_alarm_and_never_taken_for_nothing(
         }
     }
     assert!(alarms >= 40, "{alarms} alarms");
+    // An empty list would be within the fast tier.
+    assert!(seen(Some(("/sys/fs/cgroup/web/cpuset.mems.effective", "\n"))).1, "an opted-out service");
 }
 
 #[test]
@@ -1390,6 +1395,152 @@ fn memory_that_comes_on_line_or_goes_is_seen_in_the_next_round() {
     for (path, value) in before.iter().filter(|(path, _)| is_setting(path)) {
         assert_eq!(tree.settings().get(path), Some(value), "{path}");
     }
+}
+
+#[test]
+fn a_default_alone_has_the_kernel_demote_and_hold_shares() {
+    let unit = "/system.slice/cron.service";
+    let rest = "default = \"rest\"\n[profile.rest]\ntier = \"opt-in\"\nlocal_high = 0.5\n";
+    let run = |text: &str, prepare: &dyn Fn(&Tree)| {
+        let tree = Tree::new(512 * MIB);
+        tree.add_group(unit, [200 * MIB, 0]);
+        prepare(&tree);
+        let before = tree.settings();
+        let policy = Policy::parse(&format!("step = \"1GiB\"\n{text}{rest}")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        assert_eq!(tree.settings()[DEMOTION], "true\n", "else reclaim evicts");
+        let round = look(&mut agent);
+        let bytes = tree.bytes(unit);
+        agent.stop().unwrap();
+        assert_eq!(tree.settings()[DEMOTION], before[DEMOTION]);
+        (bytes, round.services[0].cause.what.clone())
+    };
+    assert_eq!(run("", &|_| {}).0, [100 * MIB, 100 * MIB]);
+    let (_, why) = run("fair_share = \"kernel\"\n", &|tree| tree.has_goals("6.19.0"));
+    assert_eq!(why, "the kernel holds its share by goals of DAMON");
+}
+
+#[test]
+fn what_another_program_changes_is_set_again_before_anything_goes_down() {
+    let tree = machine();
+    let before = tree.settings();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    let resets = |tree: &Tree| {
+        tree.put(DEMOTION, "false\n");
+        tree.put(polder_linux::BALANCING, "0\n");
+    };
+    let told = |round: &Round, what: &str| {
+        let is_told =
+            |alarm: &&Alarm| matches!(alarm, Alarm::HostSetting { error, .. } if error.contains(what));
+        round.alarms.iter().filter(is_told).count()
+    };
+    resets(&tree);
+    let round = look(&mut agent);
+    assert_eq!((told(&round, "another program changed"), round.services[0].demoted), (2, 32 * MIB));
+    let again: Vec<String> = round.settings.iter().map(ToString::to_string).collect();
+    assert!(again.contains(&format!("{DEMOTION}: false -> true")), "{again:?}");
+    assert_eq!(look(&mut agent).alarms, []);
+    // Where that is refused nothing goes down: the kernel would evict.
+    tree.put_bytes("/cache", [200 * MIB, 0]);
+    resets(&tree);
+    tree.busy_after(0);
+    let (round, recorded) = agent.round(0).unwrap();
+    assert_eq!((told(&round, DEMOTION), recorded.limits.step, recorded.decision.moves), (1, 0, vec![]));
+    assert_eq!(look(&mut agent).services[0].demoted, 32 * MIB, "the next round tries again");
+    agent.stop().unwrap();
+    assert_eq!(tree.settings()[DEMOTION], before[DEMOTION]);
+    assert_eq!(tree.settings()[polder_linux::BALANCING], before[polder_linux::BALANCING]);
+}
+
+#[test]
+fn a_setting_that_was_refused_at_the_start_is_tried_again_and_its_alarm_goes() {
+    let tree = machine();
+    // After demotion and balancing.
+    tree.busy_after(2);
+    let policy = Policy::parse(&format!("promotion_limit = \"16MiB/s\"\n{TEXT}")).unwrap();
+    let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "65536\n", "the control");
+    assert_eq!(look(&mut agent).alarms, []);
+    assert_eq!(tree.settings()[PROMOTION_LIMIT], "16\n");
+}
+
+#[test]
+fn a_limit_of_promotion_is_of_all_fast_nodes_and_in_the_kernel_s_mib() {
+    let mib = [(machine(), "200MiB/s", "200\n"), (machine(), "200MB/s", "190\n")];
+    let of_two = [(two_sockets(0), "200MiB/s", "100\n"), (two_sockets(0), "1MB/s", "1\n")];
+    for (tree, limit, set) in mib.into_iter().chain(of_two) {
+        let text = format!("promotion_limit = {limit:?}\n[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\n");
+        let (_agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+        assert_eq!(tree.settings()[PROMOTION_LIMIT], set, "{limit}");
+    }
+    // What the agent lets the kernel promote is of all nodes too.
+    let tree = two_sockets(0);
+    tree.add_group("/cache", [400 * MIB, 0]);
+    tree.set_parent_nodes("/cache", "0-3");
+    let (mut agent, _) =
+        Agent::start(&tree, Policy::parse(&TEXT.replace("/web", "/w")).unwrap(), JOURNAL, false).unwrap();
+    let (.., round) = under_promotion(&tree, &mut agent, 24 * MIB, 8);
+    let set: u64 = tree.settings()[PROMOTION_LIMIT].trim().parse().unwrap();
+    assert_eq!(round.kernel_promotes, Some(2 * set * MIB), "{:?}", round.alarms);
+}
+
+/// The host has pages of 64 KiB, as its counts of managed pages say.
+fn has_large_pages(tree: &Tree, fast: u64) {
+    let text = format!("Node 0, zone   Normal\n  pages free     9\n        managed  {}\n", fast >> 16);
+    tree.put("/proc/zoneinfo", &text);
+}
+
+#[test]
+fn on_a_host_of_large_pages_no_round_moves_more_than_its_step() {
+    const LARGE: u64 = 64 << 10;
+    let mut text = "step = \"256KiB\"\n".to_owned();
+    let tree = Tree::new(8192 * MIB);
+    has_large_pages(&tree, 8192 * MIB);
+    for index in 0..32 {
+        tree.add_group(&format!("/s{index}"), [100 * MIB, 0]);
+        text += &format!("[service.s{index}]\ncgroup = \"/s{index}\"\ntier = \"opt-in\"\nlocal_high = 0.5\n");
+    }
+    let moved = || (0..32).map(|index| tree.bytes(&format!("/s{index}"))[1]).sum::<u64>();
+    for (step, most) in [("256KiB", 4 * LARGE), ("4KiB", LARGE)] {
+        let policy = Policy::parse(&text.replace("256KiB", step)).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        for _ in 0..12 {
+            let before = moved();
+            let (_, recorded) = agent.round(0).unwrap();
+            assert_eq!(recorded.limits.page, LARGE);
+            assert!(moved() - before <= most, "{step}: {}", moved() - before);
+            let text = serde_json::to_string(&recorded).unwrap();
+            assert_eq!(serde_json::from_str::<RecordedRound>(&text).unwrap(), recorded);
+        }
+        assert!(moved() >= 4 * most, "{step}");
+        agent.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_service_has_small_pages_where_the_kernel_counts_no_huge_one_and_makes_none_between() {
+    const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
+    let is_small = |huge: &str, middle: Option<&str>| {
+        let tree = machine();
+        tree.put(&format!("{SIZES}/hpage_pmd_size"), "2097152\n");
+        tree.put(&format!("{SIZES}/hugepages-2048kB/enabled"), "[inherit] never\n");
+        if let Some(enabled) = middle {
+            tree.put(&format!("{SIZES}/hugepages-64kB/enabled"), enabled);
+        }
+        let stat = "/sys/fs/cgroup/cache/memory.stat";
+        let text = tree.read(stat).unwrap() + huge;
+        tree.take(stat);
+        tree.put(stat, &text);
+        start(&tree).round(0).unwrap().1.services[0].seen.has_small_pages
+    };
+    let none = "anon_thp 0\nfile_thp 0\nshmem_thp 0\n";
+    assert!(is_small(none, None) && is_small(none, Some("always inherit madvise [never]\n")));
+    assert!(!is_small("", None), "where it is not counted, it is not known");
+    assert!(
+        !is_small("anon_thp 2097152\nfile_thp 0\n", None) && !is_small("anon_thp 0\nfile_thp 4096\n", None)
+    );
+    assert!(!is_small(none, Some("always [inherit] madvise never\n")));
 }
 
 /// One service of 200 MiB that is to give half, on a machine that `change` has changed: the first round, what it has then, and its causes
@@ -1538,7 +1689,7 @@ fn a_kernel_that_brings_a_service_over_its_bound_is_held_back_until_it_does_no_m
 #[test]
 fn a_kernel_is_held_back_below_the_limit_of_the_policy_and_a_stop_gives_back_what_was_found() {
     let tree = machine();
-    let text = format!("promotion_limit = \"16MB/s\"\n{TEXT}");
+    let text = format!("promotion_limit = \"16MiB/s\"\n{TEXT}");
     let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
     under_promotion(&tree, &mut agent, 0, 5);
     tree.busy_after(0);

@@ -73,6 +73,8 @@ pub struct Absolute {
     stays_s: [f64; 2],
     /// The part of the time of its cores that a service works.
     pub busy: f64,
+    loaded_ns: [f64; 2],
+    hint_faults_a_minute: f64,
     /// What is taken to be so.
     pub assumed: Vec<String>,
 }
@@ -135,6 +137,21 @@ impl JudgedRow {
     pub fn holds(&self) -> bool {
         self.off().abs() <= self.most
     }
+}
+
+/// What could make requests wait, and how much at most by what the sources say of it. Nothing is fitted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Suspect {
+    /// What.
+    pub what: &'static str,
+    /// Who says how much.
+    pub source: &'static str,
+    /// The part of the requests that it meets at most.
+    pub part: f64,
+    /// P99 with it, at most.
+    pub p99_us: f64,
+    /// The part of the requests that are lost, at most.
+    pub drop: f64,
 }
 
 /// What keeps bounds: it gets the seconds since they were set, and the pages as each second ends.
@@ -267,6 +284,54 @@ impl FairFigure {
     #[must_use]
     pub fn pressure(&self, waits: f64) -> f64 {
         -(-self.requests * waits * self.wait_us() * 1e-6).exp_m1()
+    }
+
+    /// What the sources name that could make requests wait. Of direct reclaim and of `memory.max` there is none: both need memory to run out,
+    /// and the table leaves some.
+    #[must_use]
+    pub fn suspects(&self) -> [Suspect; 4] {
+        let Absolute { busy, loaded_ns: [idle, loaded], hint_faults_a_minute, .. } = self.absolute;
+        let (free, both) = (self.absolute_p99_us(0.0), 2.0 * self.requests);
+        let drop = |longer: f64| (1.0 - 1.0 / (busy * longer)).max(0.0);
+        // That of a part of the requests which wait for a move of 32 pages.
+        let waits = |what, source, part: f64| {
+            let longer = 1.0 + part * self.wait_us() / (busy * self.core_us());
+            Suspect { what, source, part, p99_us: self.absolute_p99_us(part), drop: drop(longer) }
+        };
+        let all = |what, source, longer: f64, drop: f64| Suspect {
+            what,
+            source,
+            part: 1.0,
+            p99_us: free * longer,
+            drop,
+        };
+        [
+            all("loads take longer under load", "Table X", loaded / idle, drop(loaded / idle)),
+            waits("hint faults", "Table VIII", hint_faults_a_minute / 60.0 / both),
+            // Linux, node_reclaim: the bit PGDAT_RECLAIM_LOCKED of a node. Others take memory of the next node meanwhile.
+            waits(
+                "an allocation reclaims its node (zone_reclaim_mode=7), one task at a time",
+                "section IV-B, Linux",
+                1.0 / (self.wait_us() * 1e-6) / both,
+            ),
+            // M/M/1 in place of M/M/79: the time in the system is exponential, and 1/(1 - busy) as long.
+            all(
+                "each core has a queue of its own, in place of one for all",
+                "sections V-A, V-G",
+                1.0 / (1.0 - busy),
+                0.0,
+            ),
+        ]
+    }
+
+    /// What the table needs: microseconds that more than one request of a hundred waits longer without bounds, of A and of B; and requests of A
+    /// that wait at any time in the spike, by Little's law.
+    #[must_use]
+    pub fn needed(&self) -> ([f64; 2], f64) {
+        let [without, fair] = self.published_p99_us;
+        let mean_us = self.core_us() / (1.0 - self.published_drop[0]) - self.core_us();
+        let still = self.requests * (1.0 - self.published_drop[0]);
+        ([0, 1].map(|at| without[at] - fair[at]), still * mean_us * 1e-6)
     }
 
     /// Each figure of the table beside what follows from nothing of it.
@@ -541,6 +606,27 @@ mod tests {
         let time = figure.requests * few * figure.wait_us() * 1e-6;
         assert!((figure.pressure(few) / time - 1.0).abs() < 1e-3);
         assert!(figure.pressure(0.5) > 0.99 && figure.pressure(1.0) <= 1.0);
+    }
+
+    #[test]
+    fn nothing_that_the_sources_name_makes_requests_wait_as_long_as_the_table_says_but_queues_that_they_do_not_name()
+     {
+        let figure = FairFigure::load().unwrap();
+        let free = figure.absolute_p99_us(0.0);
+        let [load, faults, node, queues] = figure.suspects();
+        let least = figure.published_p99_us[1][0];
+        for suspect in [&load, &faults, &node] {
+            assert!(free <= suspect.p99_us && suspect.p99_us < least && suspect.drop < 0.01, "{suspect:?}");
+        }
+        // One task at a time: the parts of its time add up to all of it.
+        assert!((node.part * 2.0 * figure.requests * figure.wait_us() * 1e-6 - 1.0).abs() < 1e-9);
+        assert!(node.part < 0.01 && node.p99_us > free, "fewer than one of a hundred");
+        let published = figure.published_p99_us.as_flattened();
+        assert!(published.iter().all(|p99| free < *p99 && *p99 < queues.p99_us), "{queues:?}");
+        let (longer, waiting) = figure.needed();
+        assert!(longer.iter().all(|us| *us > figure.wait_us()), "one move is not enough");
+        // A has half of the cores: what it does not do waits.
+        assert!((waiting - figure.cores / 2.0 * figure.published_drop[0]).abs() < 1e-9, "{waiting}");
     }
 
     #[test]

@@ -226,7 +226,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     if json {
         println!(
             "{}",
-            json!({ "bound": report.bound, "baseline": report.baseline, "fair": report.fair, "seconds": operated.within_s, "by_default": servers, "absolute": absolute, "judged": judged })
+            json!({ "bound": report.bound, "baseline": report.baseline, "fair": report.fair, "seconds": operated.within_s, "by_default": servers, "absolute": absolute, "judged": judged, "suspects": figure.suspects() })
         );
         return Ok(());
     }
@@ -258,6 +258,7 @@ pub(super) fn fair(json: bool) -> Result<(), Failure> {
     print_signs(&report);
     print_requests(&figure, &report);
     print_absolute(&figure, &absolute, &judged);
+    print_suspects(&figure);
     print_default(&figure, &operated, &servers);
     figure.mechanism.iter().for_each(|line| println!("{line}"));
     let [without, fair] = figure.unused_gb();
@@ -470,6 +471,31 @@ fn print_absolute(figure: &FairFigure, report: &FairReport, judged: &[JudgedRow]
     );
     figure.absolute.assumed.iter().for_each(|line| println!("  assumed: {line}"));
     println!();
+}
+
+/// What could make requests wait, beside what the table needs.
+fn print_suspects(figure: &FairFigure) {
+    println!("what could make requests wait, at most, by what the sources say of it; nothing is fitted");
+    let mut rows = vec![table::head("| of requests | P99 | drop | source|")];
+    for suspect in figure.suspects() {
+        rows.push(vec![
+            suspect.what.to_owned(),
+            format!("{:.2}%", 100.0 * suspect.part),
+            format!("{:.0} us", suspect.p99_us),
+            format!("{:.0}%", 100.0 * suspect.drop),
+            suspect.source.to_owned(),
+        ]);
+    }
+    table::print(&rows);
+    let ([a, b], waiting) = figure.needed();
+    println!(
+        "  needed: without bounds more than 1% of A's requests wait {a:.0} us longer, of B's {b:.0} us, where a move of 32 pages takes {:.0} us;\n  \
+         in the spike {waiting:.0} of A's requests wait at any time, where a node has one task reclaim at a time",
+        figure.wait_us()
+    );
+    println!(
+        "  missing: how requests come to cores, and what so many of them wait for at once. Direct reclaim and memory.max need memory to run out\n"
+    );
 }
 
 /// Section V-G.

@@ -47,6 +47,7 @@ impl Pages {
             promote: bytes(control.step),
             fast_kept: 0,
             largest_page: PAGE_BYTES,
+            page: PAGE_BYTES,
             pace: None,
         };
         let decision = decide(&services, &limits, &mut self.past);
