@@ -247,7 +247,9 @@ class HeldOptimizer:
             momentum, dampening = float(group["momentum"]), float(group["dampening"])
             return self._rule, lr, momentum, dampening, 0.0, decay, bool(group["nesterov"])
         first, second = (float(beta) for beta in group["betas"])
-        return self._rule, lr, first, second, float(group["eps"]), decay, False
+        # torch's Adam has either decay, and its groups say which.
+        rule = "adamw" if group.get("decoupled_weight_decay", self._rule == "adamw") else "adam"
+        return rule, lr, first, second, float(group["eps"]), decay, False
 
     def group_of(self, number: int) -> int:
         """The group of a parameter."""
@@ -271,10 +273,17 @@ class HeldOptimizer:
             When parameters are of different steps.
         """
         state = self._optimizer.state
-        kept = [of for of in state.values() if any(isinstance(value, torch.Tensor) for value in of.values())]
-        steps = {int(of["step"]) if "step" in of else 1 for of in kept}
+        done = {
+            self._steps_of(state.get(parameter) or {}, group)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        steps = {number for number in done if number is not None}
         if len(steps) > 1:
-            raise ArgumentError(f"the optimizer's parameters have done {sorted(steps)} steps; proxies carry one number")
+            raise ArgumentError(
+                f"the optimizer's parameters have done {sorted(steps)} steps, and proxies carry one number: those that "
+                "were frozen have done none; give the model a new optimizer, or keep the optimizer on the workers"
+            )
         of_each = [state.get(parameter) or {} for parameter in self._parameters]
         moments = [
             [self._array(of.get(name), parameter) for of, parameter in zip(of_each, self._parameters, strict=True)]
@@ -285,6 +294,13 @@ class HeldOptimizer:
         self._ordered = None
         state.clear()
         return number, moments
+
+    def _steps_of(self, of: dict[str, Any], group: dict[str, Any]) -> int | None:
+        """Steps that a parameter with this state has done; None if its first step is as one over moments of zeros."""
+        if any(isinstance(value, torch.Tensor) for value in of.values()):
+            # SGD counts none.
+            return int(of["step"]) if "step" in of else 1
+        return None if self._rule == "sgd" and not (group["momentum"] and group["dampening"]) else 0
 
     def _array(self, value: object, parameter: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):

@@ -147,6 +147,9 @@ RULES: dict[str, Make] = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05),
     "Adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, fused=True),
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+    "Adam with AdamW's decay": lambda groups: torch.optim.Adam(
+        groups, lr=1e-2, fused=True, decoupled_weight_decay=True
+    ),
 }
 
 
@@ -1148,6 +1151,14 @@ elif kind == "refused":
             except polder.errors.ArgumentError as error:
                 print(error)
         assert (service.split, service.shard_bytes, service.emulated) == (None, None, None)
+    for make in (torch.optim.AdamW, lambda of: torch.optim.SGD(of, lr=0.1, momentum=0.9, dampening=0.1)):
+        # A bias that was frozen has done no step.
+        thawed = torch.nn.Linear(2, 2)
+        optimizer = make(thawed.parameters())
+        thawed.weight.grad = torch.ones(2, 2)
+        optimizer.step()
+        with ParameterService(1, optimizer="proxy") as service:
+            not_held(optimizer, thawed)
     try:
         ParameterService(1, optimizer="proxy", split=0.5)
     except polder.errors.ArgumentError as error:
