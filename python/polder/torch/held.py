@@ -183,6 +183,8 @@ class HeldOptimizer:
         self._count = len(optimizer.param_groups)
         self._ordered: list[Settings] | None = None
         self._groups: list[dict[str, Any]] = []
+        # Groups whose parameters have a momentum of steps before.
+        self._moving = set[int]()
         self.settings()
 
     def settings(self) -> list[Settings]:
@@ -195,9 +197,23 @@ class HeldOptimizer:
             )
         return [self._settings_of(index, group) for index, group in enumerate(groups)]
 
+    def next(self) -> list[Settings]:
+        """As `settings`, for the next step, which is about to begin."""
+        settings = self.settings()
+        for index, (rule, _, momentum, dampening, *_) in enumerate(settings):
+            if rule != "sgd" or not momentum:
+                continue
+            if dampening and self.number and index not in self._moving:
+                raise ArgumentError(
+                    f"group {index} of the optimizer has got momentum after {self.number} steps without; its first "
+                    "gradient is not dampened then, which proxies do not carry; leave out dampening"
+                )
+            self._moving.add(index)
+        return settings
+
     def ordered(self) -> list[Settings]:
-        """As `settings`, for a step that begins before the optimizer's own."""
-        self._ordered, self.stepping = self.settings(), self.number + 1
+        """As `next`, for a step that begins before the optimizer's own."""
+        self._ordered, self.stepping = self.next(), self.number + 1
         self._groups = [{key: it for key, it in of.items() if key != "params"} for of in self._optimizer.param_groups]
         return self._ordered
 
@@ -292,6 +308,11 @@ class HeldOptimizer:
         # SGD counts no steps: the first one has no moment yet.
         number = steps.pop() if steps else 0
         self._ordered = None
+        moving = [
+            any((state.get(it) or {}).get("momentum_buffer") is not None for it in group["params"])
+            for group in self._optimizer.param_groups
+        ]
+        self._moving = {index for index, is_moving in enumerate(moving) if is_moving}
         state.clear()
         return number, moments
 
@@ -494,7 +515,7 @@ class Holder(Planner):
         """The proxies step with the averages that they keep, and the workers pull the parameters."""
         self._expect_own_parameters()
         service = self._service()
-        service.order_step(held.number + 1, held.settings(), factors)
+        service.order_step(held.number + 1, held.next(), factors)
         for key in self._order:
             route, room = self._routes[key], self._room(key, self._parameters[key].detach())
             span = self._span(room, route.dtype, route.count, writable=True)

@@ -727,6 +727,12 @@ elif kind == "held-misused":
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
         step_of(model, optimizer)
 
+    def momentum_later(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0].update(momentum=0, dampening=0.5)
+        step_of(model, optimizer)
+        optimizer.param_groups[0]["momentum"] = 0.9
+        step_of(model, optimizer)
+
     def an_end_of_its_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         hook = model.get_submodule("0").weight.register_hook(lambda _: 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
@@ -749,6 +755,7 @@ elif kind == "held-misused":
         ("step() got a closure", in_a_closure, [{}, {"clips": True}]),
         ("a second backward pass without optimizer.step()", left_out, [{}, {"early": True}]),
         ("the optimizer has 2 groups, and had 1", another_group, [{}]),
+        ("group 0 of the optimizer has got momentum after 1 steps without", momentum_later, [{}, {"clips": True}]),
         ("as when a backward pass ended early", an_end_of_its_own, [{}, {"early": True}]),
     ]
     for text, misuse, ways in cases:
