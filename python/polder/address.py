@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from polder.errors import ArgumentError
 
-__all__ = ["find", "is_plain", "of"]
+__all__ = ["find", "has_memory", "is_plain", "of"]
 
 _STRIDED = torch.strided
 _LOW = 1 << 40
@@ -26,6 +26,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()))
     )
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie somewhere: not where its storage was freed, as FSDP does between its uses.
+
+    NumPy takes memory of its own for such a tensor, and a copy of it ends the process by a signal.
+    """
+    at = tensor.data_ptr()
+    return at >= _LOW or not tensor.numel() or bool(at and tensor.untyped_storage().nbytes())
 
 
 def find(tensor: torch.Tensor, what: str) -> int | None:
@@ -46,7 +55,7 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
     ):
         return None
     at = tensor.data_ptr()
-    if at < _LOW and tensor.numel() and not (at and tensor.untyped_storage().nbytes()):
+    if at < _LOW and not has_memory(tensor):
         raise ArgumentError(
             f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory; give one that has"
         )

@@ -181,6 +181,9 @@ def test_models_ranks_groups_salts_and_weights_never_meet(server: Maker, scratch
     for other in ({"model_name": "other"}, {"kv_rank": 1}, {"object_group_id": 1}, {"cache_salt": "user"}):
         assert look_up(one, keys(1, **other)) == [False], other
     assert look_up(server(identity={"kv_cache_dtype": "fp8"}), keys(1)) == [False]
+    for name in ("engine", "weights"):
+        with pytest.raises(polder.ArgumentError, match=f"identity: '{name}' is said by Polder itself"):
+            server(identity={name: "mine"})
     (scratch / "weights").write_bytes(b"updated")
     assert look_up(server(), keys(1)) == [False]
     (scratch / "weights").write_bytes(b"weights")

@@ -147,6 +147,34 @@ def test_a_writer_that_is_killed_leaves_the_version_before_whole(scratch: Path) 
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_has_the_values_of_tensors_of_any_strides(pool: polder.Pool) -> None:
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    import polder.torch
+
+    count = torch.arange(48.0)
+    state = {
+        "turned": count.view(8, 6).t(),
+        "channels": count.view(2, 2, 3, 4).to(memory_format=torch.channels_last),
+        "columns": count.view(8, 6)[:, ::2],
+        "repeated": count[:4].expand(3, 4),
+        "conjugate": torch.complex(count, count + 1).view(8, 6).t().conj(),
+    }
+    dcp.save(state, storage_writer=polder.torch.SnapshotWriter("dcp", pool=pool), no_dist=True)
+    for order in (torch.contiguous_format, torch.preserve_format):
+        into = {name: torch.zeros_like(tensor, memory_format=order) for name, tensor in state.items()}
+        dcp.load(into, storage_reader=polder.torch.SnapshotReader("dcp", pool=pool), no_dist=True)
+        for name, tensor in state.items():
+            assert torch.equal(into[name], tensor), name
+    freed = torch.ones(64)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(dcp.CheckpointException, match=r"shape \[64\] has no memory"):
+        dcp.save({"w": freed}, storage_writer=polder.torch.SnapshotWriter("dcp", pool=pool), no_dist=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_saves_and_loads_through_the_pool(pool: polder.Pool) -> None:
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp

@@ -429,6 +429,13 @@ class Kind(torch.Tensor):
     """A kind of tensor."""
 
 
+def freed() -> torch.Tensor:
+    """A tensor without memory, as FSDP leaves one between its uses."""
+    tensor = torch.ones(64)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "subclass": (lambda: torch.ones(2).as_subclass(Kind), "is a Kind, a kind of tensor of its own"),
     "lazy": (torch.nn.UninitializedParameter, "is a UninitializedParameter"),
@@ -436,6 +443,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is nested"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized"),
     "meta": (lambda: torch.ones(2, device="meta"), "is on meta, and has no values"),
+    "freed": (freed, "has no memory, as after its storage was freed"),
     "named tuple": (lambda: Point(1, 2), "is a Point"),
     "defaultdict": (lambda: collections.defaultdict(int), "is a defaultdict"),
     "object": (lambda: Path("/"), "holds what a snapshot does not take"),

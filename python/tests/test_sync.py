@@ -132,6 +132,7 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         "split is 'a'; give a number from 0 to 1",
         "shard_bytes is 0; give a whole number of bytes from 1 on",
         "2 emulated links for 1 proxies; give one each",
+        *["the optimizer's parameters have done [0, 1] steps, and proxies carry one number"] * 2,
         "split 0.5 and overlap True with the optimizer on the proxies",
     ]
     assert len(lines) == len(expected), lines

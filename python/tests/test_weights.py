@@ -256,6 +256,20 @@ def test_what_is_no_tensor_is_refused_before_anything_is_published(pool: polder.
     )
 
 
+def test_a_tensor_whose_storage_was_freed_is_refused_both_ways(pool: polder.Pool) -> None:
+    freed = torch.ones(64, 32)
+    turned, part = freed.t(), freed[1:]
+    freed.untyped_storage().resize_(0)
+    for bad in (freed, part, turned):
+        with pytest.raises(polder.ArgumentError, match="'bad' has no memory to read"):
+            polder.weights.publish("llm", {"good": torch.ones(2), "bad": bad}, pool=pool)
+    polder.weights.publish("llm", {"w": torch.ones(64, 32)}, pool=pool)
+    with polder.weights.open("llm", pool=pool) as weights:
+        for into, offset in ((freed, (0, 0)), (part, (1, 0))):
+            with pytest.raises(polder.ArgumentError, match=r"32\] has no memory; gather it first"):
+                weights.read_into("w", into, offset)
+
+
 def test_a_reader_waits_for_the_next_version(pool: polder.Pool) -> None:
     with pytest.raises(TimeoutError, match="no version of the weights llm above 0"):
         polder.weights.wait("llm", timeout=0, pool=pool)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from polder import _core
+from polder.errors import ArgumentError
 from polder.kv import describe
 from polder.kv.fingerprint import fingerprint
 from polder.pool import Pool
@@ -41,7 +42,7 @@ class Connector(_core.KvConnector):
     Raises
     ------
     ArgumentError
-        The folder holds no weights, or the identity is no JSON.
+        The folder holds no weights, or the identity is no JSON or has a name of Polder's own.
     """
 
     def __new__(
@@ -54,5 +55,8 @@ class Connector(_core.KvConnector):
         identity: Mapping[str, str | int | float | bool | None] | None = None,
     ) -> Self:
         """Opens the pool and the cache."""
-        whole = {**(identity or {}), "engine": "lmcache", "weights": fingerprint(weights)}
+        own = {"engine": "lmcache", "weights": fingerprint(weights)}
+        whole = {**(identity or {}), **own}
+        if taken := own.keys() & (identity or {}).keys():
+            raise ArgumentError(f"identity: {min(taken)!r} is said by Polder itself; give what you add another name")
         return super().__new__(cls, Pool(pool), cache, *describe(whole), budget)

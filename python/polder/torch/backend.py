@@ -283,6 +283,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         op = _OPS.get(hash(opts.reduceOp), "")
         if op not in ("sum", "avg"):
             raise ArgumentError(f"all_reduce got {op} of a sparse tensor; it takes sum and avg")
+        if op == "avg" and tensor.itemsize < 4 and not tensor.dtype.is_floating_point:
+            # As of a dense one: the sum of two ranks may be too large already.
+            raise ArgumentError(f"all_reduce got avg of a sparse tensor of {tensor.dtype}; convert it to a float")
         own, gathering = tensor.coalesce(), AllgatherOptions()
         gathering.timeout, gathering.asyncOp = opts.timeout, False
         shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape], device="cpu")
@@ -442,11 +445,12 @@ class ProcessGroupPolder(dist.ProcessGroup):
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
         if not output_splits and not input_splits:
             return self._run("all_to_all_single", [source], [output], opts)
-        inputs, outputs, back = _staged([source], [output], "all_to_all_single")
+        self._await_copies([source, output])
+        inputs, outputs, bring, back = _staged([source], [output], "all_to_all_single")
         sources = self._parts(inputs[0], input_splits, "input")
         targets = self._parts(outputs[0], output_splits, "output")
         self._expect_own(sources, targets, "all_to_all_single")
-        ready = _leaving(opts.asyncOp)
+        ready = _in_turn(bring, _leaving(opts.asyncOp))
         return self._run("all_to_all_single", sources, targets, opts, [output], back=back, ready=ready)
 
     def alltoall(
@@ -705,6 +709,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         is_async, timeout = opts.asyncOp, opts.timeout
         seconds = self._seconds if timeout == _UNSET else self._limit(opts)
         began = time.time_ns() if self._trace is not None else 0
+        if self._unfinished:
+            # This operation may use what earlier ones have still to copy to its place.
+            ready = _in_turn(self._settle, ready)
         try:
             ticket = self._start(operation, sources, targets, seconds, is_async, ready)
         except PolderError as error:
@@ -729,10 +736,12 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> Work:
         """As `_run`, of tensors that are not contiguous in memory of the host, by copies that are."""
         what, results = operation.call, (targets if results is None else results)
+        self._await_copies([*sources, *targets])
         if self._goes_through_pool(operation, sources, targets):
             return self._run_in_pool(operation, sources, targets, opts, results)
-        inputs, outputs, back = _staged(sources, targets, what)
-        return self._run(what, inputs, outputs, opts, results, *facts, back, _leaving(opts.asyncOp))
+        inputs, outputs, bring, back = _staged(sources, targets, what)
+        ready = _in_turn(bring, _leaving(opts.asyncOp))
+        return self._run(what, inputs, outputs, opts, results, *facts, back, ready)
 
     def _over(
         self, ticket: "_core.Ticket | None", tensors: list[torch.Tensor], back: Callable[[], None] | None
@@ -761,6 +770,20 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 self._settle()
             self._unfinished.append(work)
         return work
+
+    def _await_copies(self, tensors: list[torch.Tensor]) -> None:
+        """Waits for earlier operations that have still to copy to the memory of these tensors, if a GPU reads it now.
+
+        A tensor in memory of the host is read when its operation has its turn.
+        """
+        if not self._unfinished or all(it.is_cpu for it in tensors):
+            return
+        memory = {_memory(it) for it in tensors}
+        for work in list(self._unfinished):
+            if work.is_collective() and not memory.isdisjoint(map(_memory, work.tensors)):
+                # Its own caller hears of its error, and so does this operation.
+                with contextlib.suppress(PolderError):
+                    work.wait()
 
     def _settle(self) -> None:
         """Finishes the works that are over: operations of a group end in the order of their calls."""
@@ -949,14 +972,46 @@ def _operation(what: str, dtype: torch.dtype, op: int = _SUM, root: int = 0) -> 
 
 def _staged(
     sources: list[torch.Tensor], targets: list[torch.Tensor], what: str
-) -> tuple[list[torch.Tensor], list[torch.Tensor], Callable[[], None] | None]:
-    """What takes the place of tensors whose bytes are not their values in order, and what brings the results back."""
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Callable[[], None] | None, Callable[[], None] | None]:
+    """What takes the place of tensors whose bytes are not their values in order, and what brings values there and back.
+
+    Values of tensors in memory of the host are there once the first has run, in the turn of their operation: an earlier
+    one may still write to them. Those of a GPU are on their way.
+    """
     if sources is targets and len(targets) == 1:
-        flat, back = _in_and_out(targets[0], what)
-        flats = [flat]
-        return flats, flats, back
-    inputs = _all_contiguous(sources, what)
-    return inputs, *_all_out(targets, what)
+        if _are_on_gpus(targets, what):
+            _expect_apart(targets, what)
+            flats = gpu.copied_out(targets)
+            return flats, flats, None, lambda: gpu.copy_in(targets, flats)
+        flats, back = _all_out(targets, what)
+        return flats, flats, _bring(targets, flats), back
+    are_on_gpus = _are_on_gpus(sources, what)
+    inputs = gpu.copied_out(sources) if are_on_gpus else [_room(tensor, what) for tensor in sources]
+    outputs, back = _all_out(targets, what)
+    return inputs, outputs, _bring(sources, inputs), back
+
+
+def _bring(tensors: list[torch.Tensor], flats: list[torch.Tensor]) -> Callable[[], None] | None:
+    """What copies the values of tensors in memory of the host to those that take their places."""
+    pairs = [(flat, it) for flat, it in zip(flats, tensors, strict=True) if flat is not it and it.is_cpu]
+
+    def bring() -> None:
+        for flat, it in pairs:
+            _copy(flat, it)
+
+    return bring if pairs else None
+
+
+def _in_turn(first: Callable[[], None] | None, then: Callable[[], None] | None) -> Callable[[], None] | None:
+    """One call that makes both, as far as there are both."""
+    if first is None or then is None:
+        return first or then
+
+    def both() -> None:
+        first()
+        then()
+
+    return both
 
 
 def _expect_carried(tensor: torch.Tensor, what: str) -> None:
@@ -971,19 +1026,20 @@ def _expect_carried(tensor: torch.Tensor, what: str) -> None:
 
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """What to send of a tensor: itself, or a copy if it lies on a GPU or its bytes are not its values in order."""
-    if not tensor.is_cpu:
-        return _all_contiguous([tensor], what)[0]
+    if _are_on_gpus([tensor], what):
+        return gpu.copied_out([tensor])[0]
     if address.is_plain(tensor):
         return tensor
     _expect_carried(tensor, what)
     return gpu.dense(tensor)
 
 
-def _all_contiguous(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    """`_contiguous` of each tensor. Those on GPUs are copied at once."""
-    if not _are_on_gpus(tensors, what):
-        return [_contiguous(tensor, what) for tensor in tensors]
-    return gpu.copied_out(tensors)
+def _room(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """As `_contiguous`, for a tensor in memory of the host without its values, where it is no tensor itself."""
+    if not tensor.is_cpu or address.is_plain(tensor):
+        return _contiguous(tensor, what)
+    _expect_carried(tensor, what)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _are_on_gpus(tensors: list[torch.Tensor], what: str) -> bool:
@@ -1005,21 +1061,16 @@ def _leaving(is_async: bool) -> Callable[[], None] | None:
     return None
 
 
-def _in_and_out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """What to send and receive in, and how it gets back into a tensor that takes part by a copy."""
-    flat = _contiguous(tensor, what)
+def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Where to receive a tensor, and how its values get there, if it takes part by a copy."""
+    if not tensor.is_cpu:
+        flats, back = _all_out([tensor], what)
+        return flats[0], back
+    flat = _room(tensor, what)
     if flat is tensor:
         return flat, None
     _expect_apart([tensor], what)
-    return flat, lambda: _copy_back(tensor, flat)
-
-
-def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """As `_in_and_out`, for a tensor whose bytes are all received."""
-    if tensor.is_cpu:
-        return _in_and_out(tensor, what)
-    flats, back = _all_out([tensor], what)
-    return flats[0], back
+    return flat, lambda: _copy(tensor, flat)
 
 
 def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
@@ -1097,13 +1148,14 @@ def _marked(tensor: torch.Tensor, extent: int) -> torch.Tensor:
     return marks
 
 
-def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    if tensor.is_cpu:
-        # In whatever mode the program is now: a parameter is a tensor like any other here, and one of inference too.
-        with torch.inference_mode():
-            tensor.copy_(flat)
-    else:
-        gpu.copy_in([tensor], [flat])
+def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
+    """Copies between tensors in memory of the host, in whatever mode the program is: a parameter is like any other."""
+    with torch.inference_mode():
+        to.copy_(of)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 @dataclass

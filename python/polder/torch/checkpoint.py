@@ -25,7 +25,7 @@ from torch.futures import Future
 from polder import _core
 from polder.errors import ArgumentError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import bytes_of, default_pool, own_rank, read, store_of
+from polder.torch.versions import default_pool, own_rank, read, store_of, values_of
 
 # torch's stubs leave plans and their planners without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -120,7 +120,7 @@ class SnapshotWriter(StorageWriter):
         for item in plan.items:
             data: Any = planner.resolve_data(item)
             is_bytes = item.type == WriteItemType.BYTE_IO
-            array = np.frombuffer(data.getbuffer(), np.uint8) if is_bytes else bytes_of(data)
+            array = np.frombuffer(data.getbuffer(), np.uint8) if is_bytes else values_of(data)
             arrays.append((_item_name(item.index), array))
             kinds.append((torch.uint8, (array.nbytes,)) if is_bytes else (data.dtype, tuple(data.shape)))
         over = (plan.storage_data or {}).get(store.name)

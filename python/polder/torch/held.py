@@ -183,6 +183,8 @@ class HeldOptimizer:
         self._count = len(optimizer.param_groups)
         self._ordered: list[Settings] | None = None
         self._groups: list[dict[str, Any]] = []
+        # Groups whose parameters have a momentum of steps before.
+        self._moving = set[int]()
         self.settings()
 
     def settings(self) -> list[Settings]:
@@ -195,9 +197,23 @@ class HeldOptimizer:
             )
         return [self._settings_of(index, group) for index, group in enumerate(groups)]
 
+    def next(self) -> list[Settings]:
+        """As `settings`, for the next step, which is about to begin."""
+        settings = self.settings()
+        for index, (rule, _, momentum, dampening, *_) in enumerate(settings):
+            if rule != "sgd" or not momentum:
+                continue
+            if dampening and self.number and index not in self._moving:
+                raise ArgumentError(
+                    f"group {index} of the optimizer has got momentum after {self.number} steps without; its first "
+                    "gradient is not dampened then, which proxies do not carry; leave out dampening"
+                )
+            self._moving.add(index)
+        return settings
+
     def ordered(self) -> list[Settings]:
-        """As `settings`, for a step that begins before the optimizer's own."""
-        self._ordered, self.stepping = self.settings(), self.number + 1
+        """As `next`, for a step that begins before the optimizer's own."""
+        self._ordered, self.stepping = self.next(), self.number + 1
         self._groups = [{key: it for key, it in of.items() if key != "params"} for of in self._optimizer.param_groups]
         return self._ordered
 
@@ -247,7 +263,9 @@ class HeldOptimizer:
             momentum, dampening = float(group["momentum"]), float(group["dampening"])
             return self._rule, lr, momentum, dampening, 0.0, decay, bool(group["nesterov"])
         first, second = (float(beta) for beta in group["betas"])
-        return self._rule, lr, first, second, float(group["eps"]), decay, False
+        # torch's Adam has either decay, and its groups say which.
+        rule = "adamw" if group.get("decoupled_weight_decay", self._rule == "adamw") else "adam"
+        return rule, lr, first, second, float(group["eps"]), decay, False
 
     def group_of(self, number: int) -> int:
         """The group of a parameter."""
@@ -271,10 +289,17 @@ class HeldOptimizer:
             When parameters are of different steps.
         """
         state = self._optimizer.state
-        kept = [of for of in state.values() if any(isinstance(value, torch.Tensor) for value in of.values())]
-        steps = {int(of["step"]) if "step" in of else 1 for of in kept}
+        done = {
+            self._steps_of(state.get(parameter) or {}, group)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        steps = {number for number in done if number is not None}
         if len(steps) > 1:
-            raise ArgumentError(f"the optimizer's parameters have done {sorted(steps)} steps; proxies carry one number")
+            raise ArgumentError(
+                f"the optimizer's parameters have done {sorted(steps)} steps, and proxies carry one number: those that "
+                "were frozen have done none; give the model a new optimizer, or keep the optimizer on the workers"
+            )
         of_each = [state.get(parameter) or {} for parameter in self._parameters]
         moments = [
             [self._array(of.get(name), parameter) for of, parameter in zip(of_each, self._parameters, strict=True)]
@@ -283,8 +308,20 @@ class HeldOptimizer:
         # SGD counts no steps: the first one has no moment yet.
         number = steps.pop() if steps else 0
         self._ordered = None
+        moving = [
+            any((state.get(it) or {}).get("momentum_buffer") is not None for it in group["params"])
+            for group in self._optimizer.param_groups
+        ]
+        self._moving = {index for index, is_moving in enumerate(moving) if is_moving}
         state.clear()
         return number, moments
+
+    def _steps_of(self, of: dict[str, Any], group: dict[str, Any]) -> int | None:
+        """Steps that a parameter with this state has done; None if its first step is as one over moments of zeros."""
+        if any(isinstance(value, torch.Tensor) for value in of.values()):
+            # SGD counts none.
+            return int(of["step"]) if "step" in of else 1
+        return None if self._rule == "sgd" and not (group["momentum"] and group["dampening"]) else 0
 
     def _array(self, value: object, parameter: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
@@ -478,7 +515,7 @@ class Holder(Planner):
         """The proxies step with the averages that they keep, and the workers pull the parameters."""
         self._expect_own_parameters()
         service = self._service()
-        service.order_step(held.number + 1, held.settings(), factors)
+        service.order_step(held.number + 1, held.next(), factors)
         for key in self._order:
             route, room = self._routes[key], self._room(key, self._parameters[key].detach())
             span = self._span(room, route.dtype, route.count, writable=True)

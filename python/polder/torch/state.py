@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polder import address
 from polder.errors import ArgumentError
 
 # torch's stubs leave state dictionaries without types.
@@ -126,6 +127,8 @@ def _expect_dense(tensor: torch.Tensor, path: str) -> None:
             else f"a Tensor of layout {tensor.layout}"
         )
         raise _refused(path, "is on meta, and has no values" if tensor.is_meta else f"is {kind}")
+    if not address.has_memory(tensor):
+        raise _refused(path, "has no memory, as after its storage was freed")
 
 
 def _refused(path: str, what: str) -> ArgumentError:

@@ -7,14 +7,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from polder import _core
+from polder import _core, address
+from polder.errors import ArgumentError
 from polder.pool import Pool
 from polder.torch.state import Leaf, empty_of, in_order
 
 # torch's stubs leave the types of its copies open.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["bytes_of", "default_pool", "memory_of", "own_rank", "read", "read_leaf", "store_of"]
+__all__ = ["bytes_of", "default_pool", "memory_of", "own_rank", "read", "read_leaf", "store_of", "values_of"]
 
 
 @functools.cache
@@ -35,15 +36,30 @@ def store_of(pool: Pool | None, name: str, part: int | str) -> _core.Store:
 
 def memory_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a contiguous tensor on the CPU where they lie."""
+    _expect_memory(tensor)
     row = tensor.reshape(-1)
     # One element of a larger tensor keeps the stride that it had there, of which torch makes no bytes.
     return (row.as_strided((1,), (1,)) if row.numel() == 1 else row).view(torch.uint8).numpy()
 
 
+def _expect_memory(tensor: torch.Tensor) -> None:
+    if not address.has_memory(tensor):
+        raise ArgumentError(
+            f"a tensor of shape {list(tensor.shape)} has no memory; gather it first if its storage was freed"
+        )
+
+
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a dense tensor in the order of its memory, on the CPU. They are copied only if there are gaps."""
+    _expect_memory(tensor)
     whole = in_order(tensor.detach().resolve_conj().resolve_neg())
     return memory_of(whole.cpu().contiguous())
+
+
+def values_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a dense tensor's values in the order of its indices, on the CPU. They are copied only if need be."""
+    _expect_memory(tensor)
+    return memory_of(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
 
 
 def read(version: _core.Version, name: str, nbytes: int | None = None) -> bytearray:

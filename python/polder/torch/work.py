@@ -97,7 +97,7 @@ class Pending(Work):
         self._explain = explain
         self._tells = tells
         self.tickets = tickets
-        self._tensors = tensors
+        self.tensors = tensors
         self._finish = finish
         self._finishing = threading.Lock()
         self._failure: BaseException | None = None
@@ -150,6 +150,10 @@ class Pending(Work):
             if self._failure is not None:
                 raise self._failure
 
+    def is_collective(self) -> bool:
+        """Whether it is done in the turn of its call, and no message."""
+        return not isinstance(self.tickets[0], _core.Message)
+
     def _set_future(self) -> None:
         """Returns once the future is set, if there is one: a thread of the group's does that after the last ticket."""
         if self._future is not None:
@@ -196,7 +200,7 @@ class Pending(Work):
 
     def result(self) -> list[torch.Tensor]:
         self.wait()
-        return self._tensors
+        return self.tensors
 
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
         """A future of the tensors, which DDP's reducer waits for. A failure is a RuntimeError with the text of ours."""
@@ -220,7 +224,7 @@ class Pending(Work):
         if error is not None:
             raise error
         self.finish_once()
-        return self._tensors
+        return self.tensors
 
 
 @uncompiled

@@ -31,10 +31,10 @@ from typing import Any, Self
 
 import torch
 
-from polder import _core
+from polder import _core, address
 from polder.errors import ArgumentError, CorruptError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import bytes_of, default_pool, memory_of, read
+from polder.torch.versions import default_pool, memory_of, read, values_of
 
 # torch's stubs leave the types of some functions open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -105,7 +105,7 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
     Raises
     ------
     ArgumentError
-        A value is no dense tensor, or a name or the label is no text.
+        A value is no dense tensor or has no memory, or a name or the label is no text.
     NameExistsError
         Another process is publishing under this name.
     PoolFullError
@@ -123,7 +123,11 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
         if tensor.is_meta:
             raise ArgumentError(f"{key!r} lies on the meta device and has no values; load it first")
         try:
-            arrays.append((f"/{key}", bytes_of(tensor.contiguous())))
+            if not address.has_memory(tensor):
+                raise ArgumentError(
+                    f"{key!r} has no memory to read; give dense tensors alone, gathered where that is due"
+                )
+            arrays.append((f"/{key}", values_of(tensor)))
         except RuntimeError as error:
             # Such as a tensor under torch.func.vmap.
             raise ArgumentError(f"{key!r} has no memory to read ({error}); give dense tensors alone") from error

@@ -85,6 +85,12 @@ with dist._coalescing_manager(async_ops=True) as several:
     dist.all_reduce(other := given(mine() + 1))
 several.wait()
 assert holds(one, total) and holds(other, total + size)
+# One that nobody waited for is over before the next on its tensor reads it.
+works = [dist.all_reduce(chained := given(torch.ones(8)), async_op=True)]
+works += [dist.all_reduce(place, async_op=True) for place in (chained[2:], chained.view(2, 4).t())]
+for work in reversed(works):
+    assert work is not None and work.wait()
+assert holds(chained, torch.tensor([size**2] * 2 + [size**3] * 6))
 
 # Messages. What a stream still reads of a tensor that receives is what was there before.
 batch = [dist.P2POp(dist.isend, given(mine()), after), dist.P2POp(dist.irecv, came := hollow(1000), before)]

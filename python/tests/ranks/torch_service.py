@@ -147,6 +147,9 @@ RULES: dict[str, Make] = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05),
     "Adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, fused=True),
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+    "Adam with AdamW's decay": lambda groups: torch.optim.Adam(
+        groups, lr=1e-2, fused=True, decoupled_weight_decay=True
+    ),
 }
 
 
@@ -724,6 +727,12 @@ elif kind == "held-misused":
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
         step_of(model, optimizer)
 
+    def momentum_later(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0].update(momentum=0, dampening=0.5)
+        step_of(model, optimizer)
+        optimizer.param_groups[0]["momentum"] = 0.9
+        step_of(model, optimizer)
+
     def an_end_of_its_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         hook = model.get_submodule("0").weight.register_hook(lambda _: 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
@@ -746,6 +755,7 @@ elif kind == "held-misused":
         ("step() got a closure", in_a_closure, [{}, {"clips": True}]),
         ("a second backward pass without optimizer.step()", left_out, [{}, {"early": True}]),
         ("the optimizer has 2 groups, and had 1", another_group, [{}]),
+        ("group 0 of the optimizer has got momentum after 1 steps without", momentum_later, [{}, {"clips": True}]),
         ("as when a backward pass ended early", an_end_of_its_own, [{}, {"early": True}]),
     ]
     for text, misuse, ways in cases:
@@ -1148,6 +1158,14 @@ elif kind == "refused":
             except polder.errors.ArgumentError as error:
                 print(error)
         assert (service.split, service.shard_bytes, service.emulated) == (None, None, None)
+    for make in (torch.optim.AdamW, lambda of: torch.optim.SGD(of, lr=0.1, momentum=0.9, dampening=0.1)):
+        # A bias that was frozen has done no step.
+        thawed = torch.nn.Linear(2, 2)
+        optimizer = make(thawed.parameters())
+        thawed.weight.grad = torch.ones(2, 2)
+        optimizer.step()
+        with ParameterService(1, optimizer="proxy") as service:
+            not_held(optimizer, thawed)
     try:
         ParameterService(1, optimizer="proxy", split=0.5)
     except polder.errors.ArgumentError as error:

@@ -209,6 +209,31 @@ for later in (dist.barrier, lambda: dist.all_reduce(torch.ones(1), async_op=True
     later()
     assert strided.eq(size).all()
 assert not world._unfinished
+# Operations that nobody waits for between them work on what those before have made, by copies or in place.
+places: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda it: it,
+    "turned": torch.t,
+    "column": lambda it: it[:, 1],
+    "row": lambda it: it[1],
+}
+for order in itertools.product(places, repeat=3):
+    for waits in itertools.product((False, True), repeat=3):
+        whole, expected = torch.ones(4, 4), torch.ones(4, 4)
+        works = []
+        for place, is_waited in zip(order, waits, strict=True):
+            works.append(dist.all_reduce(places[place](whole), async_op=not is_waited))
+            places[place](expected).mul_(size)
+        for work in works:
+            if work is not None:
+                work.wait()
+        assert torch.equal(whole, expected), (order, waits, whole)
+gathered = [torch.zeros(size, 2).t() for _ in range(size)]
+dist.all_gather(gathered, torch.full((size, 2), 1.0 + rank).t(), async_op=True)
+# Rank 0 gets the rows of all.
+sent, received = [2] + [0] * (size - 1), [2 if rank == 0 else 0] * size
+exchanged = torch.zeros(sum(received), size)
+dist.all_to_all_single(exchanged, gathered[1], received, sent, async_op=True).wait()
+assert exchanged.eq(2).all()
 # What autograd has kept is seen to have changed.
 parameter = torch.nn.Parameter(torch.ones(3))
 kept = parameter * 1
@@ -223,6 +248,11 @@ with torch.device("meta"):
     got = torch.zeros(size, device="cpu")
     dist.all_to_all_single(got, torch.full((size,), float(rank), device="cpu"), [1] * size, [1] * size)
 assert got.tolist() == list(range(size))
+
+# A sum of short integers may be too large already, so that its average is refused, as of dense tensors.
+for dtype in (torch.int8, torch.uint8, torch.int16, torch.bool):
+    with pytest.raises(errors.ArgumentError, match=r"avg of a sparse tensor of torch\.\w+; convert it to a float"):
+        dist.all_reduce(torch.tensor([100, 100]).to(dtype).to_sparse(), op=dist.ReduceOp.AVG)
 
 # A sparse sum into a parameter's gradient, in any mode.
 for mode in (*modes, nullcontext):
