@@ -93,9 +93,8 @@ impl<A: Abi> Shim<A> {
         })
     }
 
-    /// Lets go of the pool and ends the trace, when MPI ends.
-    pub fn end(&self) {
-        self.tracer.end();
+    /// Lets go of the pool, once MPI has ended.
+    fn end(&self) {
         drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.take_turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.session.take() {
@@ -389,6 +388,15 @@ pub unsafe fn take<A: Preload>(
 pub fn give_back<A: Preload>(base: *mut c_void, real: impl FnOnce() -> c_int) -> c_int {
     let free = || Ok(A::shim().pieces.write().unwrap_or_else(PoisonError::into_inner).free(base.addr()));
     if guarded::<A, _>(free).unwrap_or(true) { 0 } else { real() }
+}
+
+/// MPI_Finalize. The program's functions that delete attributes of MPI_COMM_SELF run in it: until it returns, windows and memory are used
+/// and freed.
+pub fn end<A: Preload>(real: impl FnOnce() -> c_int) -> c_int {
+    A::shim().tracer.end();
+    let code = real();
+    A::shim().end();
+    code
 }
 
 /// MPI_Win_free.
