@@ -416,19 +416,30 @@ pub unsafe fn free<A: Preload>(win: *mut A::Handle, real: impl FnOnce() -> c_int
     if code != 0 {
         return code;
     }
-    // The memory is there until nobody has a window over it.
+    // The memory is there until nobody has a window over it. Functions that delete attributes may use the window yet: where the library
+    // moves the bytes, its own epochs allow that from here on.
+    let take = || {
+        let mut windows = shim.windows.get()?.take_turn();
+        let at = windows.iter().position(|(known, _)| *known == handle)?;
+        Some(windows.swap_remove(at).1)
+    };
+    let in_library = shim.window(handle).is_some_and(|window| !window.moves_bytes());
+    let taken = if in_library { take() } else { None };
     let code = real();
-    if code == 0 {
-        let freed = shim.windows.get().and_then(|windows| {
-            let mut windows = windows.take_turn();
-            let at = windows.iter().position(|(known, _)| *known == handle)?;
-            Some(windows.swap_remove(at).1)
-        });
-        if let Some(window) = freed
-            && let Err(failure) = guarded::<A, _>(|| window.free())
-        {
-            report("MPI_Win_free", window.rank(), &failure);
+    let Some(mut window) = (if in_library || code != 0 { taken } else { take() }) else { return code };
+    let rank = window.rank();
+    let ended = guarded::<A, _>(|| {
+        if code == 0 {
+            return window.free();
         }
+        window.take_over(handle)?;
+        if let Some(windows) = shim.windows.get() {
+            windows.take_turn().push((handle, window));
+        }
+        Ok(())
+    });
+    if let Err(failure) = ended {
+        report("MPI_Win_free", rank, &failure);
     }
     code
 }
