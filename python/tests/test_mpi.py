@@ -282,6 +282,24 @@ def test_calls_on_a_window_in_any_order_give_the_errors_of_the_library_alone(
         assert not different and len(said[0]) > lines, "\n".join(different[:20])
 
 
+@pytest.mark.parametrize(("compiler", "coherence"), [("mpicc", "software"), ("mpicc_abi", "coherent")])
+def test_windows_and_memory_last_until_mpi_has_ended(
+    scratch: Path, compiled: Callable[..., Path], compiler: str, coherence: str
+) -> None:
+    trace = scratch / "trace"
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch, coherence=coherence) as pool:
+        command: list[str | Path] = [POLDER, "mpi", "run", "-n", "3", "--emulate", "2", "--pool", scratch / "pool"]
+        command += ["--coherence", coherence, "--mpiexec", MPICH / "mpiexec", "--", compiled("finalize", compiler)]
+        environment = {**os.environ, "POLDER_RUN": str(scratch), "POLDER_MPI_TRACE": str(trace)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0 and done.stdout.count("is done") == 3, done.stdout + done.stderr
+        assert pool.list() == []
+    # A trace ends where the program calls MPI_Finalize.
+    for rank in range(3):
+        lines = (trace / f"rank-{rank}").read_text().splitlines()
+        assert [line.split()[0] for line in lines].index("end") == len(lines) - 1, lines[-5:]
+
+
 def test_a_pool_without_room_for_small_rings_ends_the_job_with_a_line_of_each_rank_that_fails(scratch: Path) -> None:
     with polder.Pool(scratch / "pool", size="16MiB", host=3, run=scratch) as pool:
         for bits in range(23, 11, -1):

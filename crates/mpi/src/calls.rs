@@ -108,12 +108,11 @@ macro_rules! shim {
             place.unwrap_or(u64::MAX)
         }
 
-        /// Lets go of the pool before the library ends.
+        /// Ends the library, and then lets go of the pool.
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]
         pub(crate) unsafe extern "C" fn MPI_Finalize() -> c_int {
-            <$abi as $crate::shim::Preload>::shim().end();
-            $crate::real!(MPI_Finalize())()
+            $crate::shim::end::<$abi>($crate::real!(MPI_Finalize()))
         }
     };
 }

@@ -93,9 +93,8 @@ impl<A: Abi> Shim<A> {
         })
     }
 
-    /// Lets go of the pool and ends the trace, when MPI ends.
-    pub fn end(&self) {
-        self.tracer.end();
+    /// Lets go of the pool, once MPI has ended.
+    fn end(&self) {
         drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.take_turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.session.take() {
@@ -391,6 +390,15 @@ pub fn give_back<A: Preload>(base: *mut c_void, real: impl FnOnce() -> c_int) ->
     if guarded::<A, _>(free).unwrap_or(true) { 0 } else { real() }
 }
 
+/// MPI_Finalize. The program's functions that delete attributes of MPI_COMM_SELF run in it: until it returns, windows and memory are used
+/// and freed.
+pub fn end<A: Preload>(real: impl FnOnce() -> c_int) -> c_int {
+    A::shim().tracer.end();
+    let code = real();
+    A::shim().end();
+    code
+}
+
 /// MPI_Win_free.
 ///
 /// # Safety
@@ -408,19 +416,30 @@ pub unsafe fn free<A: Preload>(win: *mut A::Handle, real: impl FnOnce() -> c_int
     if code != 0 {
         return code;
     }
-    // The memory is there until nobody has a window over it.
+    // The memory is there until nobody has a window over it. Functions that delete attributes may use the window yet: where the library
+    // moves the bytes, its own epochs allow that from here on.
+    let take = || {
+        let mut windows = shim.windows.get()?.take_turn();
+        let at = windows.iter().position(|(known, _)| *known == handle)?;
+        Some(windows.swap_remove(at).1)
+    };
+    let in_library = shim.window(handle).is_some_and(|window| !window.moves_bytes());
+    let taken = if in_library { take() } else { None };
     let code = real();
-    if code == 0 {
-        let freed = shim.windows.get().and_then(|windows| {
-            let mut windows = windows.take_turn();
-            let at = windows.iter().position(|(known, _)| *known == handle)?;
-            Some(windows.swap_remove(at).1)
-        });
-        if let Some(window) = freed
-            && let Err(failure) = guarded::<A, _>(|| window.free())
-        {
-            report("MPI_Win_free", window.rank(), &failure);
+    let Some(mut window) = (if in_library || code != 0 { taken } else { take() }) else { return code };
+    let rank = window.rank();
+    let ended = guarded::<A, _>(|| {
+        if code == 0 {
+            return window.free();
         }
+        window.take_over(handle)?;
+        if let Some(windows) = shim.windows.get() {
+            windows.take_turn().push((handle, window));
+        }
+        Ok(())
+    });
+    if let Err(failure) = ended {
+        report("MPI_Win_free", rank, &failure);
     }
     code
 }

@@ -45,8 +45,8 @@ pub struct Trace<A: Abi> {
 struct Written<A: Abi> {
     file: BufWriter<File>,
     path: PathBuf,
-    /// Why no more is written.
-    failed: bool,
+    /// Whether no more is written: the trace has ended, or failed.
+    closed: bool,
     /// The end of the last call, in nanoseconds.
     until: u64,
     comms: BTreeMap<A::Handle, Comm>,
@@ -115,6 +115,8 @@ impl<A: Abi> Tracer<A> {
         written.line(format_args!("end {now}"));
         let flushed = written.file.flush();
         written.check(flushed);
+        // Functions of the program that MPI_Finalize calls are no part of it.
+        written.closed = true;
     }
 }
 
@@ -174,7 +176,7 @@ impl<A: Abi> Trace<A> {
         let mut written = Written {
             file: BufWriter::new(file),
             path,
-            failed: false,
+            closed: false,
             until: 0,
             comms: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -370,7 +372,7 @@ impl<A: Abi> Trace<A> {
 
 impl<A: Abi> Written<A> {
     fn line(&mut self, line: Arguments<'_>) {
-        if !self.failed {
+        if !self.closed {
             let written = writeln!(self.file, "{line}");
             self.check(written);
         }
@@ -378,7 +380,7 @@ impl<A: Abi> Written<A> {
 
     fn check(&mut self, written: std::io::Result<()>) {
         if let Err(error) = written
-            && !std::mem::replace(&mut self.failed, true)
+            && !std::mem::replace(&mut self.closed, true)
         {
             say(&format!(
                 "{VARIABLE}: cannot write {}: {error}; the trace is not complete",
