@@ -799,6 +799,35 @@ fn by_operator_every_second_product_is_computed_again() {
     assert!(kept(&full) < kept(&operators) && kept(&operators) < 0.6 * kept(&none));
 }
 
+/// PyTorch's checkpoint stops once it has what gradients need: the last product of a block, the residual and the scatter behind it are missing.
+/// What is kept is what full recomputation keeps.
+#[test]
+fn recomputation_that_stops_leaves_out_the_last_product_and_what_follows_it() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let rate = chip.compute.bf16.unwrap().value() * chip.fitted.matrix;
+    let model = Model::load("llama3-8b").unwrap();
+    let [tokens, h, f] = [8192.0, 4096.0, 14336.0];
+    for sequence_parallel in [true, false] {
+        let cut = Layout { pp: 1, batch: 64, flash: true, sequence_parallel, ..layout() };
+        let step = |recompute| predict(&platform, &model, &Layout { recompute, ..cut });
+        let [full, needed] = [Recompute::Full, Recompute::Needed].map(step);
+        let shared = if sequence_parallel { tokens / 8.0 } else { tokens };
+        let product = 2.0 * tokens * h * (f / 8.0 + chip.fitted.depth) / rate + launch;
+        let residual = 6.0 * h * shared / stream + launch;
+        let expected = 32.0 * 8.0 * (product + residual);
+        let fewer = full.compute.recompute_s - needed.compute.recompute_s;
+        assert!((fewer / expected - 1.0).abs() < 1e-9, "{fewer} {expected}");
+        // Of seven pairs of halves, one of them an all-gather more for each weight, half a pair; of six sums one.
+        let sent = |step: &Step| step.communication.tensor.inside.exposed_s;
+        let left = if sequence_parallel { 6.5 / 7.0 } else { 5.0 / 6.0 };
+        assert!((sent(&needed) / sent(&full) - left).abs() < 1e-9, "{}", sent(&needed) / sent(&full));
+        assert_eq!(needed.memory, full.memory);
+        assert_eq!(needed.compute.forward_s, full.compute.forward_s);
+    }
+}
+
 /// Weights that are gathered twice a micro-batch are read and written in 16 bits each time, and gradients are read so and written in 32.
 #[test]
 fn what_copies_share_is_copied_out_of_buffers_and_into_them() {

@@ -200,13 +200,27 @@ impl<'a> Sizes<'a> {
         let mut stream = Passes::default();
         for _ in 0..self.model.parts() {
             stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
-            stream.moved(
-                machine,
-                (3.0 * value + mask) * hidden * shared,
-                (2.0 * value + mask) * hidden * shared,
-            );
+            stream.forward += self.joined();
+            stream.backward += machine.moved((2.0 * value + mask) * hidden * shared);
         }
         stream
+    }
+
+    /// What joins a part of a block to the residual stream.
+    fn joined(&self) -> f64 {
+        let Self { machine, hidden, shared, value, mask, .. } = *self;
+        machine.moved((3.0 * value + mask) * hidden * shared)
+    }
+
+    /// The last product of a block without experts, whose result no gradient needs.
+    fn last_product(&self) -> f64 {
+        let Self { machine, model, key, hidden, heads, inside, tokens, tp, .. } = *self;
+        let from = match model.recurs() {
+            _ if model.feed_forward() > 0 => inside,
+            Some(recurrent) => f64::from(recurrent.width) / tp,
+            None => heads * f64::from(model.value_width()),
+        };
+        machine.product(1.0, [tokens, hidden, from], key.precision)
     }
 
     /// The mixer's products with weights.
@@ -470,20 +484,23 @@ impl Block {
         let Sizes { tp, hidden, width, heads, tokens, shared, value, .. } = sizes;
         let (stream, dense, scores, feed) = (sizes.stream(), sizes.dense(), sizes.scores(), sizes.feed());
         let by_operator = sizes.by_operator();
+        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
+        let stops = key.recompute == Recompute::Needed && model.experts.is_none();
+        let unneeded = if stops { sizes.last_product() } else { 0.0 };
         let again = match key.recompute {
             Recompute::None => 0.0,
             Recompute::Operators => {
                 // Attention that is not fused keeps no scores.
                 let scores = if key.flash { 0.0 } else { scores.forward };
-                by_operator.again + stream.forward + dense.moved + feed.moved + scores
+                by_operator.again + stream.forward - sizes.joined() + dense.moved + feed.moved + scores
             }
             Recompute::Selective if key.flash => 0.0,
             Recompute::Selective => scores.forward,
-            Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,
+            Recompute::Full => forward,
+            Recompute::Needed => forward - sizes.joined() - unneeded,
         };
-        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
         let backward = stream.backward + dense.backward + scores.backward + feed.backward;
-        let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
+        let passes = if key.recompute.keeps_inputs_alone() { 3.0 } else { 2.0 };
 
         // Of what goes through a feed-forward part of experts, each expert of a token gets it.
         let has_feed = f64::from(u8::from(model.feed_forward() > 0));
@@ -496,9 +513,10 @@ impl Block {
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            [mixes, fed].map(|times| times * value * tokens * hidden),
+            [mixes, fed].map(|times| [times * value * tokens * hidden; 2]),
             passes,
-            dense.forward + feed.forward,
+            stops,
+            passes * (dense.forward + feed.forward) - unneeded,
         );
         // Out of latents, each head has keys and values of its own.
         let passed = match model.latent {
@@ -530,7 +548,7 @@ impl Block {
 
         let whole = sizes.kept();
         let (kept, passing) = match key.recompute {
-            Recompute::Full => (value * hidden * shared, whole),
+            Recompute::Full | Recompute::Needed => (value * hidden * shared, whole),
             Recompute::Operators => (value * hidden * shared + by_operator.kept, whole),
             Recompute::None | Recompute::Selective => (whole, 0.0),
         };
@@ -542,32 +560,44 @@ impl Block {
 }
 
 /// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
-/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part.
+/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part: those that are
+/// gathered, and those that are scattered or added up. What is computed again may stop before the last product, and before what scatters or
+/// adds up its result. They run beside so many seconds of products.
 fn tensor_traffic(
     machine: &Machine,
     key: &Key,
     span: GroupSpan,
-    bytes: [f64; 2],
+    bytes: [[f64; 2]; 2],
     passes: f64,
+    stops: bool,
     products: f64,
 ) -> Traffic {
     if key.tp == 1 {
         return Traffic::default();
     }
-    let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
+    let alone = |pattern, bytes| match bytes {
         _ if bytes == 0.0 => Scopes::default(),
-        true => machine.alone(Pattern::Half, span, bytes).map(|seconds| 2.0 * seconds),
-        false => machine.alone(Pattern::AllReduce, span, bytes),
+        _ => machine.alone(pattern, span, bytes),
+    };
+    let parts = bytes.map(|[gathered, summed]| match key.sequence_parallel {
+        true => [alone(Pattern::Half, gathered), alone(Pattern::Half, summed)],
+        false => [Scopes::default(), alone(Pattern::AllReduce, summed)],
     });
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
-    let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
-    let all = Scopes::of(|scope| (passes + again) * (attention[scope] + feed[scope]));
+    let gathers = if key.gather_again { passes + 1.0 } else { passes };
+    let [[_, mixed], [_, fed]] = parts;
+    let last = if bytes[1][1] > 0.0 { fed } else { mixed };
+    let unsent = if stops { 1.0 } else { 0.0 };
+    let all = Scopes::of(|scope| {
+        let both = parts.map(|[gather, sum]| gathers * gather[scope] + passes * sum[scope]);
+        both[0] + both[1] - unsent * last[scope]
+    });
     if !key.overlap.tensor {
         return Traffic { exposed: all, ..Traffic::default() };
     }
     // In as many parts as there are ranks, the first of which nothing runs beside.
     let total = all.sum();
-    let exposed = (total - passes * products).max(total / f64::from(key.tp));
+    let exposed = (total - products).max(total / f64::from(key.tp));
     let part = exposed / total;
     // Copy engines move the parts (Wang et al., PyTorch's asynchronous tensor parallelism, 2024; Transformer Engine's rings in
     // userbuffers), which take no processors.
@@ -595,7 +625,7 @@ fn context_traffic(machine: &Machine, key: &Key, span: GroupSpan, bytes: f64, sc
     let around = machine.alone(Pattern::Half, span, bytes * f64::from(key.cp));
     let (mut traffic, taken) = (Traffic::default(), machine.taken(span));
     // What is computed again gathers again.
-    let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
+    let forward = if key.recompute.keeps_inputs_alone() { 2.0 } else { 1.0 };
     for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
         let seconds = around.map(|seconds| factor * seconds);
         let total = seconds.sum();
