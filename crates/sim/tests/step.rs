@@ -828,6 +828,39 @@ fn recomputation_that_stops_leaves_out_the_last_product_and_what_follows_it() {
     }
 }
 
+/// Queries and keys are read and written once by what rotates them, and by their norms, which backward read one value more.
+#[test]
+fn queries_and_keys_are_rotated_and_normed_by_kernels_of_their_own() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let cut = Layout { tp: 1, pp: 1, batch: 64, sequence_parallel: false, flash: true, ..layout() };
+    let whole = Model::load("qwen3-235b-a22b").unwrap();
+    assert!(whole.rotary && whole.query_key_norms);
+    let cost = |model: &Model| predict(&platform, model, &cut).compute;
+    let all = cost(&whole);
+    // 64 heads of queries and 4 of keys, 128 wide, in 94 blocks, for 8 micro-batches of 4,096 tokens.
+    let seconds = |bytes: f64| 94.0 * 8.0 * (bytes * 68.0 * 128.0 * 4096.0 / stream + 2.0 * launch);
+    for (model, forward, backward) in [
+        (Model { rotary: false, ..whole.clone() }, 4.0, 4.0),
+        (Model { query_key_norms: false, ..whole.clone() }, 4.0, 6.0),
+    ] {
+        let less = cost(&model);
+        for (more, bytes) in
+            [(all.forward_s - less.forward_s, forward), (all.backward_s - less.backward_s, backward)]
+        {
+            assert!((more / seconds(bytes) - 1.0).abs() < 1e-6, "{more} {}", seconds(bytes));
+        }
+    }
+    // Out of latents, 64 of 192 columns of queries are rotated in place; keys and values of 128 heads are put in place beside one rotated key.
+    let latent = Model { others: vec![], layers: 1, ..Model::load("deepseek-v3").unwrap() };
+    let still = Model { rotary: false, ..latent.clone() };
+    let more = cost(&latent).forward_s - cost(&still).forward_s;
+    let columns = 2.0 * 128.0 * 64.0 + 2.0 * 128.0 * (128.0 + 128.0) + (128.0 + 1.0) * 64.0;
+    let expected = 8.0 * (2.0 * columns * 4096.0 / stream + 2.0 * launch);
+    assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+}
+
 /// Weights that are gathered twice a micro-batch are read and written in 16 bits each time, and gradients are read so and written in 32.
 #[test]
 fn what_copies_share_is_copied_out_of_buffers_and_into_them() {

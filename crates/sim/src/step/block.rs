@@ -223,10 +223,44 @@ impl<'a> Sizes<'a> {
         machine.product(1.0, [tokens, hidden, from], key.precision)
     }
 
+    /// What turns queries and keys by their position, and their norms: kernels that read and write each value once, as Transformer Engine's
+    /// rotary kernel does (transformer_engine/common/fused_rope/fused_rope.cu), and norms as those of the stream. Out of latents queries are
+    /// rotated in place, and one kernel joins the one rotated key to those of all heads and parts keys from values (Megatron-LM,
+    /// megatron/core/fusions/fused_mla_yarn_rope_apply.py); norms are those of the latents.
+    fn turned(&self, dense: &mut Passes) {
+        let Self { machine, width, heads, kv, tokens, value, model, .. } = *self;
+        let mut moved = |columns: f64, forward: f64, backward: f64| {
+            if columns > 0.0 {
+                let bytes = value * columns * tokens;
+                dense.moved(machine, forward * bytes, backward * bytes);
+            }
+        };
+        let [normed, rotated] = match model.latent {
+            Some(Latent { queries, keys, rotated, values, .. }) => {
+                let [queries, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
+                let joined = heads * (width - rotated + values) + 0.5 * (1.0 + heads) * rotated;
+                [[queries, keys], [heads * rotated, joined]]
+            }
+            None if model.query_key_norms => [[heads * width, kv * width]; 2],
+            None => [[0.0; 2], [heads * width, kv * width]],
+        };
+        for columns in normed {
+            moved(columns, 2.0, 3.0);
+        }
+        if model.rotary {
+            for columns in rotated {
+                moved(columns, 2.0, 2.0);
+            }
+        }
+    }
+
     /// The mixer's products with weights.
     fn dense(&self) -> Passes {
         let Self { machine, hidden, width, heads, kv, tokens, key, model, .. } = *self;
         let mut dense = Passes::default();
+        if model.attends() {
+            self.turned(&mut dense);
+        }
         let mut product =
             |columns: f64, rows: f64| dense.weights(machine, [tokens, columns, rows], key.precision);
         match model.latent.filter(|_| model.attends()) {
