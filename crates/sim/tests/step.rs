@@ -543,10 +543,14 @@ fn a_token_goes_once_to_each_host_and_each_rank_that_has_experts_of_it() {
     let (ranks, hosts) = (16.0 * (1.0 - chosen(120.0)), 2.0 * (1.0 - chosen(64.0)));
     assert!((ranks - 6.6).abs() < 0.05 && hosts > 1.99, "{ranks} {hosts}");
     // To the experts and back, in both passes of each block.
-    let token = 4.0 * f64::from(model.layers) * f64::from(model.sequence) * 2.0 * f64::from(model.hidden);
-    for (seconds, expected) in
-        [(inside.exposed_s, token * ranks * 7.0 / 8.0 / near), (between.exposed_s, token * hosts / 2.0 / far)]
-    {
+    let [layers, tokens] = [model.layers, model.sequence].map(f64::from);
+    let token = 4.0 * layers * tokens * 2.0 * f64::from(model.hidden);
+    // And what all ranks chose, a byte for each token and expert, once.
+    let map = 16.0 * layers * tokens * 128.0;
+    for (seconds, expected) in [
+        (inside.exposed_s, (token * ranks + map) * 7.0 / 8.0 / near),
+        (between.exposed_s, (token * hosts + map / 8.0) / 2.0 / far),
+    ] {
         assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
     }
 }
@@ -861,6 +865,32 @@ fn queries_and_keys_are_rotated_and_normed_by_kernels_of_their_own() {
     assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
 }
 
+/// What a router does beside its product: three kernels each way, of 30 and 29 bytes for each token and expert.
+#[test]
+fn a_router_chooses_by_kernels_of_its_own() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let fitted = platform.rack["dgx"].accelerator.fitted;
+    let launches = |seconds: f64| {
+        let mut other = platform.clone();
+        other.rack.get_mut("dgx").unwrap().accelerator.fitted.launch = Time::new(seconds);
+        let cut = Layout { tp: 1, pp: 1, batch: 8, sequence_parallel: false, flash: true, ..layout() };
+        let mut model = Model::load("mixtral-8x7b").unwrap();
+        let compute = predict(&other, &model, &cut).compute;
+        model.experts = None;
+        let dense = predict(&other, &model, &cut).compute;
+        [compute.forward_s - dense.forward_s, compute.backward_s - dense.backward_s]
+    };
+    let [with, without] = [fitted.launch.value(), 0.0].map(launches);
+    // Each of eight experts has two products and an activation forward, four products and an activation backward. Beside them stand the
+    // router's products, its kernels, and what goes to experts and back. One such part is there without experts.
+    for (more, kernels) in
+        with.iter().zip(without).map(|(a, b)| a - b).zip([7.0 * 3.0 + 5.0, 7.0 * 5.0 + 6.0])
+    {
+        let expected = 32.0 * kernels * fitted.launch.value();
+        assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+    }
+}
+
 /// Weights that are gathered twice a micro-batch are read and written in 16 bits each time, and gradients are read so and written in 32.
 #[test]
 fn what_copies_share_is_copied_out_of_buffers_and_into_them() {
@@ -959,8 +989,8 @@ fn experts_take_the_software_of_a_message_to_each_other_rank() {
             Layout { tp: 1, ep: 8, pp: 1, sequence_parallel: false, flash: true, batch: 64, ..layout() };
         predict(&platform, &model, &cut).communication.expert.inside.exposed_s
     };
-    // Seven messages, four times in each of 32 blocks, for each of 8 micro-batches.
-    let seconds = 7.0 * 1e-4 * 4.0 * 32.0 * 8.0;
+    // Seven messages, four times in each of 32 blocks, for each of 8 micro-batches; and once around the ring that tells what all chose.
+    let seconds = 7.0 * 1e-4 * 5.0 * 32.0 * 8.0;
     assert!(((sent(1e-4) - sent(0.0)) / seconds - 1.0).abs() < 1e-6, "{}", sent(1e-4) - sent(0.0));
 }
 

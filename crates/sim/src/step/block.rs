@@ -64,6 +64,11 @@ pub(crate) struct Edge {
 /// Hopper, whose products in 8 bits take one layout alone).
 pub(crate) const CAST: f64 = 2.0 + 2.0 + 1.0 + 1.0;
 
+/// Bytes for each pair of a token and an expert that kernels of a router move, forward and backward, in 32 bits: the choice (scores in;
+/// weights, what it needs backward and a map of a byte out), the same for the loss that balances the load, and that loss
+/// (Transformer Engine, transformer_engine/pytorch/router.py; Megatron-LM, megatron/core/transformer/moe/router.py, with router fusion).
+const CHOICE: [[f64; 2]; 3] = [[13.0, 13.0], [13.0, 12.0], [4.0, 4.0]];
+
 /// What a block keeps of a value that a mask hides.
 const MASK: f64 = 1.0;
 
@@ -364,6 +369,10 @@ impl<'a> Sizes<'a> {
             return feed;
         };
         feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.outside_weights());
+        for [forward, backward] in CHOICE {
+            let pairs = shared * f64::from(experts.count);
+            feed.moved(machine, forward * pairs, backward * pairs);
+        }
         let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
         let mut one = Passes::default();
         let routed = f64::from(model.routed_width());
@@ -563,8 +572,13 @@ impl Block {
         let mut expert = Traffic::default();
         if let Some(experts) = model.experts.filter(|_| key.ep > 1) {
             let routed = value * tokens * f64::from(model.routed_width()) / tp;
-            let sent = dispatched(machine, experts, machine.span(&ranks, &[EP]), routed);
-            expert.exposed = sent.map(|seconds| 2.0 * passes * seconds);
+            let span = machine.span(&ranks, &[EP]);
+            let sent = dispatched(machine, experts, span, routed);
+            // Each rank learns what all chose, a byte for each token and expert, once a forward pass (deepseek-ai/DeepEP, hybrid-ep,
+            // csrc/hybrid_ep/executor/executor.cu, allgather_routing_map).
+            let map = f64::from(key.ep) * shared * f64::from(experts.count);
+            let told = machine.alone(Pattern::Half, span, map);
+            expert.exposed = Scopes::of(|scope| 2.0 * passes * sent[scope] + (passes - 1.0) * told[scope]);
         }
         if key.overlap.expert {
             let (sent, taken) = (expert.exposed, machine.taken(machine.span(&ranks, &[EP])));
