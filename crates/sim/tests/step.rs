@@ -865,6 +865,29 @@ fn queries_and_keys_are_rotated_and_normed_by_kernels_of_their_own() {
     assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
 }
 
+/// What tensor parallelism gathers is cast before, so that it has half the bytes; what it scatters is a sum in 16 bits.
+#[test]
+fn in_8_bits_tensor_parallelism_gathers_half_the_bytes() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let rack = &platform.rack["dgx"];
+    let near = rack.fabric.as_ref().unwrap().payload().value() * rack.accelerator.fitted.inside;
+    let sent = |precision, gather_again| {
+        let cut = Layout { pp: 1, precision, gather_again, ..layout() };
+        predict(&platform, &gpt3(), &cut).communication.tensor.inside.exposed_s
+    };
+    for (gather_again, gathers) in [(true, 6.0), (false, 4.0)] {
+        let fewer = sent(Precision::Bf16, gather_again) - sent(Precision::Fp8, gather_again);
+        let expected = 96.0 * 192.0 * gathers * 2048.0 * 12288.0 * 7.0 / 8.0 / near;
+        assert!((fewer / expected - 1.0).abs() < 1e-6, "{fewer} {expected}");
+    }
+    // Sums, and what goes to experts, are as in 16 bits.
+    let sums = |precision| {
+        let cut = Layout { pp: 1, precision, sequence_parallel: false, ..layout() };
+        predict(&platform, &gpt3(), &cut).communication.tensor
+    };
+    assert_eq!(sums(Precision::Bf16), sums(Precision::Fp8));
+}
+
 /// What a router does beside its product: three kernels each way, of 30 and 29 bytes for each token and expert.
 #[test]
 fn a_router_chooses_by_kernels_of_its_own() {

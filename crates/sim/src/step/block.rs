@@ -199,6 +199,11 @@ impl<'a> Sizes<'a> {
         }
     }
 
+    /// Bytes of a value as it goes into a product with weights.
+    fn cast(&self) -> f64 {
+        if self.key.precision == Precision::Fp8 { 1.0 } else { self.value }
+    }
+
     /// Norms, and what joins the residual stream: one of each for each part of a block.
     fn stream(&self) -> Passes {
         let Self { machine, hidden, shared, value, mask, .. } = *self;
@@ -441,7 +446,7 @@ impl Sizes<'_> {
         let inside = f64::from(model.feed_forward());
         let parts = f64::from(model.parts());
         // What goes into a product in 8 bits is kept as it was cast (Transformer Engine, low-precision training, handling transposes).
-        let cast = if key.precision == Precision::Fp8 { 1.0 } else { value };
+        let cast = self.cast();
         let stream = parts * (value + cast + mask) * hidden * shared;
         let gathered = if key.gather_again { 0.0 } else { parts * cast * hidden * (tokens - shared) };
         let attention = match model.latent {
@@ -556,7 +561,8 @@ impl Block {
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            [mixes, fed].map(|times| [times * value * tokens * hidden; 2]),
+            [(mixes, sizes.cast()), (fed, if model.experts.is_none() { sizes.cast() } else { value })]
+                .map(|(times, cast)| [cast, value].map(|bytes| times * bytes * tokens * hidden)),
             passes,
             stops,
             passes * (dense.forward + feed.forward) - unneeded,
@@ -608,9 +614,10 @@ impl Block {
 }
 
 /// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
-/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part: those that are
-/// gathered, and those that are scattered or added up. What is computed again may stop before the last product, and before what scatters or
-/// adds up its result. They run beside so many seconds of products.
+/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part: those that are gathered, which in 8
+/// bits are cast before (Transformer Engine, transformer_engine/pytorch/module/layernorm_linear.py; pytorch/ao,
+/// torchao/float8/float8_tensor_parallel.py), and those that are scattered or added up. What is computed again may stop before the last
+/// product, and before what scatters or adds up its result. They run beside so many seconds of products.
 fn tensor_traffic(
     machine: &Machine,
     key: &Key,
