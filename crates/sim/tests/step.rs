@@ -865,6 +865,24 @@ fn queries_and_keys_are_rotated_and_normed_by_kernels_of_their_own() {
     assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
 }
 
+/// Out of a padded batch queries, keys and values are gathered, and put back into zeros backward; what attention gives the other way about.
+#[test]
+fn what_is_taken_out_of_a_padded_batch_is_copied_there_and_back() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let cost = |model: &Model| predict(&platform, model, &Layout { pp: 1, ..layout() }).compute;
+    let (plain, padded) = (cost(&gpt3()), cost(&Model { unpadded: true, ..gpt3() }));
+    // Twelve heads of 128 on each rank, and as many of keys and values.
+    let bytes = 2.0 * 12.0 * 128.0 * 2048.0;
+    for (more, times, kernels) in
+        [(padded.forward_s - plain.forward_s, 9.0, 5.0), (padded.backward_s - plain.backward_s, 11.0, 7.0)]
+    {
+        let expected = 96.0 * 192.0 * (times * bytes / stream + kernels * launch);
+        assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+    }
+}
+
 /// What tensor parallelism gathers is cast before, so that it has half the bytes; what it scatters is a sum in 16 bits.
 #[test]
 fn in_8_bits_tensor_parallelism_gathers_half_the_bytes() {

@@ -264,12 +264,31 @@ impl<'a> Sizes<'a> {
         }
     }
 
+    /// What gathers queries, keys and values out of a padded batch, and puts what attention gives back: kernels that gather, and kernels that
+    /// scatter into zeros (Dao-AILab/flash-attention, flash_attn/bert_padding.py, index_first_axis and index_put_first_axis).
+    fn unpadded(&self, dense: &mut Passes) {
+        let Self { machine, width, heads, kv, tokens, value, model, .. } = *self;
+        let bytes = |columns: f64| value * columns * tokens;
+        let given = bytes(heads * f64::from(model.value_width()));
+        for into in [heads * width, kv * width, kv * width].map(bytes) {
+            dense.moved(machine, 2.0 * into, into);
+            dense.backward += machine.moved(2.0 * into);
+        }
+        dense.moved(machine, given, 2.0 * given);
+        let back = machine.moved(2.0 * given);
+        dense.forward += back;
+        dense.moved += back;
+    }
+
     /// The mixer's products with weights.
     fn dense(&self) -> Passes {
         let Self { machine, hidden, width, heads, kv, tokens, key, model, .. } = *self;
         let mut dense = Passes::default();
         if model.attends() {
             self.turned(&mut dense);
+            if model.unpadded {
+                self.unpadded(&mut dense);
+            }
         }
         let mut product =
             |columns: f64, rows: f64| dense.weights(machine, [tokens, columns, rows], key.precision);

@@ -45,6 +45,9 @@ pub struct Model {
     /// Whether queries and keys pass a norm, each head by itself.
     #[serde(default)]
     pub query_key_norms: bool,
+    /// Whether each block gathers queries, keys and values out of a padded batch, and puts what attention gives back.
+    #[serde(default)]
+    pub unpadded: bool,
     /// Tokens of a sequence in training.
     pub sequence: u32,
     /// Width of an embedding, where a matrix leads to the residual stream and another from it to the head.
