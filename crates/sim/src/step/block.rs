@@ -654,6 +654,8 @@ fn tensor_traffic(
         _ => machine.alone(pattern, span, bytes),
     };
     let parts = bytes.map(|[gathered, summed]| match key.sequence_parallel {
+        // In 16 bits both take as long.
+        true if gathered == summed => [alone(Pattern::Half, summed); 2],
         true => [alone(Pattern::Half, gathered), alone(Pattern::Half, summed)],
         false => [Scopes::default(), alone(Pattern::AllReduce, summed)],
     });
