@@ -84,7 +84,7 @@ struct Fixed {
     #[arg(long)]
     keep_gathered: bool,
     /// What the backward pass computes again, to save memory.
-    #[arg(long, value_name = "WHAT", value_parser = choice::<Recompute>(["none", "selective", "full", "operators"]))]
+    #[arg(long, value_name = "WHAT", value_parser = choice::<Recompute>(["none", "selective", "full", "needed", "operators"]))]
     recompute: Option<Recompute>,
     /// What the copies of the model share, to save memory (ZeRO).
     #[arg(long, value_name = "WHAT", value_parser = choice::<Zero>(["none", "optimizer", "gradients", "weights"]))]

@@ -189,3 +189,22 @@ fn lists_and_classes_that_no_model_has_are_refused_by_their_key() {
         assert!(refusal.contains(expected), "{refusal}");
     }
 }
+
+/// Rotation is what a file says; norms of queries and keys are what its class has, or a key.
+#[test]
+fn rotation_and_norms_of_queries_and_keys_are_read() {
+    let keys = r#""hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28,
+        "max_position_embeddings": 4096, "num_key_value_heads": 8, "vocab_size": 32000"#;
+    for (class, more, expected) in [
+        ("qwen3", ", \"head_dim\": 128, \"rope_theta\": 1000000", [true, true]),
+        ("qwen3", ", \"head_dim\": 128", [false, true]),
+        ("llama", ", \"rope_theta\": 10000.0", [true, false]),
+        ("llama", ", \"rope_theta\": null", [false, false]),
+        ("cohere", ", \"use_qk_norm\": true, \"rope_theta\": 8000000", [true, true]),
+        ("cohere", ", \"use_qk_norm\": false", [false, false]),
+    ] {
+        let text = format!("{{\"model_type\": \"{class}\", {keys}{more}}}");
+        let model = read(&text, "rotated").unwrap();
+        assert_eq!([model.rotary, model.query_key_norms], expected, "{class}{more}");
+    }
+}

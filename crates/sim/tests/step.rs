@@ -543,10 +543,14 @@ fn a_token_goes_once_to_each_host_and_each_rank_that_has_experts_of_it() {
     let (ranks, hosts) = (16.0 * (1.0 - chosen(120.0)), 2.0 * (1.0 - chosen(64.0)));
     assert!((ranks - 6.6).abs() < 0.05 && hosts > 1.99, "{ranks} {hosts}");
     // To the experts and back, in both passes of each block.
-    let token = 4.0 * f64::from(model.layers) * f64::from(model.sequence) * 2.0 * f64::from(model.hidden);
-    for (seconds, expected) in
-        [(inside.exposed_s, token * ranks * 7.0 / 8.0 / near), (between.exposed_s, token * hosts / 2.0 / far)]
-    {
+    let [layers, tokens] = [model.layers, model.sequence].map(f64::from);
+    let token = 4.0 * layers * tokens * 2.0 * f64::from(model.hidden);
+    // And what all ranks chose, a byte for each token and expert, once.
+    let map = 16.0 * layers * tokens * 128.0;
+    for (seconds, expected) in [
+        (inside.exposed_s, (token * ranks + map) * 7.0 / 8.0 / near),
+        (between.exposed_s, (token * hosts + map / 8.0) / 2.0 / far),
+    ] {
         assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
     }
 }
@@ -799,6 +803,135 @@ fn by_operator_every_second_product_is_computed_again() {
     assert!(kept(&full) < kept(&operators) && kept(&operators) < 0.6 * kept(&none));
 }
 
+/// PyTorch's checkpoint stops once it has what gradients need: the last product of a block, the residual and the scatter behind it are missing.
+/// What is kept is what full recomputation keeps.
+#[test]
+fn recomputation_that_stops_leaves_out_the_last_product_and_what_follows_it() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let rate = chip.compute.bf16.unwrap().value() * chip.fitted.matrix;
+    let model = Model::load("llama3-8b").unwrap();
+    let [tokens, h, f] = [8192.0, 4096.0, 14336.0];
+    for sequence_parallel in [true, false] {
+        let cut = Layout { pp: 1, batch: 64, flash: true, sequence_parallel, ..layout() };
+        let step = |recompute| predict(&platform, &model, &Layout { recompute, ..cut });
+        let [full, needed] = [Recompute::Full, Recompute::Needed].map(step);
+        let shared = if sequence_parallel { tokens / 8.0 } else { tokens };
+        let product = 2.0 * tokens * h * (f / 8.0 + chip.fitted.depth) / rate + launch;
+        let residual = 6.0 * h * shared / stream + launch;
+        let expected = 32.0 * 8.0 * (product + residual);
+        let fewer = full.compute.recompute_s - needed.compute.recompute_s;
+        assert!((fewer / expected - 1.0).abs() < 1e-9, "{fewer} {expected}");
+        // Of seven pairs of halves, one of them an all-gather more for each weight, half a pair; of six sums one.
+        let sent = |step: &Step| step.communication.tensor.inside.exposed_s;
+        let left = if sequence_parallel { 6.5 / 7.0 } else { 5.0 / 6.0 };
+        assert!((sent(&needed) / sent(&full) - left).abs() < 1e-9, "{}", sent(&needed) / sent(&full));
+        assert_eq!(needed.memory, full.memory);
+        assert_eq!(needed.compute.forward_s, full.compute.forward_s);
+    }
+}
+
+/// Queries and keys are read and written once by what rotates them, and by their norms, which backward read one value more.
+#[test]
+fn queries_and_keys_are_rotated_and_normed_by_kernels_of_their_own() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let cut = Layout { tp: 1, pp: 1, batch: 64, sequence_parallel: false, flash: true, ..layout() };
+    let whole = Model::load("qwen3-235b-a22b").unwrap();
+    assert!(whole.rotary && whole.query_key_norms);
+    let cost = |model: &Model| predict(&platform, model, &cut).compute;
+    let all = cost(&whole);
+    // 64 heads of queries and 4 of keys, 128 wide, in 94 blocks, for 8 micro-batches of 4,096 tokens.
+    let seconds = |bytes: f64| 94.0 * 8.0 * (bytes * 68.0 * 128.0 * 4096.0 / stream + 2.0 * launch);
+    for (model, forward, backward) in [
+        (Model { rotary: false, ..whole.clone() }, 4.0, 4.0),
+        (Model { query_key_norms: false, ..whole.clone() }, 4.0, 6.0),
+    ] {
+        let less = cost(&model);
+        for (more, bytes) in
+            [(all.forward_s - less.forward_s, forward), (all.backward_s - less.backward_s, backward)]
+        {
+            assert!((more / seconds(bytes) - 1.0).abs() < 1e-6, "{more} {}", seconds(bytes));
+        }
+    }
+    // Out of latents, 64 of 192 columns of queries are rotated in place; keys and values of 128 heads are put in place beside one rotated key.
+    let latent = Model { others: vec![], layers: 1, ..Model::load("deepseek-v3").unwrap() };
+    let still = Model { rotary: false, ..latent.clone() };
+    let more = cost(&latent).forward_s - cost(&still).forward_s;
+    let columns = 2.0 * 128.0 * 64.0 + 2.0 * 128.0 * (128.0 + 128.0) + (128.0 + 1.0) * 64.0;
+    let expected = 8.0 * (2.0 * columns * 4096.0 / stream + 2.0 * launch);
+    assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+}
+
+/// Out of a padded batch queries, keys and values are gathered, and put back into zeros backward; what attention gives the other way about.
+#[test]
+fn what_is_taken_out_of_a_padded_batch_is_copied_there_and_back() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let chip = &platform.rack["dgx"].accelerator;
+    let (stream, launch) = (chip.memory.read.value() * chip.fitted.stream, chip.fitted.launch.value());
+    let cost = |model: &Model| predict(&platform, model, &Layout { pp: 1, ..layout() }).compute;
+    let (plain, padded) = (cost(&gpt3()), cost(&Model { unpadded: true, ..gpt3() }));
+    // Twelve heads of 128 on each rank, and as many of keys and values.
+    let bytes = 2.0 * 12.0 * 128.0 * 2048.0;
+    for (more, times, kernels) in
+        [(padded.forward_s - plain.forward_s, 9.0, 5.0), (padded.backward_s - plain.backward_s, 11.0, 7.0)]
+    {
+        let expected = 96.0 * 192.0 * (times * bytes / stream + kernels * launch);
+        assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+    }
+}
+
+/// What tensor parallelism gathers is cast before, so that it has half the bytes; what it scatters is a sum in 16 bits.
+#[test]
+fn in_8_bits_tensor_parallelism_gathers_half_the_bytes() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let rack = &platform.rack["dgx"];
+    let near = rack.fabric.as_ref().unwrap().payload().value() * rack.accelerator.fitted.inside;
+    let sent = |precision, gather_again| {
+        let cut = Layout { pp: 1, precision, gather_again, ..layout() };
+        predict(&platform, &gpt3(), &cut).communication.tensor.inside.exposed_s
+    };
+    for (gather_again, gathers) in [(true, 6.0), (false, 4.0)] {
+        let fewer = sent(Precision::Bf16, gather_again) - sent(Precision::Fp8, gather_again);
+        let expected = 96.0 * 192.0 * gathers * 2048.0 * 12288.0 * 7.0 / 8.0 / near;
+        assert!((fewer / expected - 1.0).abs() < 1e-6, "{fewer} {expected}");
+    }
+    // Sums, and what goes to experts, are as in 16 bits.
+    let sums = |precision| {
+        let cut = Layout { pp: 1, precision, sequence_parallel: false, ..layout() };
+        predict(&platform, &gpt3(), &cut).communication.tensor
+    };
+    assert_eq!(sums(Precision::Bf16), sums(Precision::Fp8));
+}
+
+/// What a router does beside its product: three kernels each way, of 30 and 29 bytes for each token and expert.
+#[test]
+fn a_router_chooses_by_kernels_of_its_own() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let fitted = platform.rack["dgx"].accelerator.fitted;
+    let launches = |seconds: f64| {
+        let mut other = platform.clone();
+        other.rack.get_mut("dgx").unwrap().accelerator.fitted.launch = Time::new(seconds);
+        let cut = Layout { tp: 1, pp: 1, batch: 8, sequence_parallel: false, flash: true, ..layout() };
+        let mut model = Model::load("mixtral-8x7b").unwrap();
+        let compute = predict(&other, &model, &cut).compute;
+        model.experts = None;
+        let dense = predict(&other, &model, &cut).compute;
+        [compute.forward_s - dense.forward_s, compute.backward_s - dense.backward_s]
+    };
+    let [with, without] = [fitted.launch.value(), 0.0].map(launches);
+    // Each of eight experts has two products and an activation forward, four products and an activation backward. Beside them stand the
+    // router's products, its kernels, and what goes to experts and back. One such part is there without experts.
+    for (more, kernels) in
+        with.iter().zip(without).map(|(a, b)| a - b).zip([7.0 * 3.0 + 5.0, 7.0 * 5.0 + 6.0])
+    {
+        let expected = 32.0 * kernels * fitted.launch.value();
+        assert!((more / expected - 1.0).abs() < 1e-6, "{more} {expected}");
+    }
+}
+
 /// Weights that are gathered twice a micro-batch are read and written in 16 bits each time, and gradients are read so and written in 32.
 #[test]
 fn what_copies_share_is_copied_out_of_buffers_and_into_them() {
@@ -897,8 +1030,8 @@ fn experts_take_the_software_of_a_message_to_each_other_rank() {
             Layout { tp: 1, ep: 8, pp: 1, sequence_parallel: false, flash: true, batch: 64, ..layout() };
         predict(&platform, &model, &cut).communication.expert.inside.exposed_s
     };
-    // Seven messages, four times in each of 32 blocks, for each of 8 micro-batches.
-    let seconds = 7.0 * 1e-4 * 4.0 * 32.0 * 8.0;
+    // Seven messages, four times in each of 32 blocks, for each of 8 micro-batches; and once around the ring that tells what all chose.
+    let seconds = 7.0 * 1e-4 * 5.0 * 32.0 * 8.0;
     assert!(((sent(1e-4) - sent(0.0)) / seconds - 1.0).abs() < 1e-6, "{}", sent(1e-4) - sent(0.0));
 }
 

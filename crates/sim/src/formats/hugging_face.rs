@@ -48,6 +48,9 @@ struct Family {
     whole: Option<u32>,
     /// Rows of its table of learned positions besides one for each token; nothing where positions are computed.
     positions: Option<u32>,
+    /// Whether queries and keys pass a norm, each head by itself, where no key says so.
+    #[serde(default)]
+    query_key_norms: bool,
 }
 
 /// Recurrent mixers.
@@ -306,6 +309,17 @@ impl Config<'_> {
                 .wrong(other, format!("expected {}, as {name} says, found {}", shown(value), shown(found))),
             None => Ok((name, value)),
         }
+    }
+
+    /// Whether it says how queries and keys are rotated by their position. A class may rotate what a file says nothing of.
+    fn rotates(&self) -> bool {
+        let is_rotation = |key: &str| key.starts_with("rope_") || key.starts_with("rotary_");
+        self.keys.keys().any(|key| is_rotation(key) && said(&self.keys, key).is_some())
+    }
+
+    /// Whether queries and keys pass a norm, each head by itself.
+    fn norms_heads(&self) -> bool {
+        self.family.query_key_norms || said(&self.keys, "use_qk_norm").is_some()
     }
 
     /// A whole number, where there is one.
@@ -1110,6 +1124,8 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
             Some(more) => config.must(SEQUENCE)? + more,
             None => 0,
         },
+        rotary: attends && config.rotates(),
+        query_key_norms: attends && config.norms_heads(),
         sequence: config.sequence()?.ok_or_else(missing)?,
         embedding_width: config.maybe(&["word_embed_proj_dim"])?.filter(|width| *width != hidden),
         mixer: usual.mixer,

@@ -9,7 +9,7 @@ use crate::judge::fit::fit;
 use crate::judge::range::{Residual, Residuals, StepClass};
 use crate::step::figures::{MemoryUse, Step};
 use crate::step::job::Job;
-use crate::step::layout::{Layout, Recompute};
+use crate::step::layout::Layout;
 use crate::step::model::Model;
 
 /// A table of training steps.
@@ -127,7 +127,7 @@ impl Row {
 
     /// Operations as a predictor counts that knows nothing but a rate: with what is computed again.
     fn plain_operations(&self) -> f64 {
-        let full = self.layout.recompute == Recompute::Full;
+        let full = self.layout.recompute.keeps_inputs_alone();
         self.operations(if full { Counting::Recomputation } else { Counting::Model })
     }
 }

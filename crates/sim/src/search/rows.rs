@@ -81,7 +81,7 @@ const COLUMNS: [Column; 25] = [
     column!("micro_batch", count micro_batch),
     column!("sequence_parallel", flag sequence_parallel),
     column!("gather_again", flag gather_again),
-    column!("recompute", recompute of "none" = Recompute::None, "selective" = Recompute::Selective, "full" = Recompute::Full, "operators" = Recompute::Operators),
+    column!("recompute", recompute of "none" = Recompute::None, "selective" = Recompute::Selective, "full" = Recompute::Full, "operators" = Recompute::Operators, "needed" = Recompute::Needed),
     column!("flash", flag flash),
     column!(
         "zero", zero of "none" = Zero::None, "optimizer" = Zero::Optimizer, "gradients" = Zero::Gradients, "weights" = Zero::Weights
@@ -342,10 +342,10 @@ mod tests {
         let wrong = |place: usize| {
             row.iter()
                 .enumerate()
-                .map(|(at, number)| if at == place { 4 } else { *number })
+                .map(|(at, number)| if at == place { 5 } else { *number })
                 .collect::<Vec<_>>()
         };
-        assert_eq!(layout(&wrong(10), &tiers), None, "there are four kinds of recomputation");
+        assert_eq!(layout(&wrong(10), &tiers), None, "there are five kinds of recomputation");
         assert_eq!(layout(&wrong(21), &tiers), None, "there are three places");
         assert_eq!(layout(&row, &tiers[..0]), None);
     }

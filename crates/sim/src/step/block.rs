@@ -64,6 +64,11 @@ pub(crate) struct Edge {
 /// Hopper, whose products in 8 bits take one layout alone).
 pub(crate) const CAST: f64 = 2.0 + 2.0 + 1.0 + 1.0;
 
+/// Bytes for each pair of a token and an expert that kernels of a router move, forward and backward, in 32 bits: the choice (scores in;
+/// weights, what it needs backward and a map of a byte out), the same for the loss that balances the load, and that loss
+/// (Transformer Engine, transformer_engine/pytorch/router.py; Megatron-LM, megatron/core/transformer/moe/router.py, with router fusion).
+const CHOICE: [[f64; 2]; 3] = [[13.0, 13.0], [13.0, 12.0], [4.0, 4.0]];
+
 /// What a block keeps of a value that a mask hides.
 const MASK: f64 = 1.0;
 
@@ -194,25 +199,97 @@ impl<'a> Sizes<'a> {
         }
     }
 
+    /// Bytes of a value as it goes into a product with weights.
+    fn cast(&self) -> f64 {
+        if self.key.precision == Precision::Fp8 { 1.0 } else { self.value }
+    }
+
     /// Norms, and what joins the residual stream: one of each for each part of a block.
     fn stream(&self) -> Passes {
         let Self { machine, hidden, shared, value, mask, .. } = *self;
         let mut stream = Passes::default();
         for _ in 0..self.model.parts() {
             stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
-            stream.moved(
-                machine,
-                (3.0 * value + mask) * hidden * shared,
-                (2.0 * value + mask) * hidden * shared,
-            );
+            stream.forward += self.joined();
+            stream.backward += machine.moved((2.0 * value + mask) * hidden * shared);
         }
         stream
+    }
+
+    /// What joins a part of a block to the residual stream.
+    fn joined(&self) -> f64 {
+        let Self { machine, hidden, shared, value, mask, .. } = *self;
+        machine.moved((3.0 * value + mask) * hidden * shared)
+    }
+
+    /// The last product of a block without experts, whose result no gradient needs.
+    fn last_product(&self) -> f64 {
+        let Self { machine, model, key, hidden, heads, inside, tokens, tp, .. } = *self;
+        let from = match model.recurs() {
+            _ if model.feed_forward() > 0 => inside,
+            Some(recurrent) => f64::from(recurrent.width) / tp,
+            None => heads * f64::from(model.value_width()),
+        };
+        machine.product(1.0, [tokens, hidden, from], key.precision)
+    }
+
+    /// What turns queries and keys by their position, and their norms: kernels that read and write each value once, as Transformer Engine's
+    /// rotary kernel does (transformer_engine/common/fused_rope/fused_rope.cu), and norms as those of the stream. Out of latents queries are
+    /// rotated in place, and one kernel joins the one rotated key to those of all heads and parts keys from values (Megatron-LM,
+    /// megatron/core/fusions/fused_mla_yarn_rope_apply.py); norms are those of the latents.
+    fn turned(&self, dense: &mut Passes) {
+        let Self { machine, width, heads, kv, tokens, value, model, .. } = *self;
+        let mut moved = |columns: f64, forward: f64, backward: f64| {
+            if columns > 0.0 {
+                let bytes = value * columns * tokens;
+                dense.moved(machine, forward * bytes, backward * bytes);
+            }
+        };
+        let [normed, rotated] = match model.latent {
+            Some(Latent { queries, keys, rotated, values, .. }) => {
+                let [queries, keys, rotated, values] = [queries, keys, rotated, values].map(f64::from);
+                let joined = heads * (width - rotated + values) + 0.5 * (1.0 + heads) * rotated;
+                [[queries, keys], [heads * rotated, joined]]
+            }
+            None if model.query_key_norms => [[heads * width, kv * width]; 2],
+            None => [[0.0; 2], [heads * width, kv * width]],
+        };
+        for columns in normed {
+            moved(columns, 2.0, 3.0);
+        }
+        if model.rotary {
+            for columns in rotated {
+                moved(columns, 2.0, 2.0);
+            }
+        }
+    }
+
+    /// What gathers queries, keys and values out of a padded batch, and puts what attention gives back: kernels that gather, and kernels that
+    /// scatter into zeros (Dao-AILab/flash-attention, flash_attn/bert_padding.py, index_first_axis and index_put_first_axis).
+    fn unpadded(&self, dense: &mut Passes) {
+        let Self { machine, width, heads, kv, tokens, value, model, .. } = *self;
+        let bytes = |columns: f64| value * columns * tokens;
+        let given = bytes(heads * f64::from(model.value_width()));
+        for into in [heads * width, kv * width, kv * width].map(bytes) {
+            dense.moved(machine, 2.0 * into, into);
+            dense.backward += machine.moved(2.0 * into);
+        }
+        dense.moved(machine, given, 2.0 * given);
+        let back = machine.moved(2.0 * given);
+        dense.forward += back;
+        dense.moved += back;
     }
 
     /// The mixer's products with weights.
     fn dense(&self) -> Passes {
         let Self { machine, hidden, width, heads, kv, tokens, key, model, .. } = *self;
         let mut dense = Passes::default();
+        if model.attends() {
+            self.turned(&mut dense);
+            if model.unpadded {
+                self.unpadded(&mut dense);
+            }
+        }
         let mut product =
             |columns: f64, rows: f64| dense.weights(machine, [tokens, columns, rows], key.precision);
         match model.latent.filter(|_| model.attends()) {
@@ -316,6 +393,10 @@ impl<'a> Sizes<'a> {
             return feed;
         };
         feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.outside_weights());
+        for [forward, backward] in CHOICE {
+            let pairs = shared * f64::from(experts.count);
+            feed.moved(machine, forward * pairs, backward * pairs);
+        }
         let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
         let mut one = Passes::default();
         let routed = f64::from(model.routed_width());
@@ -384,7 +465,7 @@ impl Sizes<'_> {
         let inside = f64::from(model.feed_forward());
         let parts = f64::from(model.parts());
         // What goes into a product in 8 bits is kept as it was cast (Transformer Engine, low-precision training, handling transposes).
-        let cast = if key.precision == Precision::Fp8 { 1.0 } else { value };
+        let cast = self.cast();
         let stream = parts * (value + cast + mask) * hidden * shared;
         let gathered = if key.gather_again { 0.0 } else { parts * cast * hidden * (tokens - shared) };
         let attention = match model.latent {
@@ -470,20 +551,23 @@ impl Block {
         let Sizes { tp, hidden, width, heads, tokens, shared, value, .. } = sizes;
         let (stream, dense, scores, feed) = (sizes.stream(), sizes.dense(), sizes.scores(), sizes.feed());
         let by_operator = sizes.by_operator();
+        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
+        let stops = key.recompute == Recompute::Needed && model.experts.is_none();
+        let unneeded = if stops { sizes.last_product() } else { 0.0 };
         let again = match key.recompute {
             Recompute::None => 0.0,
             Recompute::Operators => {
                 // Attention that is not fused keeps no scores.
                 let scores = if key.flash { 0.0 } else { scores.forward };
-                by_operator.again + stream.forward + dense.moved + feed.moved + scores
+                by_operator.again + stream.forward - sizes.joined() + dense.moved + feed.moved + scores
             }
             Recompute::Selective if key.flash => 0.0,
             Recompute::Selective => scores.forward,
-            Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,
+            Recompute::Full => forward,
+            Recompute::Needed => forward - sizes.joined() - unneeded,
         };
-        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
         let backward = stream.backward + dense.backward + scores.backward + feed.backward;
-        let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
+        let passes = if key.recompute.keeps_inputs_alone() { 3.0 } else { 2.0 };
 
         // Of what goes through a feed-forward part of experts, each expert of a token gets it.
         let has_feed = f64::from(u8::from(model.feed_forward() > 0));
@@ -496,9 +580,11 @@ impl Block {
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            [mixes, fed].map(|times| times * value * tokens * hidden),
+            [(mixes, sizes.cast()), (fed, if model.experts.is_none() { sizes.cast() } else { value })]
+                .map(|(times, cast)| [cast, value].map(|bytes| times * bytes * tokens * hidden)),
             passes,
-            dense.forward + feed.forward,
+            stops,
+            passes * (dense.forward + feed.forward) - unneeded,
         );
         // Out of latents, each head has keys and values of its own.
         let passed = match model.latent {
@@ -511,8 +597,13 @@ impl Block {
         let mut expert = Traffic::default();
         if let Some(experts) = model.experts.filter(|_| key.ep > 1) {
             let routed = value * tokens * f64::from(model.routed_width()) / tp;
-            let sent = dispatched(machine, experts, machine.span(&ranks, &[EP]), routed);
-            expert.exposed = sent.map(|seconds| 2.0 * passes * seconds);
+            let span = machine.span(&ranks, &[EP]);
+            let sent = dispatched(machine, experts, span, routed);
+            // Each rank learns what all chose, a byte for each token and expert, once a forward pass (deepseek-ai/DeepEP, hybrid-ep,
+            // csrc/hybrid_ep/executor/executor.cu, allgather_routing_map).
+            let map = f64::from(key.ep) * shared * f64::from(experts.count);
+            let told = machine.alone(Pattern::Half, span, map);
+            expert.exposed = Scopes::of(|scope| 2.0 * passes * sent[scope] + (passes - 1.0) * told[scope]);
         }
         if key.overlap.expert {
             let (sent, taken) = (expert.exposed, machine.taken(machine.span(&ranks, &[EP])));
@@ -530,7 +621,7 @@ impl Block {
 
         let whole = sizes.kept();
         let (kept, passing) = match key.recompute {
-            Recompute::Full => (value * hidden * shared, whole),
+            Recompute::Full | Recompute::Needed => (value * hidden * shared, whole),
             Recompute::Operators => (value * hidden * shared + by_operator.kept, whole),
             Recompute::None | Recompute::Selective => (whole, 0.0),
         };
@@ -542,32 +633,47 @@ impl Block {
 }
 
 /// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
-/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part.
+/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part: those that are gathered, which in 8
+/// bits are cast before (Transformer Engine, transformer_engine/pytorch/module/layernorm_linear.py; pytorch/ao,
+/// torchao/float8/float8_tensor_parallel.py), and those that are scattered or added up. What is computed again may stop before the last
+/// product, and before what scatters or adds up its result. They run beside so many seconds of products.
 fn tensor_traffic(
     machine: &Machine,
     key: &Key,
     span: GroupSpan,
-    bytes: [f64; 2],
+    bytes: [[f64; 2]; 2],
     passes: f64,
+    stops: bool,
     products: f64,
 ) -> Traffic {
     if key.tp == 1 {
         return Traffic::default();
     }
-    let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
+    let alone = |pattern, bytes| match bytes {
         _ if bytes == 0.0 => Scopes::default(),
-        true => machine.alone(Pattern::Half, span, bytes).map(|seconds| 2.0 * seconds),
-        false => machine.alone(Pattern::AllReduce, span, bytes),
+        _ => machine.alone(pattern, span, bytes),
+    };
+    let parts = bytes.map(|[gathered, summed]| match key.sequence_parallel {
+        // In 16 bits both take as long.
+        true if gathered == summed => [alone(Pattern::Half, summed); 2],
+        true => [alone(Pattern::Half, gathered), alone(Pattern::Half, summed)],
+        false => [Scopes::default(), alone(Pattern::AllReduce, summed)],
     });
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
-    let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
-    let all = Scopes::of(|scope| (passes + again) * (attention[scope] + feed[scope]));
+    let gathers = if key.gather_again { passes + 1.0 } else { passes };
+    let [[_, mixed], [_, fed]] = parts;
+    let last = if bytes[1][1] > 0.0 { fed } else { mixed };
+    let unsent = if stops { 1.0 } else { 0.0 };
+    let all = Scopes::of(|scope| {
+        let both = parts.map(|[gather, sum]| gathers * gather[scope] + passes * sum[scope]);
+        both[0] + both[1] - unsent * last[scope]
+    });
     if !key.overlap.tensor {
         return Traffic { exposed: all, ..Traffic::default() };
     }
     // In as many parts as there are ranks, the first of which nothing runs beside.
     let total = all.sum();
-    let exposed = (total - passes * products).max(total / f64::from(key.tp));
+    let exposed = (total - products).max(total / f64::from(key.tp));
     let part = exposed / total;
     // Copy engines move the parts (Wang et al., PyTorch's asynchronous tensor parallelism, 2024; Transformer Engine's rings in
     // userbuffers), which take no processors.
@@ -595,7 +701,7 @@ fn context_traffic(machine: &Machine, key: &Key, span: GroupSpan, bytes: f64, sc
     let around = machine.alone(Pattern::Half, span, bytes * f64::from(key.cp));
     let (mut traffic, taken) = (Traffic::default(), machine.taken(span));
     // What is computed again gathers again.
-    let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
+    let forward = if key.recompute.keeps_inputs_alone() { 2.0 } else { 1.0 };
     for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
         let seconds = around.map(|seconds| factor * seconds);
         let total = seconds.sum();

@@ -82,9 +82,20 @@ pub enum Recompute {
     Selective,
     /// Everything from the input of each block on.
     Full,
+    /// The same, up to the last value that a gradient needs: not the last product of a block, nor what joins it to the stream. So PyTorch's
+    /// checkpoint without reentry stops since 2.1.0 (torch/utils/checkpoint.py, rule 5 and `set_checkpoint_early_stop`), and so a compiled
+    /// block drops what no gradient reads. Megatron-Core's full recomputation does not.
+    Needed,
     /// Every second matrix product and all that only moves data, as torchtitan does by operator: other products and attention keep what
     /// they give.
     Operators,
+}
+
+impl Recompute {
+    /// Whether a block keeps its input alone.
+    pub(crate) const fn keeps_inputs_alone(self) -> bool {
+        matches!(self, Self::Full | Self::Needed)
+    }
 }
 
 /// Stages of ZeRO (Rajbhandari et al., 2020).

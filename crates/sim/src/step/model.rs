@@ -39,6 +39,15 @@ pub struct Model {
     /// Rows of a table of learned positions; 0 where positions are computed.
     #[serde(default)]
     pub positions: u32,
+    /// Whether queries and keys are rotated by their position (RoPE).
+    #[serde(default)]
+    pub rotary: bool,
+    /// Whether queries and keys pass a norm, each head by itself.
+    #[serde(default)]
+    pub query_key_norms: bool,
+    /// Whether each block gathers queries, keys and values out of a padded batch, and puts what attention gives back.
+    #[serde(default)]
+    pub unpadded: bool,
     /// Tokens of a sequence in training.
     pub sequence: u32,
     /// Width of an embedding, where a matrix leads to the residual stream and another from it to the head.

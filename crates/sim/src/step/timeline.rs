@@ -4,7 +4,7 @@
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
 use crate::step::figures::{Communication, ComputeTimes, Exposure, Stage, Step};
-use crate::step::layout::{Layout, Recompute, Zero};
+use crate::step::layout::{Layout, Zero};
 
 /// A stretch of time on a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +88,7 @@ pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> 
     let sent = communication.tensor.exposed_s()
         + communication.context.exposed_s()
         + communication.expert.exposed_s();
-    let forward_part = if layout.recompute == Recompute::Full { 1.0 / 3.0 } else { 0.5 };
+    let forward_part = if layout.recompute.keeps_inputs_alone() { 1.0 / 3.0 } else { 0.5 };
     let handed = communication.pipeline.exposed_s() / (2.0 * (passes_of + (pp - 1) as f64));
     let ComputeTimes { forward_s, backward_s, recompute_s, contention_s, expert_contention_s, .. } =
         step.compute;
