@@ -155,6 +155,8 @@ class HeldOptimizer:
         The last step that the proxies were to do.
     kept : int
         How many moments of each parameter they keep.
+    moving : list of bool
+        Of each group of parameters, whether it has a momentum of steps before.
 
     Raises
     ------
@@ -183,8 +185,7 @@ class HeldOptimizer:
         self._count = len(optimizer.param_groups)
         self._ordered: list[Settings] | None = None
         self._groups: list[dict[str, Any]] = []
-        # Groups whose parameters have a momentum of steps before.
-        self._moving = set[int]()
+        self.moving = [False] * self._count
         self.settings()
 
     def settings(self) -> list[Settings]:
@@ -203,12 +204,12 @@ class HeldOptimizer:
         for index, (rule, _, momentum, dampening, *_) in enumerate(settings):
             if rule != "sgd" or not momentum:
                 continue
-            if dampening and self.number and index not in self._moving:
+            if dampening and self.number and not self.moving[index]:
                 raise ArgumentError(
                     f"group {index} of the optimizer has got momentum after {self.number} steps without; its first "
                     "gradient is not dampened then, which proxies do not carry; leave out dampening"
                 )
-            self._moving.add(index)
+            self.moving[index] = True
         return settings
 
     def ordered(self) -> list[Settings]:
@@ -308,11 +309,10 @@ class HeldOptimizer:
         # SGD counts no steps: the first one has no moment yet.
         number = steps.pop() if steps else 0
         self._ordered = None
-        moving = [
+        self.moving = [
             any((state.get(it) or {}).get("momentum_buffer") is not None for it in group["params"])
             for group in self._optimizer.param_groups
         ]
-        self._moving = {index for index, is_moving in enumerate(moving) if is_moving}
         state.clear()
         return number, moments
 
@@ -409,9 +409,10 @@ class Holder(Planner):
         assert held is not None
         with self._guarded(), torch.no_grad():
             number, moments = held.taken()
-            said = torch.tensor([number])
+            said = torch.tensor([number, *held.moving])
             dist.broadcast(said, group_src=0, group=self._group)
-            had_none, held.number = held.number == 0, int(said.item())
+            had_none = held.number == 0
+            held.number, held.moving = int(said[0]), said[1:].bool().tolist()
             self._awaits_step = False
             self._load_parameters()
             # Proxies begin with zeros.
