@@ -30,8 +30,8 @@ dist-check: machine
 	@python3 scripts/packages.py check
 machine:
 	@scripts/machine.sh
-# One at a time: two at once could install different versions of one package.
-pip = flock .venv/.pip .venv/bin/pip install -q --disable-pip-version-check
+# One at a time: two at once could install different versions of one package. Python compiles what is imported.
+pip = flock .venv/.pip .venv/bin/pip install -q --no-compile --disable-pip-version-check
 
 # What only the demo and the torch tests need, once: about two minutes, and 5 GB from PyPI.
 torch: .venv/.torch
@@ -54,17 +54,12 @@ offload: setup torch
 sync: setup torch
 	@.venv/bin/python examples/coarse.py $(if $(TEXT),--text "$(TEXT)")
 
-# The linters that the tests need, each once.
-tools: .venv/.dev .cache/tools/bin/cargo-deny
+# What lints and tests the Python side, once.
+tools: .venv/.dev
 .venv/.dev: pyproject.toml | machine
 	@echo "setup: installing pytest, ruff and pyright" >&2
 	@$(pip) $(call extra,dev)
 	@touch $@
-# Unoptimised and without debug information: it runs for a second and would compile for minutes.
-.cache/tools/bin/cargo-deny: | machine
-	@echo "setup: building cargo-deny (minutes, once)" >&2
-	@PATH="$$HOME/.cargo/bin:$$PATH" CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
-
 # An MPI library that tests and benchmarks run over the pool, in an environment of its own: several have programs of one name.
 mpi: .cache/mpich/.ready
 .cache/mpich/.ready: pyproject.toml | machine

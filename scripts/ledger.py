@@ -30,6 +30,7 @@ Row = dict[str, Any]
 def main() -> int:
     """Runs what was asked for, and fills the page. The status says whether all passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suites", nargs="*", help="by the beginnings of their names [default: all, and the canaries]")
     parser.add_argument(
         "--schedules", type=int, default=1_000_000, help="of each suite, as its seeds draw memory, and on hdm-db"
     )
@@ -60,11 +61,13 @@ def main() -> int:
 def commands(arguments: argparse.Namespace) -> list[list[str]]:
     """What polder-dev is asked for."""
     seed = ["--seed", str(arguments.seed)]
-    drawn = ["verify", "-n", str(arguments.schedules), *seed]
-    runs = [drawn, [*drawn, "--coherence", "hdm-db"], ["verify", "--canaries", *seed]]
+    drawn = ["verify", *arguments.suites, "-n", str(arguments.schedules), *seed]
+    runs = [drawn, [*drawn, "--coherence", "hdm-db"]]
+    if not arguments.suites:
+        runs.append(["verify", "--canaries", *seed])
     if arguments.mutants:
         harmless = ["--harmless", str(arguments.harmless)] if arguments.harmless else []
-        runs.append(["verify", "--mutants", "-n", str(arguments.mutants), *seed, *harmless])
+        runs.append(["verify", *arguments.suites, "--mutants", "-n", str(arguments.mutants), *seed, *harmless])
     return runs
 
 

@@ -50,13 +50,20 @@ const WITHOUT_UNSAFE: &[&str] = &[
     "cli", "dev",
 ];
 
-fn metadata() -> Value {
+/// What cargo knows of the packages that `of` asks for.
+fn metadata(of: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .args(["metadata", "--format-version=1", "--offline", of])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo metadata runs");
-    serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON")
+    let Ok(Value::Object(mut all)) = serde_json::from_slice(&output.stdout) else {
+        panic!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr))
+    };
+    match all.remove("packages") {
+        Some(Value::Array(packages)) => packages,
+        other => panic!("packages: {other:?}"),
+    }
 }
 
 /// A room of the workspace.
@@ -97,7 +104,7 @@ impl Room {
 }
 
 fn rooms() -> Vec<Room> {
-    metadata()["packages"].as_array().expect("packages").iter().map(Room::of).collect()
+    metadata("--no-deps").iter().map(Room::of).collect()
 }
 
 /// The source files below a folder, those of tests left out.
@@ -199,6 +206,48 @@ fn crates_of(packages: &[&str]) -> String {
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo tree runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("cargo tree prints text")
+}
+
+/// Licences that software under Apache-2.0 can ship.
+const LICENCES: &[&str] = &[
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "MIT",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "Unicode-3.0",
+    "Zlib",
+];
+
+/// Whether an SPDX expression leaves the choice of one of [`LICENCES`] in each of its parts. An `AND` inside an `OR` counts as one around it,
+/// so that such an expression is refused rather than misread.
+fn is_allowed(expression: &str) -> bool {
+    let alternatives = |part: &str| part.replace(['(', ')'], " ").replace('/', " OR ");
+    let allowed = |licence: &str| LICENCES.contains(&licence.trim());
+    expression.split(" AND ").all(|part| alternatives(part).split(" OR ").any(allowed))
+}
+
+#[test]
+fn what_comes_from_outside_is_of_the_registry_in_a_version_and_under_a_licence_that_can_be_shipped() {
+    assert!(is_allowed("(MIT OR GPL-3.0-only) AND Unicode-3.0") && is_allowed("Unlicense/MIT"));
+    assert!(!is_allowed("MIT AND GPL-3.0-only") && !is_allowed("MIT OR (Zlib AND GPL-3.0-only)"));
+    assert!(!is_allowed("LGPL-2.1-or-later") && !is_allowed(""));
+    const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
+    let packages = metadata("--filter-platform=x86_64-unknown-linux-gnu");
+    let (outside, ours): (Vec<_>, Vec<_>) = packages.iter().partition(|it| it["source"].is_string());
+    assert_eq!(ours.len(), TABLE.len(), "a package without a registry is none of ours");
+    for package in outside {
+        let (name, licence) = (&package["name"], package["license"].as_str().unwrap_or_default());
+        assert_eq!(package["source"], REGISTRY, "{name}");
+        assert!(is_allowed(licence), "{name}: its licence {licence:?} is none that can be shipped");
+    }
+    for package in ours {
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let is_any = dependency["req"] == "*" && dependency["path"].is_null();
+            assert!(!is_any, "{}: {} in any version", package["name"], dependency["name"]);
+        }
+    }
 }
 
 #[test]
