@@ -36,6 +36,10 @@ int main(int count, char **words) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     if (ranks != 2) MPI_Abort(MPI_COMM_WORLD, 1);
     double latency = half(rank, SHORT, 1000), all = half(rank, LONG, 20);
+    if (all <= latency) {
+        if (!rank) fprintf(stderr, "a long message took no longer than a short one: run it where less else runs\n");
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
     if (!rank) printf("--latency=%.0fns --bandwidth=%.0fMB/s\n", latency * 1e9, LONG / (all - latency) / 1e6);
     MPI_Finalize();
     return 0;

@@ -33,6 +33,7 @@ CELL = re.compile(r"figure \d .* (\d+ (?:B|KiB|MiB)) (\d+) procs (coherent|softw
 ABSURD = 50
 # Names of peers in the rows, and those that are libraries of others.
 PEERS = {"openmpi": "Open MPI", "gloo": "gloo", "tcp": "the library over TCP", "shm": "the library's shared memory"}
+PEERS |= {"safetensors": "a safetensors file"}
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -104,7 +105,8 @@ def figures_of(runs: dict[str, Row], rows: Rows) -> dict[str, str]:
 
 def counts(rows: Rows) -> dict[str, str]:
     """How many rows and cells there are beside other libraries, and how many of them Polder loses."""
-    beside = [row for name in ("collectives", "torch", "mpi") for row in rows[name] if row.get("peer") in PEERS]
+    named = ("collectives", "torch", "mpi", "weights")
+    beside = [row for name in named for row in rows[name] if row.get("peer") in PEERS]
     cells = [row for number in range(5, 9) for row in rows[f"figure{number}"] if CELL.fullmatch(row["case"])]
     worse, slower = ([row for row in some if row["ratio"] < 1] for some in (beside, cells))
     counted = {"rows": len(beside + cells), "rows lost": len(worse + slower), "cells lost": len(slower)}
@@ -184,9 +186,10 @@ def all_reduce(rows: Rows, _: str) -> list[list[str]]:
 
 
 def lost(rows: Rows, _: str) -> list[list[str]]:
-    """Every row in which a peer library is faster, the worst first; for the all-reduce those against Open MPI."""
+    """Every row in which a peer is faster, the worst first; for the all-reduce those against Open MPI."""
     worse = [row for row in rows["collectives"] if row.get("peer") == "openmpi" and row["ratio"] < 1]
-    worse += [row for row in rows["mpi"] if row.get("peer") in ("tcp", "shm") and row["ratio"] < 1]
+    others = (row for name in ("mpi", "weights") for row in rows[name])
+    worse += [row for row in others if row.get("peer") in PEERS and row["ratio"] < 1]
     return [[row["case"], PEERS[row["peer"]], *beside(row)] for row in sorted(worse, key=lambda row: row["ratio"])]
 
 

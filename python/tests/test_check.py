@@ -113,9 +113,9 @@ def test_a_check_of_a_script_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 
 def test_the_command_passes_everything_after_the_script_to_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("sys.argv[1]", "sys.argv[sys.argv.index('--context') + 1]"))
+    (tmp_path / "train.py").write_text(SCRIPT.replace("sys.argv[1]", "sys.argv[sys.argv.index('--json') + 2]"))
     polder = Path(sys.executable).with_name("polder")
-    command = [polder, "offload", "check", "--json", "train.py", "--context", "48", "--json"]
+    command = [polder, "offload", "check", "--json", "train.py", "--json", "--context", "48"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["context"] == 48

@@ -178,6 +178,13 @@ pub fn open_memory(path: &Path, choice: CoherenceChoice) -> Result<AnyMemory, Se
     }
 }
 
+/// What a pool on such memory is formatted with, so that every process keeps it coherent alike: what `choice` asks for, unasked what dax memory
+/// needs. Of other memory a pool keeps nothing unasked, and each process says it.
+#[must_use]
+pub fn formatted_coherence(choice: CoherenceChoice, kind: RegionKind) -> Option<Coherence> {
+    choice.chosen().or_else(|| Some(kind.coherence()).filter(|it| *it == Coherence::Software))
+}
+
 /// Maps what is at `path`, whatever it is, to be formatted.
 ///
 /// # Errors
@@ -417,7 +424,7 @@ pub fn create_as(
     let bytes = whole_pages(bytes);
     expect_space(path, bytes)?;
     let (region, draft) = Region::draft(path, bytes)?;
-    let coherence = choice.chosen();
+    let coherence = formatted_coherence(choice, region.kind());
     let memory = with_coherence(AnyMemory::new(region), coherence);
     // A new file holds nothing that could be lost.
     let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Zeros);
@@ -699,6 +706,15 @@ mod tests {
             let refused = Session::open(&asked(Some(other))).unwrap_err().to_string();
             let words = format!("pool was formatted with --coherence {kept}, and {other} is set here;");
             assert!(refused.contains(&words), "{refused}");
+        }
+        for (kind, unasked) in [
+            (RegionKind::DaxDevice, Some(Coherence::Software)),
+            (RegionKind::DaxFile, Some(Coherence::Software)),
+            (RegionKind::Tmpfs, None),
+            (RegionKind::File, None),
+        ] {
+            assert_eq!(formatted_coherence(Auto, kind), unasked);
+            assert_eq!(formatted_coherence(HdmDb, kind), Some(Coherence::HdmDb));
         }
         let scratch = Scratch::new("kept-by-none");
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();

@@ -60,7 +60,7 @@ pub struct PoolOptions {
     /// the one kernel that runs all hosts (coherent); or as the pool was formatted (auto).
     #[arg(long, global = true, value_name = "MODE")]
     pub coherence: Option<CoherenceChoice>,
-    /// This host's id in the pool.
+    /// This host's id in the pool, where a command attaches it.
     #[arg(long, global = true, value_name = "ID")]
     pub host: Option<u16>,
     /// How long to wait for another process at most, such as 30s.

@@ -26,16 +26,14 @@ pub(crate) struct CheckArguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// The script, as `python SCRIPT` runs it.
-    #[arg(value_name = "SCRIPT", value_hint = ValueHint::FilePath)]
-    script: PathBuf,
-    /// What the script is given.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
-    arguments: Vec<String>,
+    /// The script, as `python SCRIPT` runs it, and all that it is given: options of the check stand before it.
+    #[arg(trailing_var_arg = true, required = true, value_name = "SCRIPT", value_hint = ValueHint::FilePath)]
+    script: Vec<PathBuf>,
 }
 
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
-    let Command::Check(CheckArguments { platform, json, script, arguments }) = command;
+    let Command::Check(CheckArguments { platform, json, script: words }) = command;
+    let [script, ..] = &words[..] else { return Err(Failure("expected a script".to_owned())) };
     let python = python()?;
     expect_torch(&python)?;
     let mut child = std::process::Command::new(python);
@@ -46,7 +44,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     if *json {
         child.arg("--json");
     }
-    let status = child.arg(script).args(arguments).status()?;
+    let status = child.args(words).status()?;
     match (status.code(), status.signal()) {
         (Some(code), _) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
         (None, Some(signal)) if signal == signal_hook::consts::signal::SIGKILL => Err(Failure(format!(

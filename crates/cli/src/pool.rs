@@ -27,7 +27,7 @@ const PAGE: u64 = 4096;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a pool on a device, or in a new file of --size bytes.
+    /// Make a pool on a device, or in a new file of --size bytes. Numbers that are not given follow from its size, and are printed.
     Format(Format),
     /// List the objects in a pool.
     List {
@@ -44,7 +44,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
         /// Repeat at this interval, such as 1s, until stopped.
-        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", value_parser = interval)]
         watch: Option<TimeSpan>,
         /// Show the directory and its chunks too, as a developer of Polder needs them.
         #[arg(long, short, conflicts_with = "json")]
@@ -120,6 +120,14 @@ pub(crate) struct Format {
     force: bool,
 }
 
+/// A time that passes.
+fn interval(text: &str) -> Result<TimeSpan, String> {
+    match text.parse() {
+        Ok(TimeSpan(Duration::ZERO)) => Err("expected a time above 0, such as 1s".to_owned()),
+        parsed => parsed,
+    }
+}
+
 /// Runs one of the commands.
 pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
@@ -187,7 +195,8 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             if !arguments.force {
                 expect_vacant(&memory, parts).map_err(at(path))?;
             }
-            format_as(&memory, &geometry, Uuid::fresh(), overwrite, choice.chosen()).map_err(at(path))?
+            let coherence = session::formatted_coherence(choice, memory.region().kind());
+            format_as(&memory, &geometry, Uuid::fresh(), overwrite, coherence).map_err(at(path))?
         }
     };
     warn_of_coherent(path, &made);

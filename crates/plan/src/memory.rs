@@ -175,7 +175,7 @@ fn print(curves: &Curves, titles: &[String], access: &[f64], sets: &[f64]) {
         "reads, one at a time, while all accelerators do the same; no other accelerator writes what is read"
     );
     println!(
-        "no run over CXL validates this; `polder-dev reproduce scalepool-fig7` puts published ratios beside it"
+        "no run over CXL validates this; in a clone, `make reproduce NAME=scalepool-fig7` puts published ratios beside it"
     );
 }
 

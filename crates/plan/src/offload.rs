@@ -269,7 +269,7 @@ fn print(title: &str, report: &Report) {
         "published throughputs are about 3 points off: policies that are closer than that count as equal"
     );
     println!(
-        "`polder-dev reproduce cxl-fig9` and `cxl-fig10` put published throughputs beside what is predicted of them"
+        "in a clone, `make reproduce NAME=cxl-fig9` and `NAME=cxl-fig10` put published throughputs beside what is predicted of them"
     );
 }
 

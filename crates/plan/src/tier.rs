@@ -257,7 +257,7 @@ fn print(report: &Report) {
     );
     print_wrapped(report.note);
     print_wrapped(&format!(
-        "slow traffic that a server would ask for if its containers were as services that Vistara measured, from the one that draws the least of slow memory to the one that draws the most; neither a bound nor a promise for yours (`polder-dev reproduce vistara-tier`). Slow memory carries {}/s:",
+        "slow traffic that a server would ask for if its containers were as services that Vistara measured, from the one that draws the least of slow memory to the one that draws the most; neither a bound nor a promise for yours (in a clone: `make reproduce NAME=vistara-tier`). Slow memory carries {}/s:",
         size(report.slow_carries)
     ));
     let head = table::head("fast:slow | least | middle | most");
@@ -267,7 +267,7 @@ fn print(report: &Report) {
     });
     table::print(&std::iter::once(head).chain(others).collect::<Vec<_>>());
     print_wrapped(
-        "`polder-dev reproduce vistara-ratio` and `vistara-table8` print what was measured beside what is predicted of it, `vistara-table7` gains beside what follows from capacities",
+        "in a clone, `make reproduce NAME=vistara-ratio` and `NAME=vistara-table8` print what was measured beside what is predicted of it, `NAME=vistara-table7` gains beside what follows from capacities",
     );
 }
 
@@ -299,10 +299,13 @@ fn line(row: &Row) -> Vec<String> {
 }
 
 fn slower(part: Option<f64>) -> String {
-    part.map_or_else(
-        || "no bandwidth".into(),
-        |it| format!("{:+.1$}%", it * 100.0, if it < 0.1 { 2 } else { 1 }),
-    )
+    let percent = |it: f64| {
+        let places = if it < 0.1 { 2 } else { 1 };
+        // Zero has no sign.
+        let shown = if (it * 1e4).round() == 0.0 { 0.0 } else { it * 100.0 };
+        format!("{shown:+.places$}%")
+    };
+    part.map_or_else(|| "no bandwidth".into(), percent)
 }
 
 fn csv(rows: &[impl Serialize]) -> Result<String, Failure> {
