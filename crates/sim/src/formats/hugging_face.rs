@@ -1585,6 +1585,9 @@ mod tests {
                 "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 126464"#.into(), 16.8),
             (r#""model_type": "xverse", "hidden_size": 2560, "intermediate_size": 1728, "num_hidden_layers": 28, "num_experts": 64,
                 "moe_top_k": 6, "num_shared_experts": 2, "num_attention_heads": 32, "vocab_size": 100278"#.into(), 25.777),
+            (r#""model_type": "phimoe", "attention_bias": true, "lm_head_bias": true, "hidden_size": 4096, "intermediate_size": 6400,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 16,
+                "num_experts_per_tok": 2, "vocab_size": 32064"#.into(), 41.873),
             // Lists of equal numbers, one for each block.
             (format!(r#""model_type": "hunyuan_v1_moe", {llama}, "num_key_value_heads": 8, "head_dim": 128, "attention_head_dim": 128,
                 "intermediate_size": 3072, "moe_intermediate_size": {widths}, "num_experts": 64, "moe_topk": {eights},
