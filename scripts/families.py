@@ -3,10 +3,17 @@
 Writes ``crates/sim/tests/families.jsonl``, which a test of ``polder-sim`` holds its own counts against: of each family
 the defaults of its class, and then sizes that are no defaults, with all keys that the class writes. Run it with an
 environment that has transformers: ``.cache/transformers/bin/python scripts/families.py``.
+
+With ``--vary target/release/polder-plan`` it writes nothing. It changes and leaves out one key at a time of each
+family's file, and prints what that command counts otherwise than transformers. A file that it refuses is not printed.
 """
 
 import json
+import subprocess
+import sys
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +69,40 @@ ASIDE = {
 }
 #: Families whose class has no sizes for all blocks; tests/models.jsonl has published files of them.
 LISTED = {"gemma4_text"}
+#: Files in which a class reads something else than its defaults and the sizes above show; ``--vary`` found their kinds.
+OTHERS: list[dict[str, Any]] = [
+    # The width that a file has counts, not what `expand` makes of the residual stream.
+    {
+        "model_type": "falcon_mamba",
+        "num_hidden_layers": 4,
+        "hidden_size": 2048,
+        "expand": 16,
+        "intermediate_size": 2048,
+    },
+    {"model_type": "mamba", "num_hidden_layers": 4, "hidden_size": 2048, "intermediate_size": 2048},
+    # A mixture of one expert is one, but for Jamba.
+    {"model_type": "aria_text", "num_hidden_layers": 4, "moe_num_experts": 1, "moe_topk": 1},
+    {"model_type": "hunyuan_v1_moe", "num_hidden_layers": 4, "head_dim": 128, "num_experts": 1, "moe_topk": 1},
+    {"model_type": "jamba", "num_hidden_layers": 8, "num_experts": 1, "num_experts_per_tok": 1},
+    {"model_type": "kimi_linear", "num_hidden_layers": 4, "num_experts": 1, "num_experts_per_token": 1},
+    {"model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 1, "num_experts_per_tok": 1},
+    # No block attends.
+    {"model_type": "minimax", "num_hidden_layers": 2, "head_dim": 160, "layer_types": ["linear_attention"] * 2},
+    # What transformers writes of blocks that look at all tokens.
+    {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 2,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "per_layer_config": {"1": {"head_dim": 1024, "num_key_value_heads": 2}},
+    },
+]
 
 
 def counted(kind: str, classes: list[str], sizes: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """The configuration of such a model as its class writes it, and the parameters of the model."""
-    config = CONFIG_MAPPING[kind](**sizes)
+    config = CONFIG_MAPPING[kind].from_dict(dict(sizes))
     known = [name for name in classes if hasattr(transformers, name)]
     with torch.device("meta"):
         if known:
@@ -80,10 +116,70 @@ def counted(kind: str, classes: list[str], sizes: dict[str, Any]) -> tuple[dict[
     return config.to_dict(), head + sum(it.numel() for it in model.parameters())
 
 
+def sized(kind: str, family: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a family that are no defaults of its class."""
+    config = CONFIG_MAPPING[kind]()
+    own = BESIDE.get(kind, {})
+    sizes = {name: size for size, names in SIZES.items() for name in names if name in family["keys"]}
+    sizes = {name: size for name, size in sizes.items() if hasattr(config, name) or family["keys"][name] is None}
+    aliases = set(config.attribute_map or {})
+    sizes = {name: size for name, size in sizes.items() if name not in aliases} | own
+    return sizes | {"tie_word_embeddings": not getattr(config, "tie_word_embeddings", False)}
+
+
+def changes(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Files in which one key is left out or says something else, with what that is."""
+    for key, value in file.items():
+        match value:
+            case bool():
+                others: list[Any] = [not value]
+            case int():
+                others = [0, 1, value // 2, value + 1, value * 2]
+            case float():
+                others = [0.5, 2 * value]
+            case list():
+                others = [value[::-1], value[:1] * len(value), value[-1:] * len(value), []]
+            case None:
+                others = [True, 2, 64, 1536]
+            case _:
+                others = []
+        if key != "model_type":
+            yield f"without {key}", {name: it for name, it in file.items() if name != key}
+        yield from ((f"{key}: {other}", file | {key: other}) for other in others if other != value)
+
+
+def vary(command: str, families: dict[str, Any]) -> None:
+    """Prints the files with one change whose parameters a command counts otherwise than transformers."""
+    asked = [command, "offload", "--platform", "finetuning-a", "--context", "128", "--dram", "100000 TiB", "--json"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        for kind, family in families.items():
+            if kind not in CONFIG_MAPPING or kind in LISTED:
+                continue
+            # A small vocabulary, beside which the blocks count.
+            sizes = sized(kind, family) | {"vocab_size": 4096, "tie_word_embeddings": False}
+            written, _ = counted(kind, family["class"], sizes)
+            file = {key: it for key, it in (written | sizes).items() if key not in ASIDE} | {"model_type": kind}
+            for change, changed in changes(file):
+                try:
+                    _, parameters = counted(kind, family["class"], changed)
+                except Exception:
+                    continue
+                path.write_text(json.dumps(changed))
+                ran = subprocess.run([*asked, "--model", str(path)], capture_output=True, text=True, check=False)
+                objects = json.loads(ran.stdout)["points"][0]["objects"] if ran.returncode == 0 else []
+                for count in (it["bytes"] / 2 for it in objects if it["name"] == "bf16 parameters"):
+                    # Biases and norms count in a model that is hardly there.
+                    if parameters > 10_000_000 and abs(count / parameters - 1) > 1e-3:
+                        print(f"{kind}, {change}: {count:.0f}, transformers {parameters}")
+
+
 def main() -> None:
-    """Writes a line for the defaults of each family, and one for other sizes."""
+    """Writes a line for the defaults of each family, one for other sizes, and those of other files."""
     warnings.filterwarnings("ignore")
     families = json.loads((CRATE / "src/formats/families.json").read_text())
+    if "--vary" in sys.argv:
+        return vary(sys.argv[-1], families)
     lines: list[dict[str, Any]] = []
     for kind, family in families.items():
         if kind not in CONFIG_MAPPING or kind in LISTED:
@@ -94,15 +190,13 @@ def main() -> None:
             _, parameters = counted(kind, family["class"], own | must)
             shown = {} if kind == "nemotron" else own
             lines.append({"config": {"model_type": kind} | shown | must, "parameters": parameters})
-        config = CONFIG_MAPPING[kind]()
-        sizes = {name: size for size, names in SIZES.items() for name in names if name in family["keys"]}
-        sizes = {name: size for name, size in sizes.items() if hasattr(config, name) or family["keys"][name] is None}
-        aliases = set(config.attribute_map or {})
-        sizes = {name: size for name, size in sizes.items() if name not in aliases} | own
-        sizes |= {"tie_word_embeddings": not getattr(config, "tie_word_embeddings", False)}
+        sizes = sized(kind, family)
         said, parameters = counted(kind, family["class"], sizes)
         said = {key: it for key, it in (said | sizes).items() if it and key not in ASIDE}
         lines.append({"config": said | {"tie_word_embeddings": sizes["tie_word_embeddings"]}, "parameters": parameters})
+    for file in OTHERS:
+        kind = file["model_type"]
+        lines.append({"config": file, "parameters": counted(kind, families[kind]["class"], file)[1]})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (CRATE / "tests/families.jsonl").write_text(text)
 

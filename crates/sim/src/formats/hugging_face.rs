@@ -51,6 +51,14 @@ struct Family {
     /// Whether queries and keys pass a norm, each head by itself, where no key says so.
     #[serde(default)]
     query_key_norms: bool,
+    /// Experts that every token goes through, where no key says how many.
+    shared: Option<u32>,
+    /// From how many experts on its class makes a mixture; of fewer it makes a dense part.
+    #[serde(default = "one")]
+    experts_from: u32,
+    /// Whether its heads have to be as wide together as the residual stream, because its class leads out of them by a square matrix.
+    #[serde(default)]
+    square: bool,
 }
 
 /// Recurrent mixers.
@@ -73,6 +81,10 @@ enum Recurrence {
 
 const fn gated() -> bool {
     true
+}
+
+const fn one() -> u32 {
+    1
 }
 
 fn families() -> BTreeMap<String, Family> {
@@ -433,6 +445,15 @@ impl Config<'_> {
                 );
                 return self.wrong(key, problem);
             }
+            let is_whole = |it: &&Value| **it == *"full_attention";
+            if let (Some(_), Some(whole)) = (self.window()?, leaves(value).find(is_whole)) {
+                let problem = format!(
+                    "expected \"sliding_attention\" of every block, because the class of a {} reads no list, found {}",
+                    self.kind,
+                    shown(whole)
+                );
+                return self.wrong(key, problem);
+            }
         }
         let is_object = |it: &Value| it.as_object().is_some_and(|keys| !keys.is_empty());
         let mut inner = self.keys.iter().filter(|(key, it)| {
@@ -527,6 +548,11 @@ impl Config<'_> {
     }
 
     fn is_windowed(&self) -> bool {
+        let reads = |key| self.family.keys.contains_key(key);
+        // A class that has windows without a switch has them whatever a switch says.
+        if reads("sliding_window") && !reads("use_sliding_window") {
+            return true;
+        }
         let switch =
             self.keys.get("use_sliding_window").or_else(|| self.family.keys.get("use_sliding_window"));
         switch != Some(&Value::Bool(false))
@@ -580,7 +606,10 @@ impl Config<'_> {
         let pattern = self.read(&["hybrid_override_pattern"])?.1;
         let is_listed = BLOCKS.iter().any(|key| self.keys.contains_key(*key)) || !pattern.is_string();
         let words = match value {
-            Value::Array(all) if !all.is_empty() && is_listed => {
+            Value::Array(all) if all.is_empty() && self.keys.contains_key(name) => {
+                return self.wrong(name, "expected what each block is, found []");
+            }
+            Value::Array(all) if is_listed => {
                 let word =
                     |it: &Value| it.as_str().map_or_else(|| Some(it.to_string()), |it| Some(it.to_owned()));
                 all.iter().filter_map(word).collect()
@@ -707,13 +736,7 @@ impl Config<'_> {
         if let Some(from) = self.maybe(&["max_window_layers"])? {
             return Ok(windowed(&|index| index >= u64::from(from)));
         }
-        let given = ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"]
-            .into_iter()
-            .find_map(|key| Some((key, said(&self.keys, key)?)));
-        let pattern = match (self.family.pattern, given) {
-            (Some(_), Some((key, value))) => Some(self.whole(key, value)?),
-            (pattern, _) => pattern,
-        };
+        let pattern = self.pattern()?;
         Ok(match pattern {
             None => all(|_| Block::whole()),
             Some(0) => windowed(&|_| true),
@@ -722,6 +745,24 @@ impl Config<'_> {
                 windowed(&|index| index % u64::from(of) != whole)
             }
         })
+    }
+
+    /// Of how many blocks one looks at all tokens, where others have a window.
+    fn pattern(&self) -> Result<Option<u32>, DataError> {
+        let Some(own) = self.family.pattern else { return Ok(None) };
+        let names = ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
+        let given = || names.into_iter().filter_map(|key| Some((key, said(&self.keys, key)?)));
+        let pattern = match given().find(|(key, _)| self.family.keys.contains_key(*key)) {
+            Some((key, value)) => self.whole(key, value)?,
+            None => own,
+        };
+        match given().find(|(_, value)| value.as_u64() != Some(pattern.into())) {
+            Some((key, other)) => {
+                let whose = format!("as the class of a {} makes its blocks", self.kind);
+                self.wrong(key, format!("expected {pattern}, {whose}, found {}", shown(other)))
+            }
+            None => Ok(Some(pattern)),
+        }
     }
 
     /// Which blocks have a mixture.
@@ -777,12 +818,7 @@ impl Config<'_> {
     }
 
     /// The sizes of its recurrent mixers.
-    fn recurrent(
-        &self,
-        hidden: u32,
-        heads: u32,
-        head_width: Option<u32>,
-    ) -> Result<Option<Recurrent>, DataError> {
+    fn recurrent(&self, hidden: u32, heads: u32) -> Result<Option<Recurrent>, DataError> {
         let Some(recurrence) = self.family.recurrent else { return Ok(None) };
         let sum = |parts: &[[u32; 2]]| {
             parts.iter().fold(0_u32, |sum, [one, other]| sum.saturating_add(one.saturating_mul(*other)))
@@ -797,7 +833,9 @@ impl Config<'_> {
         };
         Ok(Some(match recurrence {
             Recurrence::Mamba => {
-                let width = expanded()?.unwrap_or(hidden);
+                // Beside attention this key is that of another part. Falcon Mamba has 16 in `expand` and this, which counts.
+                let own = if self.family.alone { self.maybe(&["intermediate_size"])? } else { None };
+                let width = own.or(expanded()?).unwrap_or(hidden);
                 // "auto" is a sixteenth of the residual stream.
                 let rank = match self.read(&["mamba_dt_rank", "time_step_rank"])?.1 {
                     Value::String(text) if text == "auto" => hidden.div_ceil(16),
@@ -853,7 +891,7 @@ impl Config<'_> {
                 Recurrent { into, width, state, convolved, kernel, inside: sum(&[[2, state]]) }
             }
             Recurrence::Lightning => {
-                let state = head_width.unwrap_or(hidden / heads.max(1));
+                let state = self.maybe(&["head_dim"])?.unwrap_or(hidden / heads.max(1));
                 let width = heads.saturating_mul(state);
                 Recurrent { into: sum(&[[4, width]]), width, state, convolved: 0, kernel: 0, inside: 0 }
             }
@@ -872,13 +910,14 @@ impl Config<'_> {
     fn latent(&self) -> Result<Option<(Latent, u32)>, DataError> {
         let Some(keys) = self.maybe(&["kv_lora_rank"])? else { return Ok(None) };
         let rotated = self.must(&["qk_rope_head_dim"])?;
-        let latent = Latent {
-            queries: self.maybe(&["q_lora_rank"])?.unwrap_or(0),
-            keys,
-            rotated,
-            values: self.must(&["v_head_dim"])?,
-            indexer: self.indexer()?,
+        let queries = match self.maybe(&["q_lora_rank"])? {
+            Some(0) => {
+                return self.wrong("q_lora_rank", "expected a whole number from 1 on, or null, found 0");
+            }
+            rank => rank.unwrap_or(0),
         };
+        let latent =
+            Latent { queries, keys, rotated, values: self.must(&["v_head_dim"])?, indexer: self.indexer()? };
         Ok(Some((latent, self.must(&["qk_nope_head_dim"])?.saturating_add(rotated))))
     }
 
@@ -907,7 +946,7 @@ impl Config<'_> {
 
     /// A mixture, when there is one, with the width of an expert.
     fn experts(&self) -> Result<Option<(Experts, Option<u32>)>, DataError> {
-        let Some(count) = self.maybe(EXPERTS)?.filter(|count| *count > 1) else {
+        let Some(count) = self.maybe(EXPERTS)?.filter(|count| *count >= self.family.experts_from) else {
             // What the file itself sends tokens to has to be there.
             let own = ACTIVE.iter().find_map(|key| Some((*key, said(&self.keys, key)?)));
             let (key, count) = (self.read(EXPERTS)?.0, self.maybe(EXPERTS)?.unwrap_or(0));
@@ -928,7 +967,7 @@ impl Config<'_> {
         // A width of its own is that of one.
         let shared = match shared_feed_forward {
             Some(_) => 1,
-            None => self.maybe(SHARED)?.unwrap_or(0),
+            None => self.maybe(SHARED)?.or(self.family.shared).unwrap_or(0),
         };
         let latent = self.maybe(&["moe_latent_size"])?;
         let experts = Experts { count, active, shared, shared_feed_forward, latent };
@@ -936,7 +975,13 @@ impl Config<'_> {
     }
 
     fn shared_width(&self) -> Result<Option<u32>, DataError> {
-        Ok(self.maybe(SHARED_WIDTH)?.filter(|width| *width > 0))
+        match self.maybe(SHARED_WIDTH)? {
+            // Nemotron-H takes the width of its dense parts then.
+            Some(0) if self.family.alone => {
+                self.wrong(self.read(SHARED_WIDTH)?.0, "expected a whole number from 1 on, found 0")
+            }
+            width => Ok(width.filter(|width| *width > 0)),
+        }
     }
 
     /// The width of a feed-forward part.
@@ -1003,17 +1048,61 @@ fn leaves(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
     }
 }
 
-/// What a checkpoint of Kimi Linear says inside an object, as keys of the file. Its blocks are counted from 1 on.
-fn laid_flat(file: &str, mut keys: Map<String, Value>) -> Result<Map<String, Value>, DataError> {
+/// What a file says inside an object, as keys of the file.
+fn laid_flat(file: &str, keys: Map<String, Value>) -> Result<Map<String, Value>, DataError> {
+    match keys.get("model_type").and_then(Value::as_str) {
+        Some("kimi_linear") => kimi_linear(file, keys),
+        Some("gemma4_text") => gemma4(file, keys),
+        _ => Ok(keys),
+    }
+}
+
+/// Gemma 4 as transformers 5.23 writes it: the heads of blocks that look at all tokens stand at the numbers of those blocks.
+fn gemma4(file: &str, mut keys: Map<String, Value>) -> Result<Map<String, Value>, DataError> {
+    const KEY: &str = "per_layer_config";
+    const NAMES: [(&str, &str); 2] =
+        [("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")];
+    let wrong = |problem: String| Err(DataError::new(file, KEY, problem));
+    let blocks = match keys.remove(KEY) {
+        Some(Value::Object(blocks)) => blocks,
+        None | Some(Value::Null) => return Ok(keys),
+        Some(other) => return wrong(format!("expected an object, found {}", shown(&other))),
+    };
+    let Some(first) = blocks.values().next() else { return Ok(keys) };
+    let words = keys.get("layer_types").and_then(Value::as_array);
+    let whole = words.into_iter().flatten().enumerate().filter(|(_, word)| **word == "full_attention");
+    let mut whole: Vec<_> = whole.map(|(index, _)| index.to_string()).collect();
+    whole.sort();
+    let mut own: Vec<_> = blocks.keys().cloned().collect();
+    own.sort();
+    if own != whole || blocks.values().any(|it| it != first) {
+        return wrong(
+            "expected the same of each block of \"full_attention\" in layer_types, and of no other".into(),
+        );
+    }
+    for (name, value) in first.as_object().into_iter().flatten() {
+        let Some((_, flat)) = NAMES.iter().find(|(own, _)| own == name) else {
+            return wrong(format!("expected head_dim and num_key_value_heads, found {}", quoted(name)));
+        };
+        if name == "num_key_value_heads" && keys.get("attention_k_eq_v") != Some(&Value::Bool(true)) {
+            return wrong("heads of keys and values of single blocks need attention_k_eq_v".into());
+        }
+        let own = keys.insert((*flat).into(), value.clone());
+        if let Some(other) = own.filter(|it| !it.is_null() && it != value) {
+            return wrong(format!("expected {}, as {flat} says, found {}", shown(&other), shown(value)));
+        }
+    }
+    Ok(keys)
+}
+
+/// A checkpoint of Kimi Linear, whose blocks are counted from 1 on.
+fn kimi_linear(file: &str, mut keys: Map<String, Value>) -> Result<Map<String, Value>, DataError> {
     const KEY: &str = "linear_attn_config";
     const NAMES: [(&str, &str); 3] = [
         ("head_dim", "linear_head_dim"),
         ("num_heads", "linear_num_heads"),
         ("short_conv_kernel_size", "linear_conv_kernel_dim"),
     ];
-    if keys.get("model_type").is_none_or(|kind| kind != "kimi_linear") {
-        return Ok(keys);
-    }
     let Some(Value::Object(inner)) = keys.remove(KEY) else { return Ok(keys) };
     for (name, value) in inner {
         if let Some((_, flat)) = NAMES.iter().find(|(own, _)| *own == name) {
@@ -1084,6 +1173,10 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
         None if !attends => Some(1),
         None => config.maybe(&["head_dim"])?,
     };
+    if config.family.square && head_width.is_some_and(|width| heads.saturating_mul(width) != hidden) {
+        let problem = format!("expected {hidden} in all of {heads} heads, as a {} needs", config.kind);
+        return config.wrong("head_dim", problem);
+    }
     let chunk = config.maybe(&["attention_chunk_size"])?;
     let window = match chunk {
         Some(tokens) => Some(Window { tokens, chunks: true }),
@@ -1135,7 +1228,7 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
         },
         window: window.filter(|_| usual.is_windowed),
         latent: latent.map(|(latent, _)| latent),
-        recurrent: config.recurrent(hidden, heads, head_width)?,
+        recurrent: config.recurrent(hidden, heads)?,
         experts: experts.map(|(experts, _)| experts).filter(|_| usual.feed == Feed::Experts),
         others: counts.iter().filter(|(block, _)| **block != usual).map(other).collect(),
         ..Model::default()
@@ -1246,6 +1339,8 @@ mod tests {
             gemma(r#", "sliding_window_pattern": 2"#),
             [(17, Attention, 0, 9216, 0), (17, Attention, 1024, 9216, 0)]
         );
+        // Its class reads no switch.
+        assert_eq!(gemma(r#", "use_sliding_window": false"#), gemma(""));
         assert_eq!(
             kinds(r#"{"model_type": "gpt_oss"}"#),
             [(18, Attention, 0, 2880, 128), (18, Attention, 128, 2880, 128)]
@@ -1363,7 +1458,7 @@ mod tests {
             ),
             (
                 r#""layer_types": ["full_attention", "linear_attention"]"#,
-                "layer_types: expected \"full_attention\" of every block, found \"linear_attention\"",
+                "layer_types: expected \"full_attention\" of every block of a mistral, found \"linear_attention\"",
             ),
             (
                 r#""attention_layers": ["global", "local"]"#,
@@ -1490,6 +1585,9 @@ mod tests {
                 "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 126464"#.into(), 16.8),
             (r#""model_type": "xverse", "hidden_size": 2560, "intermediate_size": 1728, "num_hidden_layers": 28, "num_experts": 64,
                 "moe_top_k": 6, "num_shared_experts": 2, "num_attention_heads": 32, "vocab_size": 100278"#.into(), 25.777),
+            (r#""model_type": "phimoe", "attention_bias": true, "lm_head_bias": true, "hidden_size": 4096, "intermediate_size": 6400,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 16,
+                "num_experts_per_tok": 2, "vocab_size": 32064"#.into(), 41.873),
             // Lists of equal numbers, one for each block.
             (format!(r#""model_type": "hunyuan_v1_moe", {llama}, "num_key_value_heads": 8, "head_dim": 128, "attention_head_dim": 128,
                 "intermediate_size": 3072, "moe_intermediate_size": {widths}, "num_experts": 64, "moe_topk": {eights},
@@ -1594,6 +1692,73 @@ mod tests {
             (
                 llama(r#""tie_word_embeddings": "yes""#),
                 "tie_word_embeddings: expected true or false, found \"yes\"",
+            ),
+        ] {
+            let refused = billions(&config).expect_err(&config);
+            assert!(refused.starts_with(&format!("config.json: {said}")), "{config}: {refused}");
+        }
+        for (config, said) in [
+            (
+                kind("qwen3_next", r#""num_local_experts": 4"#),
+                "num_local_experts: expected 512, as num_experts says, found 4",
+            ),
+            (
+                kind("deepseek_v3", r#""num_experts": 4"#),
+                "num_experts: expected 256, as n_routed_experts says, found 4",
+            ),
+            (
+                kind("deepseek_v3", r#""q_lora_rank": 0"#),
+                "q_lora_rank: expected a whole number from 1 on, or null, found 0",
+            ),
+            (
+                kind("gemma2", r#""_sliding_window_pattern": 3"#),
+                "_sliding_window_pattern: expected 2, as the class of a gemma2 makes its blocks, found 3",
+            ),
+            (
+                kind("mistral", r#""layer_types": ["sliding_attention", "full_attention"]"#),
+                "layer_types: expected \"sliding_attention\" of every block, because the class of a mistral reads no list",
+            ),
+            (
+                kind("qwen2_moe", r#""use_sliding_window": true"#),
+                "use_sliding_window: a qwen2_moe with other than 0, as true, cannot be described",
+            ),
+            (
+                kind("llama4_text", r#""num_shared_experts": 2"#),
+                "num_shared_experts: expected nothing, because",
+            ),
+            (
+                kind("nemotron_h", r#""layers_block_type": []"#),
+                "layers_block_type: expected what each block is, found []",
+            ),
+            (
+                kind("nemotron_h", r#""moe_shared_expert_intermediate_size": 0"#),
+                "moe_shared_expert_intermediate_size: expected a whole number from 1 on, found 0",
+            ),
+            (
+                kind("helium", r#""num_attention_heads": 16"#),
+                "head_dim: expected 2560 in all of 16 heads, as a helium needs",
+            ),
+            (
+                kind("olmo_hybrid", r#""num_hidden_layers": 1, "layer_types": ["linear_attention"]"#),
+                "linear_num_value_heads: expected a whole number, found nothing",
+            ),
+            (
+                kind("gemma4_text", r#""per_layer_config": {"1": {"head_dim": 64}}"#),
+                "per_layer_config: expected the same of each block of \"full_attention\" in layer_types, and",
+            ),
+            (
+                kind(
+                    "gemma4_text",
+                    r#""layer_types": ["full_attention"], "per_layer_config": {"0": {"intermediate_size": 64}}"#,
+                ),
+                "per_layer_config: expected head_dim and num_key_value_heads, found intermediate_size",
+            ),
+            (
+                kind(
+                    "gemma4_text",
+                    r#""layer_types": ["full_attention"], "global_head_dim": 512, "per_layer_config": {"0": {"head_dim": 64}}"#,
+                ),
+                "per_layer_config: expected 512, as global_head_dim says, found 64",
             ),
         ] {
             let refused = billions(&config).expect_err(&config);

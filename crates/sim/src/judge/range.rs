@@ -2,7 +2,9 @@
 //!
 //! The logarithm of published over predicted is taken to be `mean + publication + step`: publications differ by their software, steps of one
 //! publication by what the formulas miss. The range is where the next publication's step lies in 80 of 100 cases, by Student's t over the
-//! publications, as a random effect of unknown variance is predicted (Gelman et al., Bayesian Data Analysis, section 5.4).
+//! publications, as a random effect of unknown variance is predicted (Gelman et al., Bayesian Data Analysis, section 5.4). The variance is a
+//! sum of two that are estimated, of which that of steps is known better: its degrees of freedom are those of Satterthwaite (An approximate
+//! distribution of estimates of variance components, Biometrics Bulletin 2, 1946).
 
 use std::collections::BTreeMap;
 
@@ -102,34 +104,51 @@ impl Residuals<'_> {
             0 | 1 => SOFTWARE.powi(2),
             _ => means.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / (count - 1.0),
         };
-        let variance = between * (1.0 + 1.0 / count.max(1.0)) + self.within(class, &means);
-        let off = self.t90() * variance.sqrt();
+        let between = between * (1.0 + 1.0 / count.max(1.0));
+        let (within, steps) = self.within(class, &means);
+        let off = t90(satterthwaite([(between, count - 1.0), (within, steps)])) * (between + within).sqrt();
         [mean - off, mean + off].map(f64::exp)
     }
 
     /// How many times off, up or down, a step of a class is whose publication's software is known: nothing differs between publications.
     pub(crate) fn comparison(&self, class: StepClass) -> f64 {
-        (self.t90() * self.within(class, &vec![0.0; self.0.len()]).sqrt()).exp()
+        let (within, _) = self.within(class, &vec![0.0; self.0.len()]);
+        (t90(self.0.len() as f64 - 1.0) * within.sqrt()).exp()
     }
 
-    /// Mean square of what steps of a class are apart from their publication's centre, each publication with as much weight; that of the
-    /// widest class where no publication has a step of it.
-    fn within(&self, class: StepClass, centres: &[f64]) -> f64 {
+    /// Mean square of what steps of a class are apart from their publication's centre, each publication with as much weight, and how many
+    /// steps there are besides one of each; that of the widest class where no publication has a step of it.
+    fn within(&self, class: StepClass, centres: &[f64]) -> (f64, f64) {
         let of = |class| {
             let squares = self.0.values().zip(centres).filter_map(|(its, centre)| {
                 let its = || its.iter().filter(|it| it.class == class);
                 its().next()?;
-                Some((weighted(its().map(|it| ((it.log - centre).powi(2), it.weight))), 1.0))
+                let more = (its().map(|it| it.weight).sum::<f64>() - 1.0).max(0.0);
+                Some((weighted(its().map(|it| ((it.log - centre).powi(2), it.weight))), more))
             });
             let squares: Vec<_> = squares.collect();
-            (!squares.is_empty()).then(|| weighted(squares.into_iter()))
+            let mean = weighted(squares.iter().map(|(square, _)| (*square, 1.0)));
+            (!squares.is_empty()).then(|| (mean, squares.iter().map(|(_, more)| more).sum()))
         };
-        of(class).unwrap_or_else(|| StepClass::ALL.into_iter().filter_map(of).fold(0.0, f64::max))
+        let widest = || StepClass::ALL.into_iter().filter_map(of).max_by(|a, b| a.0.total_cmp(&b.0));
+        of(class).or_else(widest).unwrap_or_default()
     }
+}
 
-    fn t90(&self) -> f64 {
-        T90[self.0.len().saturating_sub(2).min(T90.len() - 1)]
-    }
+/// Degrees of freedom of a sum of variances, each with its own.
+fn satterthwaite(variances: [(f64, f64); 2]) -> f64 {
+    let sum: f64 = variances.iter().map(|(variance, _)| variance).sum();
+    let parts = variances.iter().map(|(variance, freedom)| variance.powi(2) / freedom.max(1.0));
+    sum.powi(2) / parts.sum::<f64>().max(f64::MIN_POSITIVE)
+}
+
+/// Student's t below which 90% lie; between whole degrees of freedom it is straight in their reciprocals.
+fn t90(freedom: f64) -> f64 {
+    let freedom = freedom.clamp(1.0, T90.len() as f64);
+    let whole = freedom.floor();
+    let [below, above] = [0, 1].map(|more| T90[(whole as usize - 1 + more).min(T90.len() - 1)]);
+    let part = (1.0 / whole - 1.0 / freedom) / (1.0 / whole - 1.0 / (whole + 1.0));
+    below + part * (above - below)
 }
 
 /// The mean of weighted values; 0 of none.
@@ -176,6 +195,16 @@ mod tests {
         let all = residuals(&rows);
         assert_eq!(all.range(StepClass::Mixture), all.range(StepClass::Fp8));
         assert!(all.range(StepClass::Bf16)[1] < all.range(StepClass::Fp8)[1]);
+    }
+
+    /// Where both variances weigh alike, that of steps is known by far more of them: then t is nearly the normal distribution's 1.282.
+    #[test]
+    fn what_many_steps_tell_makes_up_for_few_publications() {
+        assert_eq!([1.0, 4.0, 20.0, 100.0].map(t90), [3.078, 1.533, 1.325, 1.325]);
+        assert!(t90(4.5) < t90(4.0) && t90(5.0) < t90(4.5));
+        assert_eq!(satterthwaite([(0.02, 9.0), (0.0, 60.0)]), 9.0);
+        let both = satterthwaite([(0.01, 9.0), (0.01, 60.0)]);
+        assert!((both - 4.0 / (1.0 / 9.0 + 1.0 / 60.0)).abs() < 1e-9, "{both}");
     }
 
     /// By drawing publications and steps of known variances.

@@ -15,7 +15,7 @@ use crate::step::flows::{FollowedFlits, StepFlits};
 use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};
 use crate::step::layout::{Layout, Offload, Precision, Refusal};
-use crate::step::model::Model;
+use crate::step::model::{Mixer, Model};
 use crate::step::order::Order;
 
 /// A question.
@@ -158,10 +158,16 @@ pub fn alternatives(nearest: &[String], run: &str) -> String {
 
 pub(super) const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
 
-/// What must be said of a model of which no step is among the published ones.
+/// What must be said of a model with blocks that no published step has.
 #[must_use]
 pub fn unjudged(model: &Model) -> Option<&'static str> {
-    model.experts.map(|_| "no published step of a mixture of experts validates its time")
+    let has_other_blocks = !model.others.is_empty()
+        || model.window.is_some_and(|window| window.tokens > 0)
+        || model.latent.is_some()
+        || model.mixer != Mixer::Attention;
+    has_other_blocks.then_some(
+        "the model has windows, latent attention, recurrent mixers or blocks that differ, whose time no published step validates",
+    )
 }
 
 impl GivenLayout {
