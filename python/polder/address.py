@@ -12,29 +12,48 @@ from torch.autograd.graph import increment_version
 
 from polder.errors import ArgumentError
 
-__all__ = ["find", "has_memory", "is_plain", "of"]
+__all__ = ["expect_memory", "find", "has_memory", "is_plain", "of"]
 
 _STRIDED = torch.strided
-_LOW = 1 << 40
-"""Addresses below are looked at again: one into a storage that was freed is its offset from nothing."""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the bytes of a tensor in memory of the host, or of its GPU, are its values in order."""
     return (
         tensor.layout is _STRIDED
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not (tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()))
     )
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie somewhere: not where its storage was freed, as FSDP does between its uses.
+    """Whether all elements of a tensor lie in its storage: not where that was freed, as FSDP does, or made smaller.
 
-    NumPy takes memory of its own for such a tensor, and a copy of it ends the process by a signal.
+    NumPy takes memory of its own for a tensor without any, and a copy of it ends the process by a signal. Behind the
+    end of a storage lies what is another's.
     """
-    at = tensor.data_ptr()
-    return at >= _LOW or not tensor.numel() or bool(at and tensor.untyped_storage().nbytes())
+    if not tensor.numel():
+        return True
+    if not tensor.data_ptr():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+    return end <= tensor.untyped_storage().nbytes()
+
+
+def expect_memory(tensor: torch.Tensor, what: str) -> None:
+    """Raises an ArgumentError of a strided tensor that has not all of its memory."""
+    try:
+        is_there = has_memory(tensor)
+    except RuntimeError:
+        # Such as a tensor under torch.func.vmap.
+        is_there = False
+    if not is_there:
+        raise ArgumentError(
+            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory for them; give one "
+            "that has"
+        )
 
 
 def find(tensor: torch.Tensor, what: str) -> int | None:
@@ -43,23 +62,20 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
     Raises
     ------
     ArgumentError
-        Says that the tensor has no memory.
+        Says that the tensor has no memory, or less than its elements take.
     """
-    # As `is_plain`, without its call: this runs for every tensor of an operation.
+    # As `is_plain`, without its call.
     if (
         not tensor.is_cpu
         or tensor.layout is not _STRIDED
+        or tensor.is_nested
         or not tensor.is_contiguous()
         or tensor.is_neg()
         or (tensor.dtype.is_complex and tensor.is_conj())
     ):
         return None
-    at = tensor.data_ptr()
-    if at < _LOW and not has_memory(tensor):
-        raise ArgumentError(
-            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory; give one that has"
-        )
-    return at
+    expect_memory(tensor, what)
+    return tensor.data_ptr()
 
 
 def of(
@@ -113,7 +129,9 @@ def of(
 
 def _refusal(tensor: torch.Tensor, dtype: torch.dtype | None, count: int | None, what: str) -> ArgumentError:
     """The error that says why there is no address."""
-    if tensor.layout is not torch.strided:
+    if tensor.is_nested:
+        problem = "a nested tensor; give its values() and its offsets()"
+    elif tensor.layout is not torch.strided:
         problem = f"a tensor of layout {tensor.layout}; call .to_dense() first"
     elif not tensor.is_cpu:
         problem = f"a tensor on {tensor.device}; call .cpu() first"

@@ -444,6 +444,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if source.dtype != output.dtype:
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
         if not output_splits and not input_splits:
+            self._expect_even_rows(source, "input")
+            self._expect_even_rows(output, "output")
             return self._run("all_to_all_single", [source], [output], opts)
         self._await_copies([source, output])
         inputs, outputs, bring, back = _staged([source], [output], "all_to_all_single")
@@ -638,16 +640,26 @@ class ProcessGroupPolder(dist.ProcessGroup):
         own = inputs[self._rank]
         self._expect_count(outputs[self._rank], own.numel(), own, what)
 
+    def _expect_even_rows(self, tensor: torch.Tensor, what: str) -> None:
+        """That the rows of a tensor without splits can be shared out."""
+        rows = len(tensor) if tensor.dim() else 1
+        if rows % self._group_size:
+            raise ArgumentError(
+                f"all_to_all_single got an {what} of {rows} rows for {self._group_size} ranks; give a whole number for "
+                f"each, or {what}_split_sizes"
+            )
+
     def _parts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[torch.Tensor]:
         """Views of a contiguous tensor's parts; without splits they are equal."""
         rowed = tensor if tensor.dim() else tensor.view(1)
         rows = len(rowed)
-        if not splits and rows % self._group_size == 0:
+        if not splits:
+            self._expect_even_rows(tensor, what)
             splits = [rows // self._group_size] * self._group_size
-        if len(splits) != self._group_size or sum(splits) != rows:
+        if len(splits) != self._group_size or sum(splits) != rows or min(splits) < 0:
             raise ArgumentError(
                 f"all_to_all_single got {what}_split_sizes {list(splits)} for {rows} rows; "
-                f"give one for each of {self._group_size} ranks, which add up to the rows"
+                f"give one for each of {self._group_size} ranks, 0 or more, which add up to the rows"
             )
         parts: list[torch.Tensor] = []
         for length in splits:
@@ -1015,6 +1027,8 @@ def _in_turn(first: Callable[[], None] | None, then: Callable[[], None] | None) 
 
 
 def _expect_carried(tensor: torch.Tensor, what: str) -> None:
+    if tensor.is_nested:
+        raise ArgumentError(f"{what} got a nested tensor; give its values() and its offsets()")
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"{what} got a tensor of layout {tensor.layout}; call .to_dense() first")
     if tensor.device.type not in DEVICES:
@@ -1022,6 +1036,7 @@ def _expect_carried(tensor: torch.Tensor, what: str) -> None:
         raise ArgumentError(
             f"{what} got a tensor on {tensor.device}; polder carries tensors on {carried}: call .cpu() first"
         )
+    address.expect_memory(tensor, what)
 
 
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:

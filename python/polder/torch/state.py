@@ -128,7 +128,7 @@ def _expect_dense(tensor: torch.Tensor, path: str) -> None:
         )
         raise _refused(path, "is on meta, and has no values" if tensor.is_meta else f"is {kind}")
     if not address.has_memory(tensor):
-        raise _refused(path, "has no memory, as after its storage was freed")
+        raise _refused(path, "has no memory for its elements, as after its storage was freed")
 
 
 def _refused(path: str, what: str) -> ArgumentError:
