@@ -268,6 +268,21 @@ calls = [
 with pytest.raises(polder.PolderError, match=r"all-to-all of .*reduce of|reduce of .*all-to-all of|gave up"):
     calls[rank % 2]()
     dist.barrier(group=different)
+# Lists of several lengths go as a call for each part, and an error has the name of the whole.
+counts = [3 if rank == 1 and to == 1 else 2 for to in range(size)]
+listed, own = [torch.zeros(count) for count in counts], torch.zeros(counts[rank])
+for part, name in (("broadcast", "an all-gather"), ("reduce", "a reduce-scatter")):
+    lists = dist.new_group()
+    said = {
+        0: f"called {part} of 8 .* which may be a part of {name} of several lengths, this process called",
+        1: f"this process called {name} of several lengths, by {part} of 8 bytes",
+    }
+    with pytest.raises(polder.PolderError, match=f"{said.get(rank, name)}|gave up"):
+        if part == "reduce":
+            dist.reduce_scatter(own, listed, group=lists)
+        else:
+            dist.all_gather(listed, own, group=lists)
+        dist.barrier(group=lists)
 roots = dist.new_group()
 with pytest.raises(polder.PolderError, match=r"with root 1.*with root 0|with root 0.*with root 1|gave up"):
     dist.gather(torch.zeros(4), list(torch.zeros(size, 4)) if rank == rank % 2 else None, rank % 2, group=roots)
