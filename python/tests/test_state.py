@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import RANKS, Rank
 
@@ -447,7 +448,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "shortened": (lambda: freed(255), "has no memory for its elements"),
     "named tuple": (lambda: Point(1, 2), "is a Point"),
     "defaultdict": (lambda: collections.defaultdict(int), "is a defaultdict"),
-    "object": (lambda: Path("/"), "holds what a snapshot does not take"),
+    "object": (lambda: Path("/"), r"holds what a snapshot does not take \(a PosixPath\)"),
+    "number of NumPy": (lambda: np.float64(3), r"holds what a snapshot does not take \(a float64\); keep tensors"),
 }
 
 

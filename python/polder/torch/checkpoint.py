@@ -25,7 +25,7 @@ from torch.futures import Future
 from polder import _core
 from polder.errors import ArgumentError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import default_pool, own_rank, read, store_of, values_of
+from polder.torch.versions import own_rank, pool_of, read, store_of, values_of
 
 # torch's stubs leave plans and their planners without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -212,7 +212,7 @@ class SnapshotReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the items of the plan, each against its checksum."""
         versions: dict[tuple[str, int], _core.Version] = {}
-        pool = self._pool or default_pool()
+        pool = pool_of(self._pool)
         try:
             for item in plan.items:
                 place = self._places[item.storage_index]

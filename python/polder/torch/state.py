@@ -169,8 +169,10 @@ def _copy(value: Any, path: str) -> Any:
     try:
         copy = deserialize(serialize(value))
     except (pickle.PickleError, AttributeError, TypeError) as error:
+        # torch tells at length how its files are loaded all the same.
+        why = f"a {type(value).__qualname__}" if isinstance(error, pickle.UnpicklingError) else error
         raise ArgumentError(
-            f"{path or '/'} holds what a snapshot does not take ({error}); keep tensors, numbers, strings, "
+            f"{path or '/'} holds what a snapshot does not take ({why}); keep tensors, numbers, strings, "
             "lists, tuples and dictionaries in state_dict()"
         ) from error
     if type(copy) is not type(value):
