@@ -35,7 +35,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """
     if not tensor.numel():
         return True
-    if not tensor.data_ptr():
+    if tensor.is_cpu and not tensor.data_ptr():
         return False
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()

@@ -241,6 +241,11 @@ def test_what_is_missing_or_does_not_fit_is_named(pool: polder.Pool) -> None:
         for call in (polder.torch.snapshot, polder.torch.restore):
             with pytest.raises(polder.ArgumentError, match=said):
                 call(name, **{"model": model, "pool": pool, **given})
+    for make in (polder.torch.SnapshotWriter, polder.torch.SnapshotReader):
+        with pytest.raises(polder.ArgumentError, match="the name of the checkpoints is 5; give text"):
+            make(5, pool=pool)
+    with pytest.raises(polder.ArgumentError, match="version is True; give the number of a checkpoint from 0 on"):
+        polder.torch.SnapshotReader("job", pool=pool, version=True)
     for version in (-1, 0, True, "2"):
         with pytest.raises(polder.ArgumentError, match=f"version is {version!r}; give the number of a version from 1"):
             polder.torch.restore("job", model, pool=pool, version=version)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError, NotFoundError
 from polder.pool import Pool
 from polder.torch.versions import own_rank, pool_of, read, store_of, values_of
@@ -83,7 +83,7 @@ class SnapshotWriter(StorageWriter):
 
     def __init__(self, name: str | None = None, *, pool: Pool | None = None) -> None:
         super().__init__()
-        self._name = name
+        self._name = None if name is None else arguments.text("the name of the checkpoints", name)
         self._pool = pool
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -179,9 +179,11 @@ class SnapshotReader(StorageReader):
 
     def __init__(self, name: str | None = None, *, pool: Pool | None = None, version: int | None = None) -> None:
         super().__init__()
-        self._name = name
+        self._name = None if name is None else arguments.text("the name of the checkpoints", name)
         self._pool = pool
-        self._version = version
+        self._version = (
+            None if version is None else arguments.whole("version", version, expected="the number of a checkpoint")
+        )
         self._places: dict[MetadataIndex, _Place] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
