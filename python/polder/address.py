@@ -27,6 +27,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def _waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the result of a functional collective stands for, once that is over; any other as it is."""
+    if type(tensor) is torch.Tensor:
+        return tensor
+    wait = getattr(tensor, "trigger_wait", None)
+    return tensor if wait is None else wait()
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether all elements of a tensor lie in its storage: not where that was freed, as FSDP does, or made smaller.
 
@@ -45,14 +53,15 @@ def has_memory(tensor: torch.Tensor) -> bool:
 def expect_memory(tensor: torch.Tensor, what: str) -> None:
     """Raises an ArgumentError of a strided tensor that has not all of its memory."""
     try:
-        is_there = has_memory(tensor)
+        is_there = has_memory(_waited(tensor))
     except RuntimeError:
         # Such as a tensor under torch.func.vmap.
         is_there = False
     if not is_there:
+        is_plain_kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        remedy = "give one that has" if is_plain_kind else "give the tensor inside it, as to_local() of a DTensor does"
         raise ArgumentError(
-            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory for them; give one "
-            "that has"
+            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory for them; {remedy}"
         )
 
 
@@ -64,6 +73,7 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
     ArgumentError
         Says that the tensor has no memory, or less than its elements take.
     """
+    tensor = _waited(tensor)
     # As `is_plain`, without its call.
     if (
         not tensor.is_cpu

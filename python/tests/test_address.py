@@ -20,6 +20,14 @@ def freed() -> Any:
     return view
 
 
+class Around(torch.Tensor):
+    """Has tensors inside it, as a DTensor has."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
 def shortened(view: Any = slice(None)) -> Any:
     """A view of a tensor of which 64 bytes are left: behind them lies the memory of others."""
     whole = torch.ones(4, 100)
@@ -48,6 +56,10 @@ def test_a_plain_tensor_has_the_address_of_its_bytes_and_an_empty_one_needs_none
         (lambda: torch.eye(3).to_sparse(), r"layout torch.sparse_coo; call .to_dense\(\)"),
         (lambda: torch.ones(3, device="meta"), r"on meta; call .cpu\(\)"),
         (lambda: torch._efficientzerotensor(4), "of 4 elements that has no memory"),
+        (
+            lambda: torch.Tensor._make_wrapper_subclass(Around, (4,)),
+            r"Around of 4 elements that has no memory for them; give the tensor inside it, as to_local\(\)",
+        ),
         (freed, "of 50000 elements that has no memory"),
         (shortened, "of 400 elements that has no memory for them"),
         (lambda: shortened(slice(3, 4)), "of 100 elements that has no memory for them"),

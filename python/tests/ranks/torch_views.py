@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch_meet import meet
 
 from polder import errors
@@ -186,6 +187,18 @@ assert columns[:, :size].tolist() == [[0.0] * size, *([[1.0 + at for at in range
 stepped = torch.ones(8).as_strided((3, 2), (2, 3))
 dist.all_reduce(stepped)
 assert stepped.eq(size).all()
+# What a functional collective gives stands for a tensor, which is carried once it has come.
+total = functional.all_reduce(torch.ones(3), "sum", world)
+dist.all_reduce(total)
+assert total.eq(size**2).all()
+parts = [torch.zeros(3) for _ in range(size)]
+dist.all_gather(parts, functional.all_reduce(torch.full((3,), 1.0 + rank), "max", world))
+assert torch.stack(parts).eq(size).all()
+total = functional.all_reduce(torch.full((3,), 1.0 + rank), "sum", world)
+works = [world.send([total], (rank + 1) % size, 4), world.recv([parts[0]], (rank - 1) % size, 4)]
+for work in works:
+    work.wait()
+assert parts[0].eq(size * (size + 1) / 2).all()
 # What is only sent may have elements that are one.
 sent = torch.full((1,), 5.0).expand(3) if rank == 0 else torch.zeros(3)
 dist.broadcast(sent, 0)
