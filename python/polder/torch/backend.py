@@ -58,6 +58,8 @@ _UNTOLD_SECONDS = 1.0
 """A receive that waits for longer tells the other ranks, or after half of its timeout."""
 
 
+_MOST_TAG = (1 << 31) - 1
+"""The largest tag of a message: c10d's own backends have as many."""
 _UNFINISHED = 16
 """So many works may wait for their copies before the next call looks which are over."""
 
@@ -544,12 +546,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
         seconds: float | None = None,
     ) -> "_core.Message":
         """Starts a message of a contiguous tensor to `rank`, or from there, or from any rank."""
+        if not 0 <= tag <= _MOST_TAG:
+            raise ArgumentError(f"{what} got the tag {tag}; give one from 0 to {_MOST_TAG}")
         _leaving(is_async=False)
         began = time.time_ns() if self._trace is not None else 0
         message = self._channel.start(
             what,
             kind,
-            tag & 0xFFFF_FFFF,
+            tag,
             rank,
             (address.of(flat, writable=receives, what=what), flat.nbytes),
             receives,

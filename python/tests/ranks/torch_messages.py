@@ -63,6 +63,11 @@ for work in [*works, *sends]:
     work.wait()
 assert torch.equal(strided, torch.arange(12.0).view(3, 4).t()) and not strided.is_contiguous()
 
+# No tag stands for another one.
+for tag, call in itertools.product((-1, 1 << 31, (1 << 32) + 7), (dist.isend, dist.irecv)):
+    with pytest.raises(polder.ArgumentError, match=f"got the tag {tag}; give one from 0 to 2147483647"):
+        call(torch.zeros(1), after, tag=tag)
+
 # From any rank, which the work names; with a future; and in a batch.
 if rank == 0:
     sources = [dist.recv(came := torch.zeros(2), tag=5) for _ in range(1, size)]
