@@ -14,7 +14,7 @@ from polder.errors import ArgumentError
 
 __all__ = ["expect_memory", "find", "has_memory", "is_plain", "of"]
 
-_STRIDED = torch.strided
+_STRIDED, _TENSOR = torch.strided, torch.Tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -29,10 +29,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _waited(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that the result of a functional collective stands for, once that is over; any other as it is."""
-    if type(tensor) is torch.Tensor:
-        return tensor
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    """Where the elements begin; 0 where torch has no address, as under torch.func.vmap."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -43,7 +49,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """
     if not tensor.numel():
         return True
-    if tensor.is_cpu and not tensor.data_ptr():
+    if tensor.is_cpu and not _pointer(tensor):
         return False
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
@@ -52,12 +58,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def expect_memory(tensor: torch.Tensor, what: str) -> None:
     """Raises an ArgumentError of a strided tensor that has not all of its memory."""
-    try:
-        is_there = has_memory(_waited(tensor))
-    except RuntimeError:
-        # Such as a tensor under torch.func.vmap.
-        is_there = False
-    if not is_there:
+    if not has_memory(_waited(tensor)):
         is_plain_kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         remedy = "give one that has" if is_plain_kind else "give the tensor inside it, as to_local() of a DTensor does"
         raise ArgumentError(
@@ -73,7 +74,8 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
     ArgumentError
         Says that the tensor has no memory, or less than its elements take.
     """
-    tensor = _waited(tensor)
+    if type(tensor) is not _TENSOR:
+        tensor = _waited(tensor)
     # As `is_plain`, without its call.
     if (
         not tensor.is_cpu
@@ -84,8 +86,13 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
         or (tensor.dtype.is_complex and tensor.is_conj())
     ):
         return None
-    expect_memory(tensor, what)
-    return tensor.data_ptr()
+    # As `has_memory`, which takes longer: this runs for every message.
+    at, end = _pointer(tensor), tensor.nbytes
+    if begin := tensor.storage_offset():
+        end += begin * tensor.itemsize
+    if not at or end > tensor.untyped_storage().nbytes():
+        expect_memory(tensor, what)
+    return at
 
 
 def of(
