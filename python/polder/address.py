@@ -12,29 +12,58 @@ from torch.autograd.graph import increment_version
 
 from polder.errors import ArgumentError
 
-__all__ = ["find", "has_memory", "is_plain", "of"]
+__all__ = ["expect_memory", "find", "has_memory", "is_plain", "of"]
 
-_STRIDED = torch.strided
-_LOW = 1 << 40
-"""Addresses below are looked at again: one into a storage that was freed is its offset from nothing."""
+_STRIDED, _TENSOR = torch.strided, torch.Tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the bytes of a tensor in memory of the host, or of its GPU, are its values in order."""
     return (
         tensor.layout is _STRIDED
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not (tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()))
     )
 
 
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie somewhere: not where its storage was freed, as FSDP does between its uses.
+def _waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the result of a functional collective stands for, once that is over; any other as it is."""
+    wait = getattr(tensor, "trigger_wait", None)
+    return tensor if wait is None else wait()
 
-    NumPy takes memory of its own for such a tensor, and a copy of it ends the process by a signal.
+
+def _pointer(tensor: torch.Tensor) -> int:
+    """Where the elements begin; 0 where torch has no address, as under torch.func.vmap."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether all elements of a tensor lie in its storage: not where that was freed, as FSDP does, or made smaller.
+
+    NumPy takes memory of its own for a tensor without any, and a copy of it ends the process by a signal. Behind the
+    end of a storage lies what is another's.
     """
-    at = tensor.data_ptr()
-    return at >= _LOW or not tensor.numel() or bool(at and tensor.untyped_storage().nbytes())
+    if not tensor.numel():
+        return True
+    if tensor.is_cpu and not _pointer(tensor):
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+    return end <= tensor.untyped_storage().nbytes()
+
+
+def expect_memory(tensor: torch.Tensor, what: str) -> None:
+    """Raises an ArgumentError of a strided tensor that has not all of its memory."""
+    if not has_memory(_waited(tensor)):
+        is_plain_kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        remedy = "give one that has" if is_plain_kind else "give the tensor inside it, as to_local() of a DTensor does"
+        raise ArgumentError(
+            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory for them; {remedy}"
+        )
 
 
 def find(tensor: torch.Tensor, what: str) -> int | None:
@@ -43,22 +72,26 @@ def find(tensor: torch.Tensor, what: str) -> int | None:
     Raises
     ------
     ArgumentError
-        Says that the tensor has no memory.
+        Says that the tensor has no memory, or less than its elements take.
     """
-    # As `is_plain`, without its call: this runs for every tensor of an operation.
+    if type(tensor) is not _TENSOR:
+        tensor = _waited(tensor)
+    # As `is_plain`, without its call.
     if (
         not tensor.is_cpu
         or tensor.layout is not _STRIDED
+        or tensor.is_nested
         or not tensor.is_contiguous()
         or tensor.is_neg()
         or (tensor.dtype.is_complex and tensor.is_conj())
     ):
         return None
-    at = tensor.data_ptr()
-    if at < _LOW and not has_memory(tensor):
-        raise ArgumentError(
-            f"{what} got a {type(tensor).__name__} of {tensor.numel()} elements that has no memory; give one that has"
-        )
+    # As `has_memory`, which takes longer: this runs for every message.
+    at, end = _pointer(tensor), tensor.nbytes
+    if begin := tensor.storage_offset():
+        end += begin * tensor.itemsize
+    if not at or end > tensor.untyped_storage().nbytes():
+        expect_memory(tensor, what)
     return at
 
 
@@ -113,7 +146,9 @@ def of(
 
 def _refusal(tensor: torch.Tensor, dtype: torch.dtype | None, count: int | None, what: str) -> ArgumentError:
     """The error that says why there is no address."""
-    if tensor.layout is not torch.strided:
+    if tensor.is_nested:
+        problem = "a nested tensor; give its values() and its offsets()"
+    elif tensor.layout is not torch.strided:
         problem = f"a tensor of layout {tensor.layout}; call .to_dense() first"
     elif not tensor.is_cpu:
         problem = f"a tensor on {tensor.device}; call .cpu() first"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from numpy.typing import DTypeLike, NDArray
 
-from polder import _core
+from polder import _core, arguments
 from polder._core import Entry
 from polder.errors import ArgumentError, ClosedError, NameExistsError, NotFoundError
 
@@ -122,10 +122,7 @@ class Pool(_core.Pool):
         layout = _Layout(shape, dtype)
         if (nbytes is None) == (shape is None):
             raise ArgumentError("give nbytes or shape, one of them")
-        try:
-            whole = layout.nbytes if nbytes is None else index(nbytes)
-        except TypeError:
-            raise ArgumentError(f"nbytes is {nbytes!r}; give a whole number") from None
+        whole = layout.nbytes if nbytes is None else arguments.whole("nbytes", nbytes)
         while True:
             try:
                 return Object(self, name, whole, layout)
@@ -247,8 +244,11 @@ class _Layout:
 
 
 def _sides(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    sides = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     try:
-        return tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+        if any(isinstance(side, bool) for side in sides):
+            raise TypeError
+        return tuple(map(index, sides))
     except TypeError:
         raise ArgumentError(f"shape is {shape!r}; give a whole number or a sequence of them") from None
 

@@ -20,6 +20,22 @@ def freed() -> Any:
     return view
 
 
+class Around(torch.Tensor):
+    """Has tensors inside it, as a DTensor has."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+def shortened(view: Any = slice(None)) -> Any:
+    """A view of a tensor of which 64 bytes are left: behind them lies the memory of others."""
+    whole = torch.ones(4, 100)
+    part = whole[view]
+    whole.untyped_storage().resize_(64)
+    return part
+
+
 def test_a_plain_tensor_has_the_address_of_its_bytes_and_an_empty_one_needs_none() -> None:
     whole = torch.arange(12.0).view(3, 4)
     assert address.of(whole[1:], dtype=torch.float32, count=8) == whole.data_ptr() + 16
@@ -28,6 +44,7 @@ def test_a_plain_tensor_has_the_address_of_its_bytes_and_an_empty_one_needs_none
     assert address.of(whole[:, :1].t()[:, :1]) == whole.data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -39,7 +56,14 @@ def test_a_plain_tensor_has_the_address_of_its_bytes_and_an_empty_one_needs_none
         (lambda: torch.eye(3).to_sparse(), r"layout torch.sparse_coo; call .to_dense\(\)"),
         (lambda: torch.ones(3, device="meta"), r"on meta; call .cpu\(\)"),
         (lambda: torch._efficientzerotensor(4), "of 4 elements that has no memory"),
+        (
+            lambda: torch.Tensor._make_wrapper_subclass(Around, (4,)),
+            r"Around of 4 elements that has no memory for them; give the tensor inside it, as to_local\(\)",
+        ),
         (freed, "of 50000 elements that has no memory"),
+        (shortened, "of 400 elements that has no memory for them"),
+        (lambda: shortened(slice(3, 4)), "of 100 elements that has no memory for them"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]), r"nested tensor; give its values\(\)"),
     ],
 )
 def test_what_is_not_its_bytes_is_refused_with_a_remedy(made: Callable[[], Any], said: str) -> None:
@@ -107,7 +131,8 @@ def test_a_collective_starts_on_tensors_that_are_their_bytes_and_on_no_others(po
             before = tensor._version
             assert group.start(operation, [], [tensor], None, False) is NotImplemented
             assert tensor._version == before
-        for made in (freed, lambda: torch._efficientzerotensor(4)):
+        group.start(operation, [], [shortened((0, slice(16)))], None, False)
+        for made in (freed, lambda: torch._efficientzerotensor(4), shortened, lambda: shortened((0, slice(15, 17)))):
             with pytest.raises(
                 errors.ArgumentError, match=r"^broadcast got a Tensor of .* elements that has no memory"
             ):

@@ -86,11 +86,14 @@ def test_what_is_no_block_key_or_identity_is_refused(pool: polder.Pool) -> None:
     ]:
         with pytest.raises(polder.ArgumentError, match=why):
             kv.Cache(pool, "llm", identity=identity, block=BLOCK)  # type: ignore[arg-type]
-    for size in (1.5, "64", float("nan"), None):
-        with pytest.raises(polder.ArgumentError, match="block is"):
+    for size in (1.5, "64", float("nan"), None, True, 0, -1):
+        with pytest.raises(polder.ArgumentError, match=r"block is .*; give a whole number of bytes from 1 on"):
             kv.Cache(pool, "llm", identity={}, block=size)  # type: ignore[arg-type]
-    with pytest.raises(polder.ArgumentError, match="at least 1 byte"):
-        kv.Cache(pool, "llm", identity={}, block=0)
+    with pytest.raises(polder.ArgumentError, match="identity is a list; give a mapping"):
+        kv.Cache(pool, "llm", identity=[("model", "tiny")], block=BLOCK)  # type: ignore[arg-type]
+    with pytest.raises(polder.ArgumentError, match="budget is True; give a number of bytes"):
+        kv.Cache(pool, "llm", identity={}, block=BLOCK, budget=True)
+    assert kv.describe({"layers": np.int64(3)}) == kv.describe({"layers": 3}) != kv.describe({"layers": True})
     with pytest.raises(polder.PolderError, match="a / in it"):
         kv.Cache(pool, "a/b", identity={}, block=1)
     with kv.Cache(pool, "llm", identity={}, block=BLOCK, budget=0) as cache:

@@ -374,6 +374,38 @@ def test_a_tier_that_cannot_be_is_one_clear_error(disk: Path) -> None:
         offload.Tier("disk", "much", 1, 1)
     with pytest.raises(ArgumentError, match="read: expected bytes a second above 0"):
         offload.Tier("disk", 1, 0, 1)
+    for given, said in (
+        ({"name": ""}, "the name of a tier is empty"),
+        ({"name": 5}, "the name of a tier is 5"),
+        ({"capacity": True}, "capacity: expected more than 0 bytes, found True"),
+        ({"read": True}, "read: expected bytes a second above 0, found True"),
+        ({"node": True}, "node: expected the number of a NUMA node, found True"),
+        ({"folder": ""}, "folder is ''; give a path"),
+        ({"device": 5}, "device is 5; give a path"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            offload.Tier(**{"name": "tier", "capacity": 1, "read": 1, "write": 1, **given})
+    assert offload.Tier("tier", np.int64(4096), 1, 1, node=np.int32(0)).nbytes == 4096  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="the name of a tier is 0"):
+        offload.tier(0)  # type: ignore[arg-type]
+    for given, said in (
+        ({"lr": True}, "lr: expected a number from 0 on, found True"),
+        ({"lr": "1"}, "lr: expected a number from 0 on, found '1'"),
+        ({"betas": (0.9,)}, "betas: expected two numbers"),
+        ({"betas": 0.9}, "betas: expected two numbers"),
+        ({"max_norm": True}, "max_norm: expected a number above 0, found True"),
+        ({"skip_overflow": "no"}, "skip_overflow: expected True or False, found 'no'"),
+        ({"maximize": 1}, "maximize: expected True or False, found 1"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            offload.AdamW(model().parameters(), **given)
+    for call in (lambda: offload.place(None, theirs, tiers=two_tiers(disk)), lambda: offload.saved_bytes(None)):  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match=r"model: expected a torch\.nn\.Module, found NoneType"):
+            call()
+    assert "masters: expected True or False, found 'no'" in refusal(disk, masters="no")
+    assert "a name of tensors is 5; give text" in refusal(disk, tensors={5: torch.ones(1 << 20)})
+    with pytest.raises(ArgumentError, match="folder is None; give a path"):
+        offload.measured(None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="amsgrad=True"):
         offload.AdamW(model().parameters(), amsgrad=True)
 

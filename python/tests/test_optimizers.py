@@ -372,7 +372,7 @@ def test_what_the_kernels_do_not_take_is_refused() -> None:
     for make, options, message in (
         (offload.AdamW, {"amsgrad": True}, r"amsgrad=True: polder\.offload\.AdamW has no such step"),
         (offload.Adam, {"lr": -1.0}, "lr: expected a number from 0 on, found -1.0"),
-        (offload.Lion, {"betas": (0.9, 1.0)}, "betas: expected numbers from 0 to below 1"),
+        (offload.Lion, {"betas": (0.9, 1.0)}, "betas: expected two numbers from 0 to below 1"),
         (offload.Lion, {"max_norm": 0.0}, "max_norm: expected a number above 0, found 0.0"),
     ):
         with pytest.raises(ArgumentError, match=message):

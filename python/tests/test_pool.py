@@ -235,7 +235,11 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
         ({"host": -1}, "host is -1; give a whole number from 0 to 65535"),
         ({"host": 70000}, "host is 70000; give a whole number from 0 to 65535"),
         ({"job": -1}, f"job is -1; give a whole number from 0 to {(1 << 64) - 1}"),
+        ({"host": True}, "host is True; give a whole number from 0 to 65535"),
         ({"size": -1}, f"size is -1; {byte_sizes}"),
+        ({"quota": True}, f"quota is True; {byte_sizes}"),
+        ({"timeout": True}, "timeout is True; give a number from 0 on"),
+        ({"timeout": "5"}, "timeout is '5'; give a number from 0 on"),
         ({"size": "abc"}, f"size is 'abc'; {byte_sizes}"),
         ({"quota": "much"}, f"quota is 'much'; {byte_sizes}"),
         ({"coherence": "x"}, 'coherence is "x"; expected auto, coherent, software or hdm-db'),
@@ -245,6 +249,8 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
         assert str(caught.value) == message
     for layout, message in [
         ({"nbytes": -1}, "nbytes is -1"),
+        ({"nbytes": True}, "nbytes is True"),
+        ({"shape": (2, True)}, r"shape is \(2, True\)"),
         ({"nbytes": 1 << 64}, f"nbytes is {1 << 64}"),
         ({"shape": 1 << 64}, f"is {1 << 64}; give a whole number"),
         ({"shape": "abc"}, "shape is 'abc'; give a whole number or a sequence of them"),

@@ -201,6 +201,13 @@ def test_what_does_not_come_whole_is_named(pool: polder.Pool, scratch: Path) -> 
             stranger.recv_checkpoint(0, sender.metadata(), 2)
     with pytest.raises(polder.ArgumentError, match="does not know which replica this is"):
         PoolTransport("job", pool=pool)
+    for given, said in (
+        (("replica", True), "replica is True"),
+        (("rank", 1.0), "rank is 1.0"),
+        (("name", 5), "job is 5"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=f"{said}; give"):
+            PoolTransport(**{"name": "job", "replica": 1, "pool": pool, given[0]: given[1]})
     bytes_of = (weight + 2).numpy().tobytes()
     at = (scratch / "pool").read_bytes().index(bytes_of) + 8
     with (scratch / "pool").open("r+b") as file:

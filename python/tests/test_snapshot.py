@@ -228,6 +228,27 @@ def test_what_is_missing_or_does_not_fit_is_named(pool: polder.Pool) -> None:
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(polder.ArgumentError, match="begins with /"):
         polder.torch.snapshot("/job", model, pool=pool)
+    # None of these is a name, a folder or a version that somebody meant.
+    for name, given, said in (
+        (None, {}, "the name of the snapshots is None; give text"),
+        ("job", {"folder": ""}, "folder is ''; give a path"),
+        ("job", {"folder": 5}, "folder is 5; give a path"),
+        ("job", {"pool": "pool"}, "pool is 'pool'; give a polder.Pool"),
+        ("job", {"extra": [1]}, "extra is a list; give a mapping"),
+        ("job", {"optimizer": {}}, r"optimizer is a dict, which has no state_dict\(\)"),
+        ("job", {"model": None}, r"model is a NoneType, which has no state_dict\(\)"),
+    ):
+        for call in (polder.torch.snapshot, polder.torch.restore):
+            with pytest.raises(polder.ArgumentError, match=said):
+                call(name, **{"model": model, "pool": pool, **given})
+    for make in (polder.torch.SnapshotWriter, polder.torch.SnapshotReader):
+        with pytest.raises(polder.ArgumentError, match="the name of the checkpoints is 5; give text"):
+            make(5, pool=pool)
+    with pytest.raises(polder.ArgumentError, match="version is True; give the number of a checkpoint from 0 on"):
+        polder.torch.SnapshotReader("job", pool=pool, version=True)
+    for version in (-1, 0, True, "2"):
+        with pytest.raises(polder.ArgumentError, match=f"version is {version!r}; give the number of a version from 1"):
+            polder.torch.restore("job", model, pool=pool, version=version)  # type: ignore[arg-type]
     store = _core.Store(pool, "job/0")
     with pytest.raises(polder.NotFoundError, match="keeps no version 9 in this pool; it keeps 1 and 2"):
         store.open(9)

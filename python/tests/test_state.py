@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import RANKS, Rank
 
@@ -429,10 +430,10 @@ class Kind(torch.Tensor):
     """A kind of tensor."""
 
 
-def freed() -> torch.Tensor:
-    """A tensor without memory, as FSDP leaves one between its uses."""
+def freed(left: int = 0) -> torch.Tensor:
+    """A tensor without memory, as FSDP leaves one between its uses, or with so many bytes of it."""
     tensor = torch.ones(64)
-    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(left)
     return tensor
 
 
@@ -443,10 +444,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is nested"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized"),
     "meta": (lambda: torch.ones(2, device="meta"), "is on meta, and has no values"),
-    "freed": (freed, "has no memory, as after its storage was freed"),
+    "freed": (freed, "has no memory for its elements, as after its storage was freed"),
+    "shortened": (lambda: freed(255), "has no memory for its elements"),
     "named tuple": (lambda: Point(1, 2), "is a Point"),
     "defaultdict": (lambda: collections.defaultdict(int), "is a defaultdict"),
-    "object": (lambda: Path("/"), "holds what a snapshot does not take"),
+    "object": (lambda: Path("/"), r"holds what a snapshot does not take \(a PosixPath\)"),
+    "number of NumPy": (lambda: np.float64(3), r"holds what a snapshot does not take \(a float64\); keep tensors"),
 }
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: `make torch` installs it")
@@ -110,7 +111,7 @@ def test_parts_are_read_as_a_worker_of_tensor_parallelism_does(pool: polder.Pool
         for bad, offset, what in [
             (torch.empty(7), None, "not inside"),
             (torch.empty(1), (7,), "not inside"),
-            (torch.empty(1), (-1,), "not inside"),
+            (torch.empty(1), (-1,), "offset is -1"),
             (torch.empty(1, 1), None, "not inside"),
             (torch.empty(1, dtype=torch.float64), None, "dtype"),
         ]:
@@ -132,19 +133,31 @@ def test_one_element_of_a_larger_tensor_is_published(pool: polder.Pool) -> None:
 
 
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(pool: polder.Pool) -> None:
-    for timeout in (float("nan"), -1):
-        with pytest.raises(polder.ArgumentError, match="give seconds, 0 or more"):
-            polder.weights.wait("llm", timeout=timeout, pool=pool)
+    for timeout in (float("nan"), -1, "1", True):
+        with pytest.raises(polder.ArgumentError, match=r"timeout is .*; give seconds, 0 or more"):
+            polder.weights.wait("llm", timeout=timeout, pool=pool)  # type: ignore[arg-type]
 
 
 def test_a_number_that_no_version_can_have_is_refused(pool: polder.Pool) -> None:
     polder.weights.publish("m", {"w": torch.ones(2)}, pool=pool)
-    for number in (float("nan"), float("inf"), "1", None):
+    for number in (float("nan"), float("inf"), "1", None, True, -1):
         with pytest.raises(polder.ArgumentError, match="newer_than is"):
             polder.weights.wait("m", number, timeout=60, pool=pool)  # type: ignore[arg-type]
-    for number in (-1, 2**64, "1"):
+    with polder.weights.wait("m", np.int64(0), timeout=60, pool=pool) as weights:  # type: ignore[arg-type]
+        for offset in (0, (True,), (0.0,), "0", (-1,)):
+            with pytest.raises(polder.ArgumentError, match="offset is"):
+                weights.read_into("w", torch.ones(1), offset)  # type: ignore[arg-type]
+        weights.read_into("w", torch.ones(1), np.array([1]))  # type: ignore[arg-type]
+        with pytest.raises(polder.ArgumentError, match="and not a ndarray"):
+            weights.read_into("w", np.ones(2, np.float32))  # type: ignore[arg-type]
+    for number in (-1, 2**64, "1", True):
         with pytest.raises(polder.ArgumentError, match="number is"):
             polder.weights.open("m", number, pool=pool)  # type: ignore[arg-type]
+    for given in (0, "pool"):
+        with pytest.raises(polder.ArgumentError, match=f"pool is {given!r}; give a polder.Pool"):
+            polder.weights.open("m", pool=given)  # type: ignore[arg-type]
+    with pytest.raises(polder.ArgumentError, match="tensors is a Linear; give a mapping, such as"):
+        polder.weights.publish("m", torch.nn.Linear(1, 1), pool=pool)  # type: ignore[arg-type]
 
 
 def test_names_and_labels_that_are_no_text_leave_the_version_before(pool: polder.Pool) -> None:
@@ -260,13 +273,16 @@ def test_a_tensor_whose_storage_was_freed_is_refused_both_ways(pool: polder.Pool
     freed = torch.ones(64, 32)
     turned, part = freed.t(), freed[1:]
     freed.untyped_storage().resize_(0)
-    for bad in (freed, part, turned):
+    short = torch.ones(64, 32)
+    cut = [short, short.t(), short[1:]]
+    short.untyped_storage().resize_(short.nbytes - 1)
+    for bad in (freed, part, turned, *cut):
         with pytest.raises(polder.ArgumentError, match="'bad' has no memory to read"):
             polder.weights.publish("llm", {"good": torch.ones(2), "bad": bad}, pool=pool)
     polder.weights.publish("llm", {"w": torch.ones(64, 32)}, pool=pool)
     with polder.weights.open("llm", pool=pool) as weights:
-        for into, offset in ((freed, (0, 0)), (part, (1, 0))):
-            with pytest.raises(polder.ArgumentError, match=r"32\] has no memory; gather it first"):
+        for into, offset in ((freed, (0, 0)), (part, (1, 0)), (short, (0, 0)), (cut[2], (1, 0))):
+            with pytest.raises(polder.ArgumentError, match=r"32\] has no memory for its elements; gather it first"):
                 weights.read_into("w", into, offset)
 
 
@@ -302,6 +318,10 @@ def test_safetensors_go_in_and_come_out(pool: polder.Pool, scratch: Path) -> Non
     back = safetensors.load_file(out)
     assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in names)
     assert not list(scratch.glob(".out*"))
+    polder.weights.publish("odd", {"odd": torch.ones(2, dtype=torch.complex128)}, pool=pool)
+    refused = pytest.raises(polder.ArgumentError, match=r"file has no elements of torch\.complex128")
+    with polder.weights.open("odd", pool=pool) as weights, refused:
+        weights.save(scratch / "odd.safetensors")
     safetensors.save_file({names[0]: tensors[names[0]]}, folder / "again.safetensors")
     with pytest.raises(polder.ArgumentError, match="two files"):
         polder.weights.publish_file("llm", folder, pool=pool)

@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
 use crate::lane::{Buffers, Call, Job, Verdict};
-use crate::number::Number;
+use crate::number::{Number, Seconds};
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
 use crate::pool_memory::PoolMemory;
@@ -189,11 +189,11 @@ impl Group {
         name: Text,
         rank: Number,
         size: Number,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         given_up: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let (rank, size) = (rank.of::<u32>("rank")? as usize, size.of::<u32>("size")? as usize);
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(Seconds::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let lane = signals::watched_asking(py, given_up, || {
             Lane::join(&session, &name, (rank, size), timeout, signals::interrupt())

@@ -70,9 +70,9 @@ impl LaneCall for Job {
         let Some(ready) = &self.ready else { return Ok(()) };
         let value = Python::attach(|py| ready.call0(py).map_err(|error| error.to_string()));
         let of = |value| PoolError::Argument {
-            what: "a tensor on a GPU",
+            what: "the copy of a tensor",
             value,
-            expected: "one that can be copied",
+            expected: "one that succeeds before the call",
         };
         value.map(drop).map_err(of)
     }
@@ -89,7 +89,8 @@ unsafe fn perform(group: &mut Group<AnyMemory>, call: &Call) -> Result<(), PoolE
     match call {
         Call::Collective { operation, buffers, times } => {
             // SAFETY: the same contract.
-            (0..*times).try_for_each(|_| unsafe { collective(group, operation, buffers) })
+            let all = (0..*times).try_for_each(|_| unsafe { collective(group, operation, buffers) });
+            all.map_err(|error| in_words_of(operation.collective, error))
         }
         Call::Agree { yes, message, verdict } => {
             let mut all = [u8::from(*yes)];
@@ -107,6 +108,25 @@ unsafe fn perform(group: &mut Group<AnyMemory>, call: &Call) -> Result<(), PoolE
             of_message(group, *message, |group| group.run(operation, buffers))
         }
     }
+}
+
+/// An error of a collective with the name that its caller knows: where chunks have several lengths, each goes by itself, as an operation
+/// of another name.
+fn in_words_of(collective: Collective, error: PoolError) -> PoolError {
+    let (part, whole) = match collective {
+        Collective::AllGather => (Collective::Broadcast, "an all-gather of several lengths"),
+        Collective::ReduceScatter => (Collective::Reduce, "a reduce-scatter of several lengths"),
+        _ => return error,
+    };
+    let PoolError::Mismatch { peer, mut theirs, mut ours, sequence } = error else { return error };
+    let is_part = |said: &str| said.starts_with(&format!("{} of ", part.name()));
+    if is_part(&ours) {
+        ours = format!("{whole}, by {ours}");
+    }
+    if is_part(&theirs) {
+        theirs = format!("{theirs}, which may be a part of {whole}");
+    }
+    PoolError::Mismatch { peer, theirs, ours, sequence }
 }
 
 /// # Safety

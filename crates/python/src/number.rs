@@ -1,10 +1,12 @@
-//! Whole numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name,
-//! value and range.
+//! Numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name, value and
+//! range. True and False are whole numbers of Python, and never meant as one.
 
-use polder_attach::settings::ByteCount;
+use polder_attach::settings::{ByteCount, TimeSpan};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::errors::argument;
+use crate::pool;
 
 /// An argument that is to be a whole number, 0 by default.
 pub(crate) struct Number(Result<u64, String>);
@@ -19,11 +21,16 @@ impl<'py> FromPyObject<'_, 'py> for Number {
     type Error = PyErr;
 
     fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match from.extract::<u64>() {
-            Ok(number) => Ok(Self(Ok(number))),
-            Err(_) => Ok(Self(Err(from.repr()?.to_string()))),
+        match whole(from) {
+            Some(number) => Ok(Self(Ok(number))),
+            None => Ok(Self(Err(from.repr()?.to_string()))),
         }
     }
+}
+
+/// A whole number that is no bool.
+fn whole(from: Borrowed<'_, '_, PyAny>) -> Option<u64> {
+    (!from.is_instance_of::<PyBool>()).then(|| from.extract().ok())?
 }
 
 impl Number {
@@ -47,7 +54,7 @@ impl<'py> FromPyObject<'_, 'py> for Bytes {
 
     fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let words = || from.extract::<String>().ok()?.parse::<ByteCount>().ok();
-        match from.extract::<u64>().ok().or_else(|| Some(words()?.0)) {
+        match whole(from).or_else(|| Some(words()?.0)) {
             Some(bytes) => Ok(Self(Ok(bytes))),
             None => Ok(Self(Err(from.repr()?.to_string()))),
         }
@@ -63,5 +70,30 @@ impl Bytes {
         self.0.map_err(|said| {
             argument(format!("{what} is {said}; give a number of bytes, or a size such as 64KiB or 8GiB"))
         })
+    }
+}
+
+/// An argument that is to be seconds, with the name `timeout`.
+pub(crate) struct Seconds(Result<f64, String>);
+
+impl<'py> FromPyObject<'_, 'py> for Seconds {
+    type Error = PyErr;
+
+    fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match from.extract::<f64>() {
+            Ok(seconds) if !from.is_instance_of::<PyBool>() => Ok(Self(Ok(seconds))),
+            _ => Ok(Self(Err(from.repr()?.to_string()))),
+        }
+    }
+}
+
+impl Seconds {
+    /// The time that it says.
+    ///
+    /// # Errors
+    /// `ArgumentError` when it is no number, or below 0.
+    pub(crate) fn span(self) -> PyResult<TimeSpan> {
+        let refused = |said: String| argument(format!("timeout is {said}; give a number from 0 on"));
+        pool::span(self.0.map_err(refused)?)
     }
 }

@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 
 use crate::entry::Entry;
 use crate::errors::{self, argument};
-use crate::number::{Bytes, Number};
+use crate::number::{Bytes, Number, Seconds};
 use crate::text::Text;
 
 /// The size of a pool that is made without one.
@@ -104,7 +104,7 @@ impl Pool {
         coherence: Option<&str>,
         job: Option<Number>,
         quota: Option<Bytes>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         run: Option<PathBuf>,
         launched: Option<Number>,
     ) -> PyResult<Self> {
@@ -115,7 +115,7 @@ impl Pool {
             launched: launched.map(|host| host.of("launched")).transpose()?,
             job: job.map(|job| job.of("job")).transpose()?,
             quota: quota.map(|quota| quota.of("quota").map(ByteCount)).transpose()?,
-            timeout: timeout.map(span).transpose()?,
+            timeout: timeout.map(Seconds::span).transpose()?,
             run,
             ..Settings::default()
         };

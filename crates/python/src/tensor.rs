@@ -125,6 +125,7 @@ pub(crate) fn place(tensor: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<(u
     let torch = Torch::get(py)?;
     if let Some(described) = torch.described(tensor)
         && let Some(dense) = described.dense()
+        && ends_in_storage(tensor, &described, dense.1)?
     {
         // DLPack does not say it of bits that are lazy.
         let is_lazy = is_so(tensor, intern!(py, "is_neg"))?
@@ -135,13 +136,30 @@ pub(crate) fn place(tensor: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<(u
     at.map(|at| Ok((at, tensor.getattr(intern!(py, "nbytes"))?.extract()?))).transpose()
 }
 
-/// What a method of a tensor says. PyO3 makes an object of the method first, where one module is for all versions of Python.
+/// Whether the storage of a tensor holds so many bytes from its first element on. A program may have made it smaller, and DLPack does
+/// not say how long it is.
+fn ends_in_storage(tensor: &Bound<'_, PyAny>, described: &Described, bytes: usize) -> PyResult<bool> {
+    if bytes == 0 {
+        return Ok(true);
+    }
+    let py = tensor.py();
+    let storage = said(tensor, intern!(py, "untyped_storage"))?;
+    let held: usize = said(&storage, intern!(py, "nbytes"))?.extract()?;
+    let before: usize = said(tensor, intern!(py, "storage_offset"))?.extract()?;
+    Ok(before * usize::from(described.bits / 8) + bytes <= held)
+}
+
 fn is_so(tensor: &Bound<'_, PyAny>, method: &Bound<'_, PyString>) -> PyResult<bool> {
+    said(tensor, method)?.is_truthy()
+}
+
+/// What a method says. PyO3 makes an object of the method first, where one module is for all versions of Python.
+fn said<'py>(object: &Bound<'py, PyAny>, method: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end = ptr::null_mut::<ffi::PyObject>();
     // SAFETY: all are objects, the list of arguments ends with null, and this thread has the GIL.
-    let said = unsafe { ffi::PyObject_CallMethodObjArgs(tensor.as_ptr(), method.as_ptr(), end) };
+    let said = unsafe { ffi::PyObject_CallMethodObjArgs(object.as_ptr(), method.as_ptr(), end) };
     // SAFETY: it gives a reference of its own, or null with an error.
-    unsafe { Bound::from_owned_ptr_or_err(tensor.py(), said) }?.is_truthy()
+    unsafe { Bound::from_owned_ptr_or_err(object.py(), said) }
 }
 
 /// Raises the versions of tensors that are written, so that autograd sees it as any other change in place.

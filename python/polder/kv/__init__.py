@@ -19,9 +19,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
-from polder import _core
+import numpy as np
+
+from polder import _core, arguments
 from polder.errors import ArgumentError
 from polder.pool import Pool
 
@@ -126,11 +128,11 @@ class Cache:
         budget: int | str | None = None,
         verify: bool = False,
     ) -> None:
-        if not isinstance(block, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"block is {block!r}; give a whole number of bytes")
+        block = arguments.whole("block", block, 1, expected="a whole number of bytes")
+        if not isinstance(identity, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"identity is a {type(identity).__name__}; give a mapping of names to values")
         if "block_bytes" in identity:
             raise ArgumentError("the identity says block_bytes, which block says; leave it out")
-        block = int(block)
         digest, text = describe({**identity, "block_bytes": block})
         self._cache = _core.Cache(pool, name, digest, text, block, budget, verify)
         self._hash = digest.hex()
@@ -232,14 +234,17 @@ def describe(identity: Mapping[str, str | int | float | bool | None]) -> tuple[b
         A name is no text, or a value is none of these. JSON would write different ones alike, such as 1 and "1" as a
         name.
     """
-    for name, value in identity.items():
+    said = dict(identity)
+    for name, value in said.items():
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"the identity has the name {name!r}; give names that are text")
-        if not (value is None or isinstance(value, str | int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(value, np.integer):
+            said[name] = int(value)
+        elif not (value is None or isinstance(value, str | int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(value).__name__
             raise ArgumentError(f"the identity says {name!r} by a {kind}; give text, a number, True, False or None")
     try:
-        text = json.dumps(dict(identity), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"the identity is no JSON: {error}") from None
     return hashlib.sha256(text.encode()).digest(), text

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError
 from polder.offload.ranges import Memory, striped
 from polder.offload.shards import storage_of
@@ -60,6 +60,7 @@ def check_named(tensors: Any, others: Collection[str], model: torch.nn.Module) -
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu":
             sharing.setdefault(storage_of(tensor), []).append((name, tensor))
     for name, tensor in tensors.items():
+        arguments.text("a name of tensors", name)
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
                 f"tensors: {name!r}: expected a contiguous tensor on a CPU, found {type(tensor).__name__}"

@@ -4,12 +4,13 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from polder import _core, address
+from polder import _core, address, arguments
 from polder.errors import ArgumentError, PlacementWarning, TierError
 from polder.offload.shards import Held, local, mapped, whole
 
@@ -53,12 +54,15 @@ class Fused(torch.optim.Optimizer):
         self, params: Iterable[Any], settings: dict[str, Any], *, max_norm: float | None, skip_overflow: bool
     ) -> None:
         for name in ("lr", "eps", "weight_decay"):
-            if not float(settings.get(name, 0)) >= 0:
-                raise ArgumentError(f"{name}: expected a number from 0 on, found {settings[name]}")
-        if not all(0 <= beta < 1 for beta in settings["betas"]):
-            raise ArgumentError(f"betas: expected numbers from 0 to below 1, found {settings['betas']}")
-        if max_norm is not None and not max_norm > 0:
-            raise ArgumentError(f"max_norm: expected a number above 0, found {max_norm}")
+            if not (_is_number(given := settings.get(name, 0)) and given >= 0):
+                raise ArgumentError(f"{name}: expected a number from 0 on, found {given!r}")
+        if not _are_betas(settings["betas"]):
+            raise ArgumentError(f"betas: expected two numbers from 0 to below 1, found {settings['betas']!r}")
+        if max_norm is not None and not (_is_number(max_norm) and max_norm > 0):
+            raise ArgumentError(f"max_norm: expected a number above 0, found {max_norm!r}")
+        for name, flag in {"maximize": settings["maximize"], "skip_overflow": skip_overflow}.items():
+            if not isinstance(flag, bool):
+                raise ArgumentError(f"{name}: expected True or False, found {flag!r}")
         #: The most that the norm of all gradients may be; None leaves them as they are.
         self.max_norm = max_norm
         #: Whether a step with an infinity or NaN among its gradients changes nothing.
@@ -574,6 +578,19 @@ class Lion(Fused):
     ) -> None:
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, settings, max_norm=max_norm, skip_overflow=skip_overflow)
+
+
+def _is_number(given: Any) -> bool:
+    """Whether it is one number, also one in a tensor."""
+    return arguments.is_number(given, Real) or (isinstance(given, torch.Tensor) and given.numel() == 1)
+
+
+def _are_betas(given: Any) -> bool:
+    try:
+        first, second = given
+    except (TypeError, ValueError):
+        return False
+    return all(_is_number(beta) and 0 <= beta < 1 for beta in (first, second))
 
 
 def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "polder.offload.AdamW") -> None:

@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierFullError
 from polder.offload.frozen import Frozen, frozen_of
 from polder.offload.fsdp import Sharded, groups_of
@@ -281,10 +281,12 @@ class Placed:
 
     def trace(self, path: str | Path) -> None:
         """Writes the phases of all steps so far, and those predicted, as a trace that Perfetto reads."""
-        self._phases.trace(path)
+        self._phases.trace(arguments.path("path", path))
 
     def cover(self, module: torch.nn.Module) -> None:
         """Places what each call of ``module`` saves, as `activations` does, without a scope at the call."""
+        if not isinstance(module, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"cover: expected a torch.nn.Module, found {type(module).__name__}")
         inside: list[AbstractContextManager[None]] = []
 
         def enter(*_: object) -> None:
@@ -491,6 +493,8 @@ def states_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters
     if not isinstance(given, torch.optim.Optimizer):
         found = f"{type(given).__module__}.{type(given).__qualname__}"
         raise ArgumentError(f"optimizer: expected a torch.optim.Optimizer, found {found}")
+    if not isinstance(masters, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"masters: expected True or False, found {masters!r}")
     is_fused = isinstance(optimizer, Fused) and all(it.dtype == torch.float32 for it in optimizer.with_states())
     states: Any = optimizer if is_fused else states_of(optimizer, masters)
     if masters and (isinstance(optimizer, Fused) or not any(it.dtype in HALVES for it in states.with_states())):

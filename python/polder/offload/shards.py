@@ -30,12 +30,14 @@ def arrays() -> list[torch.Tensor]:
 
 
 def check_materialised(model: torch.nn.Module) -> None:
-    """Refuses parameters that have no shape yet.
+    """Refuses parameters that have no shape yet, and what is no module.
 
     Raises
     ------
     ArgumentError
     """
+    if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"model: expected a torch.nn.Module, found {type(model).__name__}")
     for name, it in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(it):
             raise ArgumentError(

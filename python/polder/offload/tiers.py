@@ -5,13 +5,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError, TierError
 from polder.offload.optimizer import TRAFFIC
 
@@ -47,16 +47,22 @@ class Tier:
     device: str | Path | None = None
 
     def __post_init__(self) -> None:
+        if not arguments.text("the name of a tier", self.name):
+            raise ArgumentError("the name of a tier is empty; give the word by which tables and policies call it")
         given = {"folder": self.folder, "node": self.node, "device": self.device}
+        for key in ("folder", "device"):
+            if given[key] is not None:
+                arguments.path(f"tier {self.name}: {key}", given[key])
         if len(found := [name for name, it in given.items() if it is not None]) > 1:
             raise ArgumentError(f"tier {self.name}: expected a folder, a node or a device, found {' and '.join(found)}")
-        for key, rate in (("read", self.read), ("write", self.write)):
-            if not isinstance(rate, Real) or not 0 < rate < float("inf"):
+        rates: dict[str, Any] = {"read": self.read, "write": self.write}
+        for key, rate in rates.items():
+            if not arguments.is_number(rate, Real) or not 0 < rate < float("inf"):
                 raise ArgumentError(f"tier {self.name}: {key}: expected bytes a second above 0, found {rate!r}")
         node: Any = self.node
-        if node is not None and not (isinstance(node, int) and 0 <= node < 1 << 31):
+        if node is not None and not (arguments.is_number(node, Integral) and 0 <= node < 1 << 31):
             raise ArgumentError(f"tier {self.name}: node: expected the number of a NUMA node, found {node!r}")
-        if self.nbytes <= 0:
+        if isinstance(self.capacity, bool) or self.nbytes <= 0:
             raise ArgumentError(f"tier {self.name}: capacity: expected more than 0 bytes, found {self.capacity!r}")
 
     @property
@@ -89,8 +95,8 @@ def size(text: float | str) -> int:
     >>> size("1.5 GiB"), size("64MiB"), size(4096)
     (1610612736, 67108864, 4096)
     """
-    if isinstance(text, int):
-        return text
+    if isinstance(text, Integral):
+        return int(text)
     if isinstance(text, float) and text.is_integer():
         return int(text)
     if not isinstance(text, str):
@@ -112,6 +118,9 @@ def tiers_of(platform: str | Path, threads: int | None = None) -> list[Tier]:
     threads : int, optional
         Threads that the step will have; as many as the machine has cores if left out.
     """
+    platform = arguments.path("platform", platform)
+    if threads is not None:
+        threads = arguments.whole("threads", threads, 1)
     return [
         Tier(name, int(capacity), read, write, folder, node, device)
         for name, folder, node, device, capacity, read, write in _core.offload_tiers(str(platform), threads)
@@ -133,6 +142,7 @@ def named(name: str, platform: str | Path | None = None) -> Tier:
     ArgumentError
         There is no such name, or it is that of a folder.
     """
+    arguments.text("the name of a tier", name)
     # Rates are not used where a name alone says where bytes lie.
     kind, _, number = name.partition(":")
     if kind == "node" and number.isdecimal():
@@ -218,6 +228,8 @@ def measured(folder: str | Path, *, threads: int = 1, nbytes: int = 256 << 20) -
     nbytes : int
         What is written to the disk and read again, three times.
     """
+    folder = arguments.path("folder", folder)
+    threads, nbytes = arguments.whole("threads", threads, 1), arguments.whole("nbytes", nbytes, 1)
     arrays = [np.ones(_ELEMENTS, np.float32) for _ in range(4)]
     p, g, m, v = (array.ctypes.data for array in arrays)
     seconds: list[float] = []
@@ -230,4 +242,4 @@ def measured(folder: str | Path, *, threads: int = 1, nbytes: int = 256 << 20) -
     del arrays
     free, read, write = _core.offload_disk(str(folder), nbytes, 3)
     # Of the disk a tenth stays free for others.
-    return [Tier("dram", memory_limit(), memory, memory), Tier("disk", free * 9 // 10, read, write, Path(folder))]
+    return [Tier("dram", memory_limit(), memory, memory), Tier("disk", free * 9 // 10, read, write, folder)]

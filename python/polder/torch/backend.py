@@ -58,6 +58,8 @@ _UNTOLD_SECONDS = 1.0
 """A receive that waits for longer tells the other ranks, or after half of its timeout."""
 
 
+_MOST_TAG = (1 << 31) - 1
+"""The largest tag of a message: c10d's own backends have as many."""
 _UNFINISHED = 16
 """So many works may wait for their copies before the next call looks which are over."""
 
@@ -444,6 +446,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if source.dtype != output.dtype:
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
         if not output_splits and not input_splits:
+            self._expect_even_rows(source, "input")
+            self._expect_even_rows(output, "output")
             return self._run("all_to_all_single", [source], [output], opts)
         self._await_copies([source, output])
         inputs, outputs, bring, back = _staged([source], [output], "all_to_all_single")
@@ -542,12 +546,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
         seconds: float | None = None,
     ) -> "_core.Message":
         """Starts a message of a contiguous tensor to `rank`, or from there, or from any rank."""
+        if not 0 <= tag <= _MOST_TAG:
+            raise ArgumentError(f"{what} got the tag {tag}; give one from 0 to {_MOST_TAG}")
         _leaving(is_async=False)
         began = time.time_ns() if self._trace is not None else 0
         message = self._channel.start(
             what,
             kind,
-            tag & 0xFFFF_FFFF,
+            tag,
             rank,
             (address.of(flat, writable=receives, what=what), flat.nbytes),
             receives,
@@ -638,16 +644,26 @@ class ProcessGroupPolder(dist.ProcessGroup):
         own = inputs[self._rank]
         self._expect_count(outputs[self._rank], own.numel(), own, what)
 
+    def _expect_even_rows(self, tensor: torch.Tensor, what: str) -> None:
+        """That the rows of a tensor without splits can be shared out."""
+        rows = len(tensor) if tensor.dim() else 1
+        if rows % self._group_size:
+            raise ArgumentError(
+                f"all_to_all_single got an {what} of {rows} rows for {self._group_size} ranks; give a whole number for "
+                f"each, or {what}_split_sizes"
+            )
+
     def _parts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[torch.Tensor]:
         """Views of a contiguous tensor's parts; without splits they are equal."""
         rowed = tensor if tensor.dim() else tensor.view(1)
         rows = len(rowed)
-        if not splits and rows % self._group_size == 0:
+        if not splits:
+            self._expect_even_rows(tensor, what)
             splits = [rows // self._group_size] * self._group_size
-        if len(splits) != self._group_size or sum(splits) != rows:
+        if len(splits) != self._group_size or sum(splits) != rows or min(splits) < 0:
             raise ArgumentError(
                 f"all_to_all_single got {what}_split_sizes {list(splits)} for {rows} rows; "
-                f"give one for each of {self._group_size} ranks, which add up to the rows"
+                f"give one for each of {self._group_size} ranks, 0 or more, which add up to the rows"
             )
         parts: list[torch.Tensor] = []
         for length in splits:
@@ -1015,6 +1031,8 @@ def _in_turn(first: Callable[[], None] | None, then: Callable[[], None] | None) 
 
 
 def _expect_carried(tensor: torch.Tensor, what: str) -> None:
+    if tensor.is_nested:
+        raise ArgumentError(f"{what} got a nested tensor; give its values() and its offsets()")
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"{what} got a tensor of layout {tensor.layout}; call .to_dense() first")
     if tensor.device.type not in DEVICES:
@@ -1022,6 +1040,7 @@ def _expect_carried(tensor: torch.Tensor, what: str) -> None:
         raise ArgumentError(
             f"{what} got a tensor on {tensor.device}; polder carries tensors on {carried}: call .cpu() first"
         )
+    address.expect_memory(tensor, what)
 
 
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:

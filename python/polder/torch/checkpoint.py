@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import default_pool, own_rank, read, store_of, values_of
+from polder.torch.versions import own_rank, pool_of, read, store_of, values_of
 
 # torch's stubs leave plans and their planners without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -83,7 +83,7 @@ class SnapshotWriter(StorageWriter):
 
     def __init__(self, name: str | None = None, *, pool: Pool | None = None) -> None:
         super().__init__()
-        self._name = name
+        self._name = None if name is None else arguments.text("the name of the checkpoints", name)
         self._pool = pool
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -179,9 +179,11 @@ class SnapshotReader(StorageReader):
 
     def __init__(self, name: str | None = None, *, pool: Pool | None = None, version: int | None = None) -> None:
         super().__init__()
-        self._name = name
+        self._name = None if name is None else arguments.text("the name of the checkpoints", name)
         self._pool = pool
-        self._version = version
+        self._version = (
+            None if version is None else arguments.whole("version", version, expected="the number of a checkpoint")
+        )
         self._places: dict[MetadataIndex, _Place] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -212,7 +214,7 @@ class SnapshotReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the items of the plan, each against its checksum."""
         versions: dict[tuple[str, int], _core.Version] = {}
-        pool = self._pool or default_pool()
+        pool = pool_of(self._pool)
         try:
             for item in plan.items:
                 place = self._places[item.storage_index]

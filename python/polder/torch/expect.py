@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, cast
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from polder import arguments
 from polder.errors import ArgumentError
 from polder.torch.meeting import is_under_torchrun
 
@@ -18,7 +19,7 @@ from polder.torch.meeting import is_under_torchrun
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 __all__ = ["NUMBERS", "EmulatedLinks", "expect_alike", "expect_carried", "expect_links", "expect_numbers"]
-__all__ += ["expect_places", "expect_sharded"]
+__all__ += ["expect_kinds", "expect_places", "expect_sharded"]
 
 CARRIED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types whose means the proxies know."""
@@ -53,8 +54,8 @@ NUMBERS: dict[str, tuple[type, float, float, str]] = {
 
 
 def _is_number(value: object, kind: type, least: float, most: float = math.inf) -> bool:
-    # A bool is a whole number too, and never meant as one. What is not a number is between no two.
-    return isinstance(value, kind) and not isinstance(value, bool) and least <= cast(float, value) <= most
+    # What is not a number is between no two.
+    return arguments.is_number(value, kind) and least <= cast(float, value) <= most
 
 
 def expect_numbers(given: dict[str, object]) -> None:
@@ -83,6 +84,15 @@ def expect_links(emulated: object) -> None:
             f"emulated is {emulated!r}; give seconds from 0 to 1e9 and bytes a second from 1 to 1e18 of each proxy, "
             "and bytes a second of the workers"
         )
+
+
+def expect_kinds(flags: Mapping[str, object], snapshots: object) -> None:
+    """Raises an ArgumentError for an option of the constructor that is neither True nor False, or no text."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(f"{name} is {value!r}; give True or False")
+    if snapshots is not None:
+        arguments.text("snapshots", snapshots)
 
 
 def expect_places(

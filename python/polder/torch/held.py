@@ -1,8 +1,9 @@
 """An optimizer whose state the proxies of a parameter service keep: its settings, and its state both ways."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -137,6 +138,29 @@ class KeptGradient(TakenGradient):
         return func(*args, **given)
 
 
+class KeptState(defaultdict[torch.Tensor, Any]):
+    """What stands in ``optimizer.state`` while the proxies keep it: nothing is read there, and nothing written.
+
+    It stays after a service has failed, so that no step goes on from moments of zeros.
+    """
+
+    def __missing__(self, key: torch.Tensor) -> Any:
+        """Raises an ArgumentError."""
+        del key
+        raise ArgumentError(
+            "the proxies keep the optimizer's state: read it by optimizer.state_dict(), and change it by "
+            "optimizer.load_state_dict(), both on all workers; after a failure of the service load that of a checkpoint"
+        )
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        self.__missing__(torch.empty(0))
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = cast("Any", _refuse)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptState, ()
+
+
 class HeldOptimizer:
     """Settings and state of an optimizer. The proxies keep the state; the optimizer's own is empty meanwhile.
 
@@ -169,6 +193,8 @@ class HeldOptimizer:
         if rule is None:
             names = ", ".join(f"torch.optim.{kind.__name__}" for kind in _RULES)
             raise ArgumentError(f"the optimizer is {type(optimizer).__name__}; proxies carry {names}")
+        if isinstance(optimizer.state, KeptState):
+            optimizer.state.clear()
         self._optimizer, self._parameters, self._rule = optimizer, parameters, rule
         ours = {id(parameter) for parameter in parameters}
         theirs = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
@@ -183,6 +209,7 @@ class HeldOptimizer:
         self.number = self.stepping = 0
         self.kept = 1 if rule == "sgd" else 2
         self._count = len(optimizer.param_groups)
+        self._trained = self._trains()
         self._ordered: list[Settings] | None = None
         self._groups: list[dict[str, Any]] = []
         self.moving = [False] * self._count
@@ -196,10 +223,27 @@ class HeldOptimizer:
                 f"the optimizer has {len(groups)} groups, and had {self._count} when it was attached; make another "
                 "service after add_param_group"
             )
+        if self._trains() != self._trained:
+            raise ArgumentError(
+                "the groups of the optimizer have other parameters than when it was attached; make another service "
+                "after such a change"
+            )
         return [self._settings_of(index, group) for index, group in enumerate(groups)]
+
+    def _trains(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
+
+    def expect_kept(self) -> None:
+        """That the program has not given the optimizer a state of its own, which no step would use."""
+        if not isinstance(self._optimizer.state, KeptState):
+            raise ArgumentError(
+                "optimizer.state was set, and the proxies keep the optimizer's state; to begin anew, call "
+                'optimizer.load_state_dict({**optimizer.state_dict(), "state": {}}) on all workers'
+            )
 
     def next(self) -> list[Settings]:
         """As `settings`, for the next step, which is about to begin."""
+        self.expect_kept()
         settings = self.settings()
         for index, (rule, _, momentum, dampening, *_) in enumerate(settings):
             if rule != "sgd" or not momentum:
@@ -248,6 +292,7 @@ class HeldOptimizer:
             raise ArgumentError(
                 "step() got a closure; with the optimizer on the proxies call the backward pass before step()"
             )
+        self.expect_kept()
         ordered, self._ordered = self._ordered, None
         if ordered is not None and ordered != self.settings():
             raise ArgumentError(
@@ -313,7 +358,7 @@ class HeldOptimizer:
             any((state.get(it) or {}).get("momentum_buffer") is not None for it in group["params"])
             for group in self._optimizer.param_groups
         ]
-        state.clear()
+        self._optimizer.state = KeptState()
         return number, moments
 
     def _steps_of(self, of: dict[str, Any], group: dict[str, Any]) -> int | None:
@@ -351,6 +396,7 @@ class HeldOptimizer:
 
     def give_back(self, moments: list[list[torch.Tensor]]) -> None:
         """Makes these the optimizer's own state."""
+        self._optimizer.state = defaultdict(dict)
         for parameter, of in zip(self._parameters, self.packed(moments), strict=True):
             if of:
                 self._optimizer.state[parameter] = of

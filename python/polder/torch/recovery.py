@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import torch.distributed.tensor  # pyright: ignore[reportUnusedImport]  # Lets torch.load take parts of DTensors.
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import ArgumentError, CorruptError, NotFoundError, PeerTimeoutError
 from polder.pool import Pool
 from polder.torch.state import Leaf, Views, deserialize, put_together, serialize, shared, take_apart, viewed
-from polder.torch.versions import bytes_of, default_pool, read, read_leaf
+from polder.torch.versions import bytes_of, pool_of, read, read_leaf
 
 if TYPE_CHECKING:
     CheckpointTransport = object
@@ -88,8 +88,10 @@ class PoolTransport(CheckpointTransport):
                 "PoolTransport does not know which replica this is; give replica=, or set REPLICA_GROUP_ID. It stays "
                 "the same when a replica starts again"
             )
-        rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-        self._pool = pool or default_pool()
+        replica = replica if isinstance(replica, str) else arguments.whole("replica", replica)
+        rank = int(os.environ.get("RANK", "0")) if rank is None else arguments.whole("rank", rank)
+        arguments.text("the name of the job", name)
+        self._pool = pool_of(pool)
         self._store = _core.Store(self._pool, f"{name}/torchft/{replica}/{rank}")
         # What an earlier process of this replica has sent at the same step may be another state.
         self._session = secrets.token_hex(8)

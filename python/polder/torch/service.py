@@ -28,6 +28,7 @@ from polder.torch.expect import (
     EmulatedLinks,
     expect_alike,
     expect_carried,
+    expect_kinds,
     expect_links,
     expect_numbers,
     expect_places,
@@ -173,6 +174,8 @@ class ParameterService(Sharder):
         numbers = (proxies, profile_steps, replan_steps, timeout, split, shard_bytes)
         expect_numbers(dict(zip(NUMBERS, numbers, strict=True)))
         expect_links(emulated)
+        flags = {"first_layers_first": first_layers_first, "overlap": overlap, "clips": clips, "early": early}
+        expect_kinds(flags, snapshots)
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
@@ -181,7 +184,6 @@ class ParameterService(Sharder):
         self.restored = None
         self._attachment = attachment_of(self._group)
         words = {"optimizer": optimizer, "emulated": emulated, "on_death": on_death, "snapshots": snapshots}
-        flags = {"first_layers_first": first_layers_first, "overlap": overlap, "clips": clips, "early": early}
         expect_alike(self._group, {**dict(zip(NUMBERS, numbers, strict=True)), "timeout": None, **flags, **words})
         self._survivors = None if snapshots is None else Survivors(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -323,6 +325,11 @@ class ParameterService(Sharder):
             model.register_forward_hook(_Hook(self._end_forward)),
             optimizer.register_step_pre_hook(self._before_step),
         ]
+        if not isinstance(model, FSDPModule):
+            self._hooks += [
+                module.register_load_state_dict_post_hook(_Hook(self._expect_own))
+                for module in ([model, model.module] if isinstance(model, DistributedDataParallel) else [model])
+            ]
         if held is not None:
             self._hold(held)
             self._hooks += [
@@ -465,6 +472,8 @@ class ParameterService(Sharder):
                 with self._guarded():
                     held.give_back(self._moments(held))
         finally:
+            if self._held is not None and self._held.number == 0:
+                self._held.give_back([])
             self._held, self._closed = None, True
             self._routes = {}
             self._leaving, self._entering, self._unpushed = [], {}, []
@@ -481,6 +490,16 @@ class ParameterService(Sharder):
         self.close()
 
     # Hooks.
+
+    def _expect_own(self, *_: object) -> None:
+        """That the model still has the parameters that were attached."""
+        theirs = set(map(id, self._model.parameters()))
+        if not theirs.issuperset(map(id, self._parameters)):
+            self._failed = True
+            raise ArgumentError(
+                "load_state_dict(assign=True) has put other parameters in the place of those that were attached, and "
+                "their gradients would be no averages; leave assign out, or make another optimizer and service"
+            )
 
     def _before_state(self, *_: object) -> None:
         self.wait()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from polder import _core
+from polder import _core, arguments
 from polder.errors import (
     ArgumentError,
     CorruptError,
@@ -53,7 +53,7 @@ from polder.torch.state import (
     viewed,
     without_parts,
 )
-from polder.torch.versions import default_pool, read, read_leaf, store_of
+from polder.torch.versions import pool_of, read, read_leaf, store_of
 
 # torch's stubs leave state dictionaries and plans without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -149,11 +149,10 @@ def snapshot(
     >>> polder.torch.snapshot("job", model, optimizer, step=step)  # doctest: +SKIP
     """
     step = step_of(step)
-    pool = pool or default_pool()
-    name = replica_name(name)
+    pool, name, at = pool_of(pool), replica_name(name), _folder(folder)
+    _expect_states(model, optimizer, extra)
     job = job_of(pool, name)
     with job.lock:
-        at = None if folder is None else Path(folder)
         attempt = job.attempt_now()
         if attempt is None:
             attempt = _begin(pool, name, at)
@@ -245,8 +244,23 @@ class _Snapshot:
 
 def replica_name(name: str) -> str:
     """The name under which this process snapshots: a replica of torchft has one of its own."""
+    arguments.text("the name of the snapshots", name)
     replica = os.environ.get("REPLICA_GROUP_ID")
     return name if replica is None else f"{name}/replica-{replica}"
+
+
+def _folder(given: str | os.PathLike[str] | None) -> Path | None:
+    return None if given is None else arguments.path("folder", given)
+
+
+def _expect_states(model: Any, optimizer: Any, extra: Any) -> None:
+    """That there is a state of each, before anything is done."""
+    for what, it in (("model", model), ("optimizer", optimizer)):
+        has_state = hasattr(it, "state_dict") and hasattr(it, "load_state_dict")
+        if not has_state and (what == "model" or it is not None):
+            raise ArgumentError(f"{what} is a {type(it).__name__}, which has no state_dict(); give one that has")
+    if extra is not None and not isinstance(extra, Mapping):
+        raise ArgumentError(f"extra is a {type(extra).__name__}; give a mapping of names to objects")
 
 
 def _state_of(key: str, value: Any) -> Any:
@@ -343,9 +357,9 @@ def restore(
     RuntimeError
         The state does not fit the model, from ``load_state_dict``.
     """
-    pool = pool or default_pool()
-    name = replica_name(name)
-    at = None if folder is None else Path(folder)
+    pool, name, at = pool_of(pool), replica_name(name), _folder(folder)
+    version = None if version is None else arguments.whole("version", version, 1, expected="the number of a version")
+    _expect_states(model, optimizer, extra)
     job = job_of(pool, name)
     with job.lock:
         here = Here.of(group)

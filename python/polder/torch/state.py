@@ -128,7 +128,7 @@ def _expect_dense(tensor: torch.Tensor, path: str) -> None:
         )
         raise _refused(path, "is on meta, and has no values" if tensor.is_meta else f"is {kind}")
     if not address.has_memory(tensor):
-        raise _refused(path, "has no memory, as after its storage was freed")
+        raise _refused(path, "has no memory for its elements, as after its storage was freed")
 
 
 def _refused(path: str, what: str) -> ArgumentError:
@@ -169,8 +169,10 @@ def _copy(value: Any, path: str) -> Any:
     try:
         copy = deserialize(serialize(value))
     except (pickle.PickleError, AttributeError, TypeError) as error:
+        # torch tells at length how its files are loaded all the same.
+        why = f"a {type(value).__qualname__}" if isinstance(error, pickle.UnpicklingError) else error
         raise ArgumentError(
-            f"{path or '/'} holds what a snapshot does not take ({error}); keep tensors, numbers, strings, "
+            f"{path or '/'} holds what a snapshot does not take ({why}); keep tensors, numbers, strings, "
             "lists, tuples and dictionaries in state_dict()"
         ) from error
     if type(copy) is not type(value):

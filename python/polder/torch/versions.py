@@ -15,13 +15,22 @@ from polder.torch.state import Leaf, empty_of, in_order
 # torch's stubs leave the types of its copies open.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["bytes_of", "default_pool", "memory_of", "own_rank", "read", "read_leaf", "store_of", "values_of"]
+__all__ = ["bytes_of", "memory_of", "own_rank", "pool_of", "read", "read_leaf", "store_of", "values_of"]
 
 
 @functools.cache
 def default_pool() -> Pool:
     """The pool of this process where a caller names none."""
     return Pool()
+
+
+def pool_of(pool: Any) -> Pool:
+    """The pool that a caller names, or that of this process."""
+    if pool is None:
+        return default_pool()
+    if not isinstance(pool, Pool):
+        raise ArgumentError(f"pool is {pool!r}; give a polder.Pool")
+    return pool
 
 
 def own_rank() -> int:
@@ -31,7 +40,7 @@ def own_rank() -> int:
 
 def store_of(pool: Pool | None, name: str, part: int | str) -> _core.Store:
     """The store of a part of what has this name: that of a rank, or of all."""
-    return _core.Store(pool or default_pool(), f"{name}/{part}")
+    return _core.Store(pool_of(pool), f"{name}/{part}")
 
 
 def memory_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -45,7 +54,8 @@ def memory_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _expect_memory(tensor: torch.Tensor) -> None:
     if not address.has_memory(tensor):
         raise ArgumentError(
-            f"a tensor of shape {list(tensor.shape)} has no memory; gather it first if its storage was freed"
+            f"a tensor of shape {list(tensor.shape)} has no memory for its elements; gather it first if its storage "
+            "was freed"
         )
 
 

@@ -16,14 +16,13 @@ Examples
 >>> folder.cleanup()
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,10 +30,10 @@ from typing import Any, Self
 
 import torch
 
-from polder import _core, address
+from polder import _core, address, arguments
 from polder.errors import ArgumentError, CorruptError, NotFoundError
 from polder.pool import Pool
-from polder.torch.versions import default_pool, memory_of, read, values_of
+from polder.torch.versions import memory_of, pool_of, read, values_of
 
 # torch's stubs leave the types of some functions open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -73,16 +72,7 @@ class Layout:
 
 
 def _store(name: str, pool: Pool | None) -> _core.Store:
-    _expect_text("the name of a model", name)
-    return _core.Store(pool or default_pool(), f"weights/{name}")
-
-
-def _expect_text(what: str, value: object) -> None:
-    if isinstance(value, str):
-        with contextlib.suppress(UnicodeEncodeError):
-            value.encode()
-            return
-    raise ArgumentError(f"{what} is {value!r}; give text")
+    return _core.Store(pool_of(pool), f"weights/{arguments.text('the name of a model', name)}")
 
 
 def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", pool: Pool | None = None) -> Published:
@@ -113,9 +103,11 @@ def publish(name: str, tensors: Mapping[str, torch.Tensor], *, label: str = "", 
     """
     arrays: list[tuple[str, Any]] = []
     layouts: dict[str, list[Any]] = {}
-    _expect_text("the label", label)
+    arguments.text("the label", label)
+    if not isinstance(tensors, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"tensors is a {type(tensors).__name__}; give a mapping, such as model.state_dict()")
     for key, tensor in tensors.items():
-        _expect_text("the name of a tensor", key)
+        arguments.text("the name of a tensor", key)
         # A caller that hands over a whole state_dict meets this error here, and not in a reader.
         is_dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_dense or tensor.is_quantized or tensor.is_nested:
@@ -231,13 +223,11 @@ def wait(name: str, newer_than: int = 0, *, timeout: float | None = None, pool: 
     CorruptError
         It holds other bytes than were written.
     """
-    if timeout is not None and not timeout >= 0:
-        raise ArgumentError(f"timeout is {timeout}; give seconds, 0 or more")
+    timeout = math.inf if timeout is None else arguments.seconds("timeout", timeout)
     # No number is above NaN, so that the call would wait for ever.
-    if not isinstance(newer_than, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"newer_than is {newer_than!r}; give the number of a version, or 0")
+    newer_than = arguments.whole("newer_than", newer_than, expected="the number of a version,")
     store = _store(name, pool)
-    until = math.inf if timeout is None else time.monotonic() + timeout
+    until = time.monotonic() + timeout
     pause, longest = _PAUSE_SECONDS
     try:
         while True:
@@ -339,11 +329,15 @@ class Weights(Mapping[str, torch.Tensor]):
         is_plain = isinstance(tensor, torch.Tensor) and tensor.is_contiguous() and tensor.is_cpu  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_plain or tensor.dtype != layout.dtype or tensor.is_neg() or tensor.is_conj():
             raise ArgumentError(
-                f"{key!r} has dtype {layout.dtype}; give a contiguous tensor of it in memory of the host, and not of "
-                f"{getattr(tensor, 'dtype', type(tensor).__name__)} on {getattr(tensor, 'device', 'the host')}"
+                f"{key!r} has dtype {layout.dtype}; give a contiguous tensor of it in memory of the host, and not "
+                f"{_said(tensor)}"
             )
         shape = tuple(tensor.shape)
-        first = tuple(offset) if offset is not None else (0,) * len(shape)
+        first = (0,) * len(shape)
+        if offset is not None:
+            if not isinstance(offset, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArgumentError(f"offset is {offset!r}; give an index for each dimension")
+            first = tuple(arguments.whole("an index of offset", it) for it in offset)
         is_inside = len(first) == len(shape) == len(layout.shape) and all(
             begin >= 0 and begin + size <= whole for begin, size, whole in zip(first, shape, layout.shape, strict=True)
         )
@@ -368,6 +362,8 @@ class Weights(Mapping[str, torch.Tensor]):
         ------
         OSError
             The file cannot be written. Nothing is left of it then.
+        ArgumentError
+            A tensor has a type that such a file does not know.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -382,6 +378,8 @@ class Weights(Mapping[str, torch.Tensor]):
             building.replace(whole)
         except SafetensorError as error:
             raise OSError(f"{whole} cannot be written: {error}") from error
+        except KeyError as error:
+            raise ArgumentError(f"{whole} cannot be written: a .safetensors file has no elements of {error}") from error
         finally:
             building.unlink(missing_ok=True)
 
@@ -402,6 +400,14 @@ class Weights(Mapping[str, torch.Tensor]):
             return self.layouts[key]
         except KeyError:
             raise KeyError(f"{key!r} is no tensor of the weights {self.name}, version {self.number}") from None
+
+
+def _said(given: Any) -> str:
+    """What was given in place of a tensor that can be filled."""
+    if not isinstance(given, torch.Tensor):
+        return f"a {type(given).__name__}"
+    kind = "" if given.is_contiguous() else " that is not contiguous"
+    return f"one of {given.dtype} on {given.device}{kind}"
 
 
 def _parse(said: bytes, sizes: Mapping[str, int]) -> tuple[str, dict[str, Layout]]:

@@ -63,6 +63,11 @@ for work in [*works, *sends]:
     work.wait()
 assert torch.equal(strided, torch.arange(12.0).view(3, 4).t()) and not strided.is_contiguous()
 
+# No tag stands for another one.
+for tag, call in itertools.product((-1, 1 << 31, (1 << 32) + 7), (dist.isend, dist.irecv)):
+    with pytest.raises(polder.ArgumentError, match=f"got the tag {tag}; give one from 0 to 2147483647"):
+        call(torch.zeros(1), after, tag=tag)
+
 # From any rank, which the work names; with a future; and in a batch.
 if rank == 0:
     sources = [dist.recv(came := torch.zeros(2), tag=5) for _ in range(1, size)]
@@ -268,6 +273,21 @@ calls = [
 with pytest.raises(polder.PolderError, match=r"all-to-all of .*reduce of|reduce of .*all-to-all of|gave up"):
     calls[rank % 2]()
     dist.barrier(group=different)
+# Lists of several lengths go as a call for each part, and an error has the name of the whole.
+counts = [3 if rank == 1 and to == 1 else 2 for to in range(size)]
+listed, own = [torch.zeros(count) for count in counts], torch.zeros(counts[rank])
+for part, name in (("broadcast", "an all-gather"), ("reduce", "a reduce-scatter")):
+    lists = dist.new_group()
+    said = {
+        0: f"called {part} of 8 .* which may be a part of {name} of several lengths, this process called",
+        1: f"this process called {name} of several lengths, by {part} of 8 bytes",
+    }
+    with pytest.raises(polder.PolderError, match=f"{said.get(rank, name)}|gave up"):
+        if part == "reduce":
+            dist.reduce_scatter(own, listed, group=lists)
+        else:
+            dist.all_gather(listed, own, group=lists)
+        dist.barrier(group=lists)
 roots = dist.new_group()
 with pytest.raises(polder.PolderError, match=r"with root 1.*with root 0|with root 0.*with root 1|gave up"):
     dist.gather(torch.zeros(4), list(torch.zeros(size, 4)) if rank == rank % 2 else None, rank % 2, group=roots)

@@ -3,6 +3,7 @@
 Arguments: the rank, a folder to meet in, and what to do.
 """
 
+import collections
 import contextlib
 import copy
 import itertools
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -740,6 +742,22 @@ elif kind == "held-misused":
         hook.remove()
         step_of(model, optimizer)
 
+    def another_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        step_of(model, optimizer)
+        state, parameter = optimizer.state, optimizer.param_groups[0]["params"][0]
+        for use in (state.clear, lambda: state[parameter], lambda: state.update({}), lambda: state.pop(parameter)):
+            with pytest.raises(polder.errors.ArgumentError, match="the proxies keep the optimizer's state: read it by"):
+                use()
+        optimizer.state = collections.defaultdict(dict)
+        step_of(model, optimizer)
+
+    def fewer_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["params"].pop()
+        step_of(model, optimizer)
+
+    def assigned(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.load_state_dict({name: it.clone() for name, it in model.state_dict().items()}, assign=True)
+
     def small() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 3))
@@ -755,6 +773,9 @@ elif kind == "held-misused":
         ("step() got a closure", in_a_closure, [{}, {"clips": True}]),
         ("a second backward pass without optimizer.step()", left_out, [{}, {"early": True}]),
         ("the optimizer has 2 groups, and had 1", another_group, [{}]),
+        ("the groups of the optimizer have other parameters", fewer_parameters, [{}]),
+        ("optimizer.state was set, and the proxies keep", another_state, [{}]),
+        ("load_state_dict(assign=True) has put other parameters", assigned, [{}]),
         ("group 0 of the optimizer has got momentum after 1 steps without", momentum_later, [{}, {"clips": True}]),
         ("as when a backward pass ended early", an_end_of_its_own, [{}, {"early": True}]),
     ]
@@ -769,6 +790,14 @@ elif kind == "held-misused":
                 assert text in str(error), error
             else:
                 raise AssertionError((text, options))
+            if misuse is by_hand and not options:
+                # A failed service gives no state back, and this step would begin with moments of zeros.
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                with pytest.raises(polder.errors.ArgumentError, match="after a failure of the service load that of a"):
+                    optimizer.step()
+                optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9).state_dict())
+                optimizer.step()
     # What is said to do about it, a change that is taken back on one worker, and copies of the model.
     for options in ({}, {"early": True}, {"clips": True}):
         models: list[torch.nn.Module] = []
@@ -796,6 +825,8 @@ elif kind == "held-misused":
                                 parameter.copy_(kept)
                     if step == 1:
                         model.load_state_dict(model.state_dict())
+                    if step == 2:
+                        optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
                     if step == 0:
                         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
                             other(torch.ones(1, 30)).sum().backward()

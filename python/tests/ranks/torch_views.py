@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch_meet import meet
 
 from polder import errors
@@ -49,7 +50,7 @@ def conjugate(tensor: Tensor) -> Tensor:
 
 def turned(tensor: Tensor) -> Tensor:
     """This value, with the strides of a transpose."""
-    lazy = tensor.view(2, -1).t().contiguous().t()
+    lazy = tensor.view(-1, 2).t().contiguous().t()
     assert not lazy.is_contiguous()
     return lazy
 
@@ -135,11 +136,18 @@ for lazy in (negated, imaginary, turned, conjugate):
 with warnings.catch_warnings(action="ignore"):
     # torch is about to give them up.
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    # And this is a prototype.
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+short = torch.ones(4, 3)
+cut = [short, short.t(), short[:, 2]]
+short.untyped_storage().resize_(40)
 # What has no bytes of its own, or bytes that say less than the tensor, is refused before other ranks are at work.
 for refused, said in (
     (torch.ones(3).expand(2, 3), "share memory"),
     (quantized, "qint8"),
     (torch._efficientzerotensor(3), "has no memory"),
+    *((view, f"of {view.numel()} elements that has no memory for them") for view in cut),
+    (nested, r"nested tensor; give its values\(\)"),
     (torch.ones(3, device="meta"), "on meta"),
 ):
     with pytest.raises(errors.ArgumentError, match=said):
@@ -148,6 +156,15 @@ for refused, said in (
         world.allreduce([refused])
 with pytest.raises(errors.ArgumentError, match=r"torch\.float64 where 1 of torch\.float32"):
     world.alltoall([torch.ones(1, dtype=torch.float64)] * size, [torch.ones(1)] * size, dist.AllToAllOptions())
+# Without splits each rank gets whole rows.
+for rows, given, said in (
+    (size + 1, [], "an input of .* rows"),
+    (size, [-1, 3, *[1] * (size - 2)], "input_split_sizes"),
+):
+    with pytest.raises(errors.ArgumentError, match=f"all_to_all_single got {said}"):
+        dist.all_to_all_single(torch.zeros(rows, size), torch.zeros(rows, size), given, given)
+with pytest.raises(errors.ArgumentError, match=f"an output of {size + 1} rows for {size} ranks; give a whole number"):
+    dist.all_to_all_single(torch.zeros(size + 1, size), torch.zeros((size + 1) * size))
 one = torch.ones(3)
 with pytest.raises(errors.ArgumentError, match="share memory"):
     world.alltoall([one] * size, [torch.ones(3)] * size, dist.AllToAllOptions())
@@ -170,6 +187,18 @@ assert columns[:, :size].tolist() == [[0.0] * size, *([[1.0 + at for at in range
 stepped = torch.ones(8).as_strided((3, 2), (2, 3))
 dist.all_reduce(stepped)
 assert stepped.eq(size).all()
+# What a functional collective gives stands for a tensor, which is carried once it has come.
+total = functional.all_reduce(torch.ones(3), "sum", world)
+dist.all_reduce(total)
+assert total.eq(size**2).all()
+parts = [torch.zeros(3) for _ in range(size)]
+dist.all_gather(parts, functional.all_reduce(torch.full((3,), 1.0 + rank), "max", world))
+assert torch.stack(parts).eq(size).all()
+total = functional.all_reduce(torch.full((3,), 1.0 + rank), "sum", world)
+works = [world.send([total], (rank + 1) % size, 4), world.recv([parts[0]], (rank - 1) % size, 4)]
+for work in works:
+    work.wait()
+assert parts[0].eq(size * (size + 1) / 2).all()
 # What is only sent may have elements that are one.
 sent = torch.full((1,), 5.0).expand(3) if rank == 0 else torch.zeros(3)
 dist.broadcast(sent, 0)
