@@ -501,8 +501,13 @@ fn a_pool_whose_name_no_rank_would_get_is_refused_by_it() {
 
 #[test]
 fn files_of_mpi_libraries_that_nothing_uses_any_more_go_with_the_job() {
-    for begin in ["mpich_shm_", "vader_segment.node.0.6bd10001.", "sm_segment.node.0.6bd10001.", "psm2_shm."]
-    {
+    for begin in [
+        "mpich_shm_",
+        "mpich_shar_tmp",
+        "vader_segment.node.0.6bd10001.",
+        "sm_segment.node.0.6bd10001.",
+        "psm2_shm.",
+    ] {
         leaves_what_is_used_or_old(begin);
     }
 }

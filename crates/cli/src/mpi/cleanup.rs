@@ -83,18 +83,19 @@ impl Cleanup {
                 let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
                 let session = Session::open(&settings)?;
                 let pool = session.pool();
-                // A sweep reads the whole directory, and the first one mostly finds all: the hosts of one kernel know which of each
-                // other's processes are gone. What processes of a host alone have, its files, goes as the session ends.
+                let has_job = || pool.jobs().map(|jobs| jobs.contains(&self.job));
+                // A look or a sweep reads the whole directory, and the first sweep mostly finds all: the hosts of one kernel know which of
+                // each other's processes are gone. What processes of a host alone have, its files, goes as the session ends.
+                is_left = is_left && has_job()?;
                 if is_left {
                     let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
                     swept.objects.extend(objects);
                     swept.dead.extend(dead);
-                    is_left = pool.jobs()?.contains(&self.job);
                 }
                 pool.maintain()?;
                 hosts |= 1 << pool.member().host;
                 // Only what is left after all of them is a rank's that lives.
-                stays = is_left && number == self.hosts.len() && self.waits(pool, hosts)?;
+                stays = is_left && number == self.hosts.len() && has_job()? && self.waits(pool, hosts)?;
             }
             if !stays || start.elapsed() > patience {
                 if !swept.objects.is_empty() {

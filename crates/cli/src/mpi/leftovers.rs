@@ -76,8 +76,9 @@ fn is_in(environment: &[u8], mark: &str) -> bool {
 
 /// How the files begin that MPI libraries make in /dev/shm: MPICH's, Open MPI's to 4.1 and from 5.0 on, Intel MPI's, and those of the
 /// layers below them.
-const OF_LIBRARIES: [&str; 8] = [
+const OF_LIBRARIES: [&str; 9] = [
     "mpich_shm_",
+    "mpich_shar_tmp",
     "vader_segment.",
     "sm_segment.",
     "Intel_MPI_",
