@@ -206,8 +206,24 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         "no mpiexec of an MPI library is in PATH; give --mpiexec PATH, or install one: pip install mpich";
     assert!(refused.contains(install), "{refused}");
     bench.install("bin/mpiexec", MPICH, "");
-    let refused = bench.refusal("run -n 2 -- no-such-program");
-    assert!(refused.contains("no-such-program: no such program"), "{refused}");
+    let plain = bench.path("bin/plain");
+    std::fs::write(&plain, "print()").unwrap();
+    let [folder, plain] = [bench.scratch.path(), &plain].map(|path| path.display().to_string());
+    for (program, expected) in [
+        ("no-such-program", "no-such-program: no such program in PATH; check its name"),
+        // Of the folder that the tests run in.
+        ("Cargo.toml", "Cargo.toml: no such program in PATH; ./Cargo.toml is the one of this folder"),
+        ("./no-such-program", "./no-such-program: no such program; check its path"),
+        (&folder, "it is a directory; name a program"),
+        (
+            &plain,
+            &format!("it may not be executed; run chmod +x on it, or name what runs it, as python3 {plain}"),
+        ),
+        ("plain", "plain: no such program in PATH"),
+    ] {
+        let refused = bench.refusal(&format!("run -n 2 -- {program}"));
+        assert!(refused.contains(expected), "{program}: {refused}");
+    }
     let refused = bench.refusal("run -n 1 -- true : -n 1 true");
     assert!(refused.contains("`polder mpi run` starts one; start several with mpiexec"), "{refused}");
     let small = bench.path("small");
@@ -231,7 +247,10 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         ("-n 2 --pool /dev/shm/none", "/dev/shm/none: no such file or device; check the path"),
         ("-n 2 --mpi openmpi", "no mpiexec of Open MPI is in PATH"),
         ("-n 2 --mpiexec /bin/true", "/bin/true is not of MPICH, Open MPI or Intel MPI"),
-        ("-n 2 --mpiexec /none/mpiexec", "/none/mpiexec: No such file"),
+        (
+            "-n 2 --mpiexec /none/mpiexec",
+            "/none/mpiexec: cannot run it: No such file or directory (os error 2); name the",
+        ),
     ] {
         let refused = bench.refusal(&format!("run {arguments} -- true"));
         assert!(refused.contains(expected), "{arguments}: {refused}");
@@ -482,8 +501,13 @@ fn a_pool_whose_name_no_rank_would_get_is_refused_by_it() {
 
 #[test]
 fn files_of_mpi_libraries_that_nothing_uses_any_more_go_with_the_job() {
-    for begin in ["mpich_shm_", "vader_segment.node.0.6bd10001.", "sm_segment.node.0.6bd10001.", "psm2_shm."]
-    {
+    for begin in [
+        "mpich_shm_",
+        "mpich_shar_tmp",
+        "vader_segment.node.0.6bd10001.",
+        "sm_segment.node.0.6bd10001.",
+        "psm2_shm.",
+    ] {
         leaves_what_is_used_or_old(begin);
     }
 }

@@ -58,6 +58,7 @@ impl Abi for Standard {
             count: 2,
             kind: 3,
             rank: 6,
+            op: 10,
             arg: 13,
             other: 16,
             locktype: 37,
@@ -71,8 +72,10 @@ impl Abi for Standard {
     fn handles(_find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<usize>> {
         Some(Handles {
             comm_world: 0x101,
+            comm_self: 0x102,
             win_null: 0x110,
             info_null: 0x130,
+            errors_return: 0x143,
             byte: 0x247,
             int: 0x209,
             min: 0x22,

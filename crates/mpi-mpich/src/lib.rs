@@ -56,6 +56,7 @@ impl Abi for Mpich {
             count: 2,
             kind: 3,
             rank: 6,
+            op: 9,
             arg: 12,
             other: 15,
             locktype: 47,
@@ -72,8 +73,10 @@ impl Abi for Mpich {
             Some(_) => None,
             None => Some(Handles {
                 comm_world: 0x4400_0000,
+                comm_self: 0x4400_0001,
                 win_null: 0x2000_0000,
                 info_null: 0x1c00_0000,
+                errors_return: 0x5400_0001,
                 byte: 0x4c00_010d,
                 int: 0x4c00_0405,
                 min: 0x5800_0002,

@@ -58,6 +58,7 @@ impl Abi for OpenMpi {
             count: 2,
             kind: 3,
             rank: 6,
+            op: 10,
             arg: 13,
             other: 16,
             locktype: 37,
@@ -72,8 +73,10 @@ impl Abi for OpenMpi {
         let handle = |name| Some(find(name)? as usize);
         Some(Handles {
             comm_world: handle(c"ompi_mpi_comm_world")?,
+            comm_self: handle(c"ompi_mpi_comm_self")?,
             win_null: handle(c"ompi_mpi_win_null")?,
             info_null: handle(c"ompi_mpi_info_null")?,
+            errors_return: handle(c"ompi_mpi_errors_return")?,
             byte: handle(c"ompi_mpi_byte")?,
             int: handle(c"ompi_mpi_int")?,
             min: handle(c"ompi_mpi_op_min")?,

@@ -34,8 +34,10 @@ pub trait Abi: Sized + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Handles<H> {
     pub comm_world: H,
+    pub comm_self: H,
     pub win_null: H,
     pub info_null: H,
+    pub errors_return: H,
     pub byte: H,
     pub int: H,
     pub min: H,
@@ -118,6 +120,7 @@ pub struct Errors {
     pub count: c_int,
     pub kind: c_int,
     pub rank: c_int,
+    pub op: c_int,
     pub arg: c_int,
     pub other: c_int,
     pub locktype: c_int,

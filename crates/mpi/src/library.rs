@@ -114,6 +114,7 @@ macro_rules! library {
             pub(crate) handles: Handles<A::Handle>,
             /// Predefined datatypes that were met.
             pub(crate) known: OnceLock<Serial<BTreeMap<(A::Handle, Gaps), &'static Layout<A::Handle>>>>,
+            hides_handled: OnceLock<bool>,
             $(pub(crate) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_kind),*) -> c_int>,)*
         }
@@ -130,6 +131,7 @@ macro_rules! library {
                     Some(Self {
                         handles: A::handles(|name| symbol(library, name))?,
                         known: OnceLock::new(),
+                        hides_handled: OnceLock::new(),
                         $($name: symbol(library, $symbol)?,)*
                         $($maybe: symbol(library, $maybe_symbol),)*
                     })
@@ -152,6 +154,12 @@ library! {
     comm_free = c"PMPI_Comm_free" (*mut A::Handle);
     comm_group = c"PMPI_Comm_group" (A::Handle, *mut A::Handle);
     comm_call_errhandler = c"PMPI_Comm_call_errhandler" (A::Handle, c_int);
+    comm_get_errhandler = c"PMPI_Comm_get_errhandler" (A::Handle, *mut A::Handle);
+    comm_create_errhandler = c"PMPI_Comm_create_errhandler" (
+        unsafe extern "C" fn(*mut c_void, *mut c_int), *mut A::Handle,
+    );
+    comm_set_errhandler = c"PMPI_Comm_set_errhandler" (A::Handle, A::Handle);
+    errhandler_free = c"PMPI_Errhandler_free" (*mut A::Handle);
     group_size = c"PMPI_Group_size" (A::Handle, *mut c_int);
     group_translate_ranks = c"PMPI_Group_translate_ranks" (A::Handle, c_int, *const c_int, A::Handle, *mut c_int);
     group_free = c"PMPI_Group_free" (*mut A::Handle);
@@ -173,6 +181,7 @@ library! {
     type_free = c"PMPI_Type_free" (*mut A::Handle);
     win_create = c"PMPI_Win_create" (*mut c_void, Aint, c_int, A::Handle, A::Handle, *mut A::Handle);
     win_call_errhandler = c"PMPI_Win_call_errhandler" (A::Handle, c_int);
+    win_get_errhandler = c"PMPI_Win_get_errhandler" (A::Handle, *mut A::Handle);
     win_flush = c"PMPI_Win_flush" (c_int, A::Handle);
     win_flush_all = c"PMPI_Win_flush_all" (A::Handle);
     win_lock_all = c"PMPI_Win_lock_all" (c_int, A::Handle);
@@ -199,6 +208,74 @@ impl<A: Abi> Library<A> {
             0 => Ok(()),
             code => Err(Failure::new(code, format!("{what} failed with {code}"))),
         }
+    }
+
+    /// Calls the handler of errors of a window, and gives what the failed call returns then.
+    ///
+    /// # Safety
+    /// It is the program's window.
+    pub(crate) unsafe fn handle_of_window(&self, window: A::Handle, code: c_int) -> c_int {
+        // SAFETY: by this function's contract.
+        unsafe { self.handle(self.win_call_errhandler, self.win_get_errhandler, window, code) }
+    }
+
+    /// The same of a communicator.
+    ///
+    /// # Safety
+    /// It is the program's communicator.
+    pub(crate) unsafe fn handle_of_comm(&self, comm: A::Handle, code: c_int) -> c_int {
+        // SAFETY: by this function's contract.
+        unsafe { self.handle(self.comm_call_errhandler, self.comm_get_errhandler, comm, code) }
+    }
+
+    /// # Safety
+    /// The functions are those for an object of this kind.
+    unsafe fn handle(
+        &self,
+        call: unsafe extern "C" fn(A::Handle, c_int) -> c_int,
+        find: unsafe extern "C" fn(A::Handle, *mut A::Handle) -> c_int,
+        object: A::Handle,
+        code: c_int,
+    ) -> c_int {
+        let mut handler = self.handles.errors_return;
+        // SAFETY: by this function's contract, with a place for the answer; a handler that was found is this process's to free. It is
+        // asked for before it is called, and may set another.
+        unsafe {
+            let is_own = find(object, &raw mut handler) == 0 && handler != self.handles.errors_return;
+            call(object, code);
+            if !is_own {
+                return code;
+            }
+            (self.errhandler_free)(&raw mut handler);
+            if self.hides_handled() { 0 } else { code }
+        }
+    }
+
+    /// Whether a call of the library's returns success once a program's own handler of errors has returned. By the standard it returns the
+    /// error, and MPICH 5.0 does not. It is tried once, by a send that is wrong and goes to nobody.
+    fn hides_handled(&self) -> bool {
+        static CALLED: OnceLock<()> = OnceLock::new();
+        unsafe extern "C" fn note(_object: *mut c_void, _code: *mut c_int) {
+            CALLED.get_or_init(|| ());
+        }
+        *self.hides_handled.get_or_init(|| {
+            let Handles { comm_self, errors_return, byte, .. } = self.handles;
+            let (mut comm, mut handler, mut request) = (comm_self, errors_return, byte);
+            let nobody = A::NUMBERS.proc_null;
+            // SAFETY: places for the answers; the communicator and the handler are our own.
+            unsafe {
+                let is_made = (self.comm_split)(comm_self, 0, 0, &raw mut comm) == 0
+                    && (self.comm_create_errhandler)(note, &raw mut handler) == 0
+                    && (self.comm_set_errhandler)(comm, handler) == 0;
+                if !is_made {
+                    return false;
+                }
+                let code = (self.isend)(ptr::null(), -1, byte, nobody, 0, comm, &raw mut request);
+                (self.errhandler_free)(&raw mut handler);
+                (self.comm_free)(&raw mut comm);
+                code == 0 && CALLED.get().is_some()
+            }
+        })
     }
 
     /// The rank of this process in a communicator, and how many there are.

@@ -20,8 +20,8 @@ use crate::library::Library;
 /// Memory of no more bytes than this is the library's: a program may take many small pieces.
 const SHORT: u64 = 64 << 10;
 
-/// Bytes that memory in the pool is aligned to.
-const ALIGNED: u32 = 64;
+/// Bytes that memory in the pool is aligned to, at least.
+pub(crate) const ALIGNED: u32 = 64;
 
 /// What a shadow's copies are made of.
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ pub(crate) fn is_fit<A: Abi>(library: &Library<A>, bytes: Aint, info: A::Handle)
 }
 
 /// The alignment that the program asks for.
-fn alignment<A: Abi>(library: &Library<A>, info: A::Handle) -> u32 {
+pub(crate) fn alignment<A: Abi>(library: &Library<A>, info: A::Handle) -> u32 {
     if info == library.handles.info_null {
         return 1;
     }

@@ -261,11 +261,8 @@ pub fn on<A: Preload>(
 #[cold]
 fn failed<A: Preload>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c_int {
     let code = report(call, rank, failure);
-    if let Some(library) = A::shim().library() {
-        // SAFETY: the library's own window.
-        unsafe { (library.win_call_errhandler)(win, code) };
-    }
-    code
+    // SAFETY: the library's own window.
+    A::shim().library().map_or(code, |library| unsafe { library.handle_of_window(win, code) })
 }
 
 /// A call that makes a window: in the pool, where all ranks have one, else by the library.
@@ -298,8 +295,7 @@ pub unsafe fn allocate<A: Preload>(
         Err(failure) => {
             let code = report(call, 0, &failure);
             // SAFETY: the program's communicator.
-            unsafe { (library.comm_call_errhandler)(request.comm, code) };
-            code
+            unsafe { library.handle_of_comm(request.comm, code) }
         }
     }
 }
@@ -333,8 +329,7 @@ pub unsafe fn order<A: Preload>(
     if let Err(failure) = made {
         let code = report(call, 0, &failure);
         // SAFETY: the program's communicator.
-        unsafe { (library.comm_call_errhandler)(comm, code) };
-        return code;
+        return unsafe { library.handle_of_comm(comm, code) };
     }
     code
 }
@@ -358,8 +353,7 @@ pub unsafe fn split_type<A: Preload>(
         Err(failure) => {
             let code = report("MPI_Comm_split_type", 0, &failure);
             // SAFETY: the program's communicator.
-            unsafe { (library.comm_call_errhandler)(comm, code) };
-            code
+            unsafe { library.handle_of_comm(comm, code) }
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::epoch::Epochs;
 use crate::failure::{Failure, say};
 use crate::layout::{Basic, Gaps, Layout, Run, copy_parts, gather, scatter};
 use crate::library::Library;
+use crate::memory::{ALIGNED, alignment};
 use crate::view::View;
 
 /// Bytes that are combined at once.
@@ -38,6 +39,8 @@ struct Target {
     segment: u32,
     offset: u64,
     bytes: u64,
+    /// The alignment that its segment has to have, where that is more than usual: it has as many bytes besides.
+    alignment: u64,
     disp_unit: i64,
 }
 
@@ -125,7 +128,8 @@ impl<A: Abi> Window<A> {
         let numbers = &A::NUMBERS;
         let flavor = if request.is_shared { numbers.win_flavor_shared } else { numbers.win_flavor_allocate };
         let joined = Self::join(library, session, (request.comm, rank), name, targets, flavor)?;
-        let Some(window) = joined else { return Ok(None) };
+        let Some(mut window) = joined else { return Ok(None) };
+        window.align(request)?;
         let base = window.base(rank);
         let mut handle = library.handles.win_null;
         // SAFETY: the memory is there for as long as the window.
@@ -141,6 +145,24 @@ impl<A: Abi> Window<A> {
         };
         Library::<A>::check("MPI_Win_create", code)?;
         Ok(Some(Made { window, base, handle }))
+    }
+
+    /// Lets each segment begin where its rank has asked, if one has: where the segments lie is known only now.
+    fn align(&mut self, request: &WindowRequest<A>) -> Result<(), Failure> {
+        if self.targets.iter().all(|target| target.alignment == 0) {
+            return Ok(());
+        }
+        let own = self.rank as usize;
+        let mine = match self.targets[own].alignment {
+            0 => 0,
+            asked => (self.base(own).addr() as u64).wrapping_neg() % asked,
+        };
+        let mut all = vec![0_u64; self.targets.len()];
+        self.library.gather_all(&mine, &mut all, request.comm)?;
+        for target in &mut self.targets {
+            target.offset += all[target.segment as usize];
+        }
+        Ok(())
     }
 
     /// Makes the order of a window whose memory is the program's own; nothing when one of its ranks has no room for it.
@@ -180,8 +202,7 @@ impl<A: Abi> Window<A> {
         flavor: c_int,
     ) -> Result<Option<Self>, Failure> {
         // The bytes of all in the segment of the first, or each in its own.
-        let own = targets.iter().filter(|target| target.segment == rank as u32);
-        let bytes = own.map(|target| target.bytes).sum();
+        let bytes = segment_bytes(&targets, rank as u32);
         let made =
             PoolWindow::create(Arc::clone(session.pool()), name, rank as u32, targets.len() as u32, bytes);
         let Some(mut pooled) = agree(library, comm, made)? else { return Ok(None) };
@@ -559,6 +580,10 @@ impl<A: Abi> Window<A> {
             return Ok(());
         };
         let handles = &self.library.handles;
+        if op == handles.no_op && result.is_none() {
+            let why = "MPI_NO_OP changes nothing and gives nothing here; MPI_Get_accumulate and MPI_Fetch_and_op give what is there";
+            return Err(Failure::new(A::NUMBERS.error.op, why));
+        }
         let ours = match op == handles.no_op {
             true => None,
             // SAFETY: by the contract of those who call this.
@@ -1016,15 +1041,18 @@ fn share_out<A: Abi>(
     request: &WindowRequest<A>,
     ranks: usize,
 ) -> Result<Vec<Target>, Failure> {
-    let mine = [request.bytes as i64, request.disp_unit];
-    let mut all = vec![[0_i64; 2]; ranks];
+    let asked = Some(alignment(library, request.info)).filter(|&asked| asked > ALIGNED);
+    let mine = [request.bytes as i64, request.disp_unit, asked.unwrap_or(0).into()];
+    let mut all = vec![[0_i64; 3]; ranks];
     library.gather_all(&mine, &mut all, request.comm)?;
     let together = request.is_shared && !is_hinted(library, request.info, c"alloc_shared_noncontig");
     let mut end = 0;
-    let parts = all.iter().zip(0..).map(|(&[bytes, disp_unit], rank)| {
+    let parts = all.iter().zip(0..).map(|(&[bytes, disp_unit, asked], rank)| {
         let (segment, offset) = if together { (0, end) } else { (rank, 0) };
         end += bytes as u64;
-        Target { segment, offset, bytes: bytes as u64, disp_unit }
+        // Those behind the first lie where it ends.
+        let alignment = if segment == rank { asked as u64 } else { 0 };
+        Target { segment, offset, bytes: bytes as u64, alignment, disp_unit }
     });
     Ok(parts.collect())
 }
@@ -1054,6 +1082,12 @@ fn agree<A: Abi, T>(
     Ok(made.ok().filter(|_| all))
 }
 
+/// What a segment has.
+fn segment_bytes(targets: &[Target], segment: u32) -> u64 {
+    let parts = targets.iter().filter(|target| target.segment == segment);
+    parts.map(|target| target.bytes.saturating_add(target.alignment)).fold(0, u64::saturating_add)
+}
+
 /// The segments that the program may load from and store to.
 fn views(
     pooled: &PoolWindow<AnyMemory>,
@@ -1065,9 +1099,8 @@ fn views(
     let segments: BTreeSet<u32> =
         (0..targets.len()).filter(|&index| seen(index)).map(|index| targets[index].segment).collect();
     let views = segments.into_iter().map(|segment| {
-        let bytes =
-            targets.iter().filter(|target| target.segment == segment).map(|target| target.bytes).sum::<u64>();
-        Ok((segment, View::new(pooled.address(segment)?, bytes as usize)))
+        let bytes = segment_bytes(targets, segment) as usize;
+        Ok((segment, View::new(pooled.address(segment)?, bytes)))
     });
     views.collect()
 }

@@ -115,6 +115,57 @@ static void sequence(const char *how, const int *calls, int count) {
     expect(!MPI_Win_free(&window), "free after all epochs have ended");
 }
 
+static int handled;
+static void handle(MPI_Win *win, int *code, ...) { handled += win != NULL && *code != 0; }
+
+/* What calls return once a handler of the program's own has returned. */
+static void with_handler(const char *how) {
+    static const struct {
+        const char *name;
+        int (*call)(void);
+    } WRONG[] = {{"put", put}, {"unlock", unlock}, {"complete", complete}};
+    make(how, MPI_COMM_SELF);
+    MPI_Errhandler handler;
+    MPI_Win_create_errhandler(handle, &handler);
+    MPI_Win_set_errhandler(window, handler);
+    for (unsigned at = 0; at < sizeof WRONG / sizeof *WRONG; at++) {
+        handled = 0;
+        int class = class_of(WRONG[at].call());
+        printf("%s is handled %d times and returns %s\n", WRONG[at].name, handled, name_of(class));
+    }
+    MPI_Errhandler_free(&handler);
+    MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN);
+    lock();
+    printf("an update by no operation returns %s\n", name_of(class_of(
+        MPI_Accumulate(&item, 1, MPI_LONG, 0, 3, 1, MPI_LONG, MPI_NO_OP, window))));
+    unlock();
+    MPI_Win_free(&window);
+}
+
+/* A window begins where the program asks, and its parts are those of their ranks. */
+static void aligned(const char *bytes) {
+    MPI_Info info;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpi_minimum_memory_alignment", bytes);
+    /* Of both, of one, and of a window whose parts lie together. */
+    for (int kind = 0; kind < 3; kind++) {
+        long *base, read = -1;
+        int asks = kind != 1 || rank == 1;
+        int (*make)(MPI_Aint, int, MPI_Info, MPI_Comm, void *, MPI_Win *) = kind < 2 ? MPI_Win_allocate : MPI_Win_allocate_shared;
+        make(1000 + 8 * rank, 8, asks ? info : MPI_INFO_NULL, WORLD, &base, &window);
+        if (asks && (kind < 2 || rank == 0)) expect((uintptr_t)base % strtoul(bytes, NULL, 10) == 0, "an alignment");
+        base[0] = 100 + rank;
+        base[124 + rank] = 200 + rank;
+        MPI_Win_fence(0, window);
+        MPI_Put(&base[0], 1, MPI_LONG, 1 - rank, 1, 1, MPI_LONG, window);
+        MPI_Get(&read, 1, MPI_LONG, 1 - rank, 125 - rank, 1, MPI_LONG, window);
+        MPI_Win_fence(0, window);
+        expect(base[1] == 101 - rank && read == 201 - rank, "what lies in a window that is aligned");
+        MPI_Win_free(&window);
+    }
+    MPI_Info_free(&info);
+}
+
 static unsigned drawn(unsigned *seed, unsigned below) {
     *seed = *seed * 1103515245 + 12345;
     return (*seed >> 16) % below;
@@ -177,8 +228,14 @@ int main(int count, char **arguments) {
     MPI_Comm_group(MPI_COMM_SELF, &self);
     if (ranks > 1) {
         targets(how, count > 2);
+        /* MPICH aligns no window. */
+        if (count == 2 && !strcmp(how, "allocate")) {
+            aligned("128");
+            aligned("65536");
+        }
         return end();
     }
+    with_handler(how);
     for (int first = 0; first < ALL; first++)
         for (int second = 0; second < ALL; second++) sequence(how, (int[]){first, second}, 2);
     for (int at = 0; at < KINDS * KINDS * KINDS; at++)

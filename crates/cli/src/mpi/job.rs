@@ -26,7 +26,7 @@ use signal_hook::low_level::siginfo::Cause;
 use super::cleanup::Cleanup;
 use super::guard::Guard;
 use super::leftovers::{MARK, TALLIES, TALLY_END, kill_marked, remove_tallies};
-use super::library::{Install, Library, Section, in_path};
+use super::library::{Install, Library, Section, in_path, may_run};
 use super::room::Ranks;
 use super::{Choice, job_id, text_of};
 use crate::Failure;
@@ -261,15 +261,32 @@ impl Run {
             let remedy = "start several with mpiexec and the variables that `polder mpi env` prints";
             return Err(Failure(format!("{why}; {remedy}")));
         }
-        let is_here = if program.contains('/') {
-            Path::new(program).is_file()
-        } else {
-            !in_path(&[program]).is_empty()
-        };
-        match is_here || !self.hosts.is_empty() {
-            true => Ok(()),
-            false => Err(Failure(format!("{program}: no such program, or not in PATH"))),
+        // Another machine has its own.
+        if !self.hosts.is_empty() {
+            return Ok(());
         }
+        let path = Path::new(program);
+        let refused = match (program.contains('/'), path.metadata()) {
+            (false, in_folder) if in_path(&[program]).is_empty() => match in_folder {
+                Ok(file) if file.is_file() => {
+                    format!("no such program in PATH; ./{program} is the one of this folder")
+                }
+                _ => "no such program in PATH; check its name, or give its path".to_owned(),
+            },
+            (false, _) => return Ok(()),
+            (true, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                "no such program; check its path".to_owned()
+            }
+            (true, Err(error)) => error.to_string(),
+            (true, Ok(file)) if file.is_dir() => "it is a directory; name a program".to_owned(),
+            (true, Ok(_)) if !may_run(path) => {
+                format!(
+                    "it may not be executed; run chmod +x on it, or name what runs it, as python3 {program}"
+                )
+            }
+            (true, Ok(_)) => return Ok(()),
+        };
+        Err(Failure(format!("{program}: {refused}")))
     }
 }
 

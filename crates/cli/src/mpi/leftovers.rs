@@ -1,10 +1,14 @@
 //! What a job leaves on this machine when its processes are killed: processes of its own, and files in /dev/shm.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getuid, pidfd_open, pidfd_send_signal};
 
 /// What the environment of every process of a run says: a word that no other run has.
@@ -13,25 +17,31 @@ pub(super) const MARK: &str = "POLDER_MPI_RUN";
 /// How long processes that are killed may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Kills the processes of this machine that have `mark` in their environment, until there are none; says how many there were.
-pub(super) fn kill_marked(mark: &str) -> usize {
-    let (start, mut killed) = (Instant::now(), std::collections::BTreeSet::new());
+/// Kills the processes of this machine that have `mark` in their environment, until there are none.
+pub(super) fn kill_marked(mark: &str) {
+    let start = Instant::now();
     // A process of another user has an environment that cannot be read.
     let is_marked = |pid: u32| is_in(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default(), mark);
+    let kill = |pid: u32| {
+        let process = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        // What was marked may have ended, and its id be another's: the descriptor stays with one process.
+        (is_marked(pid) && pidfd_send_signal(&process, Signal::KILL).is_ok()).then_some(process)
+    };
     loop {
         let marked: Vec<_> = processes().filter(|&pid| is_marked(pid)).collect();
         if marked.is_empty() || start.elapsed() > PATIENCE {
-            return killed.len();
+            return;
         }
-        for pid in marked {
-            let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { continue };
-            let Ok(process) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
-            // What was marked may have ended, and its id be another's: the descriptor stays with one process.
-            if is_marked(pid) && pidfd_send_signal(process, Signal::KILL).is_ok() {
-                killed.insert(pid);
-            }
+        // A look at all processes costs much where there are many: the next one comes when these have ended, with their files closed.
+        let killed: Vec<_> = marked.into_iter().filter_map(kill).collect();
+        for process in &killed {
+            let left = Timespec::try_from(PATIENCE.saturating_sub(start.elapsed())).ok();
+            // Interrupted or not, another look follows.
+            let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], left.as_ref());
         }
-        std::thread::sleep(Duration::from_millis(5));
+        if killed.is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -66,8 +76,9 @@ fn is_in(environment: &[u8], mark: &str) -> bool {
 
 /// How the files begin that MPI libraries make in /dev/shm: MPICH's, Open MPI's to 4.1 and from 5.0 on, Intel MPI's, and those of the
 /// layers below them.
-const OF_LIBRARIES: [&str; 8] = [
+const OF_LIBRARIES: [&str; 9] = [
     "mpich_shm_",
+    "mpich_shar_tmp",
     "vader_segment.",
     "sm_segment.",
     "Intel_MPI_",
@@ -88,30 +99,59 @@ pub(super) fn remove_files(folder: &Path, start: SystemTime) -> usize {
         is_theirs && metadata.is_file() && metadata.uid() == getuid().as_raw() && is_new
     };
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut left: Vec<_> = files.filter(is_left).collect();
+    let mut left: BTreeSet<_> = files.filter(is_left).collect();
     if left.is_empty() {
         return 0;
     }
     for pid in processes() {
-        let used = used_by(pid);
-        left.retain(|file| !file.to_str().is_none_or(|file| used.contains(file)));
+        for file in used_by(&Path::new("/proc").join(pid.to_string()), folder) {
+            left.remove(&file);
+        }
     }
     left.iter().filter(|file| fs::remove_file(file).is_ok()).count()
 }
 
-/// What a process has open, then what it has mapped. One that ends has lost its memory before its files are closed, and uses none.
-fn used_by(pid: u32) -> String {
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+/// Files of `folder` that the process of this folder of /proc has open, then those that it has mapped. One that ends has lost its memory
+/// before its files are closed, and uses none.
+fn used_by(process: &Path, folder: &Path) -> Vec<PathBuf> {
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten();
     let open = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    let open: Vec<_> = open.map(|path| path.display().to_string()).collect();
-    let mapped = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    match mapped.is_empty() {
-        true => String::new(),
-        false => format!("{}\n{mapped}", open.join("\n")),
+    let mut used: Vec<_> = open.filter(|file| file.starts_with(folder)).collect();
+    // Any process may have mapped a file whose name is no UTF-8.
+    let maps = fs::read(process.join("maps")).unwrap_or_default();
+    if maps.is_empty() {
+        return vec![];
     }
+    let path = |line: &[u8]| {
+        Some(PathBuf::from(OsStr::from_bytes(&line[line.iter().position(|&byte| byte == b'/')?..])))
+    };
+    used.extend(maps.split(|&byte| byte == b'\n').filter_map(path).filter(|file| file.starts_with(folder)));
+    used
 }
 
 fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_in_use_that_a_process_has_open_or_mapped_whatever_else_it_has_mapped() {
+        let process = tempfile::tempdir().unwrap();
+        let at = |name: &str| process.path().join(name);
+        fs::create_dir(at("fd")).unwrap();
+        std::os::unix::fs::symlink("/dev/shm/mpich_shm_open", at("fd/3")).unwrap();
+        std::os::unix::fs::symlink("socket:[1]", at("fd/4")).unwrap();
+        let maps = b"1000-2000 rw-s 00000000 00:1a 7    /dev/shm/mpich_shm_mapped\n\
+                     2000-3000 r--p 00000000 00:1a 8    /tmp/of\xffthe program\n3000-4000 rw-p 00000000 00:00 0\n";
+        fs::write(at("maps"), maps).unwrap();
+        let used = used_by(process.path(), Path::new("/dev/shm"));
+        assert_eq!(used, ["/dev/shm/mpich_shm_open", "/dev/shm/mpich_shm_mapped"].map(PathBuf::from));
+        // It has lost its memory, and is closing its files.
+        fs::write(at("maps"), "").unwrap();
+        assert!(used_by(process.path(), Path::new("/dev/shm")).is_empty());
+    }
 }

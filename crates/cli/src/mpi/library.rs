@@ -6,6 +6,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use polder_platform::quoted;
+use rustix::fs::Access;
 
 use crate::Failure;
 
@@ -243,7 +244,10 @@ impl Install {
     fn at(mpiexec: &Path) -> Result<Self, Failure> {
         let path = mpiexec.display();
         let version = Command::new(mpiexec).arg("--version").output();
-        let version = version.map_err(|error| Failure(format!("{path}: {error}")))?;
+        let version = version.map_err(|error| {
+            let remedy = "name the mpiexec of an MPI library, or leave --mpiexec out to take the one in PATH";
+            Failure(format!("{path}: cannot run it: {error}; {remedy}"))
+        })?;
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
         let library = match () {
             () if version.contains("Intel(R) MPI") => Library::Impi,
@@ -259,10 +263,15 @@ impl Install {
     }
 }
 
-/// The files of these names in the directories of PATH, one directory after another.
+/// Whether this process may execute a file.
+pub(super) fn may_run(file: &Path) -> bool {
+    rustix::fs::access(file, Access::EXEC_OK).is_ok()
+}
+
+/// The programs of these names in the directories of PATH, one directory after another.
 pub(crate) fn in_path(names: &[&str]) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let files =
         std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
-    files.filter(|file| file.is_file()).collect()
+    files.filter(|file| file.is_file() && may_run(file)).collect()
 }
