@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind};
 
+use crate::own::Holder;
+
 /// Why the kernel's files could not be read, written or understood.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -45,6 +47,12 @@ pub enum KernelError {
         why: String,
         /// What became of the settings.
         outcome: String,
+    },
+    /// Another process changes the settings of the host.
+    #[error("another agent runs on this host{}; stop it, or wait for its end", holder.as_ref().map_or_else(String::new, |it| format!(": {it}")))]
+    Held {
+        /// It, if it has said who it is.
+        holder: Option<Holder>,
     },
     /// The machine lacks what tiering needs.
     #[error("{0}")]

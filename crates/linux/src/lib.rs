@@ -35,7 +35,7 @@ pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Cgroup, Kernel, Promotion, Resume};
 pub use limit::{available_memory, memory_limit};
 pub use nodes::{TierMemory, Tiers, page_bytes, parse_nodes, show_nodes};
-pub use own::Lock;
+pub use own::{Holder, Lock};
 pub use privilege::drop_capabilities;
 pub use promote::MovePages;
 
