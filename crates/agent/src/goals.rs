@@ -21,27 +21,15 @@ const MOST_NAMED: usize = 8;
 /// goals of the policy can hold.
 #[must_use]
 pub fn contradictions(policy: &Policy, round: &Round) -> Vec<String> {
-    let rule = |row: &ServiceRound| {
-        let named = policy.service(&row.service).map(|service| service.policy);
-        named.or(policy.default.map(|(policy, _)| policy))
-    };
-    let claims = |claim: &dyn Fn(&ServiceRound, ServicePolicy) -> Option<(f64, String)>| -> Vec<Claim> {
-        let of = |row: &ServiceRound| {
-            let (share, why) = claim(row, rule(row)?)?;
-            let bytes = ((row.fast + row.slow) as f64 * share) as u64;
-            (bytes > 0).then(|| Claim { service: row.service.clone(), bytes, why })
-        };
-        round.services.iter().filter_map(of).collect()
-    };
     let size = |row: &ServiceRound| size(row.fast + row.slow);
-    let fast = claims(&|row, policy| match (policy.rule, policy.local) {
+    let fast = claims(policy, round, |row, policy| match (policy.rule, policy.local) {
         (TierRule::OptOut, _) => Some((1.0, "opt-out".to_owned())),
         (TierRule::OptIn, Some(local)) => {
             Some((local.low, format!("local_low {} of {}", local.low, size(row))))
         }
         _ => None,
     });
-    let slow = claims(&|row, policy| match (policy.rule, policy.local) {
+    let slow = claims(policy, round, |row, policy| match (policy.rule, policy.local) {
         (TierRule::Background, _) => Some((1.0, "background".to_owned())),
         (TierRule::OptIn, Some(local)) => {
             Some((1.0 - local.high, format!("what exceeds local_high {} of {}", local.high, size(row))))
@@ -62,6 +50,21 @@ pub fn contradictions(policy: &Policy, round: &Round) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+/// What each service of a round is to have on a tier: a share of its bytes, and why.
+fn claims(
+    policy: &Policy,
+    round: &Round,
+    claim: impl Fn(&ServiceRound, ServicePolicy) -> Option<(f64, String)>,
+) -> Vec<Claim> {
+    let of = |row: &ServiceRound| {
+        let named = policy.service(&row.service).map(|service| service.policy);
+        let (share, why) = claim(row, named.or(policy.default.map(|(policy, _)| policy))?)?;
+        let bytes = ((row.fast + row.slow) as f64 * share) as u64;
+        (bytes > 0).then(|| Claim { service: row.service.clone(), bytes, why })
+    };
+    round.services.iter().filter_map(of).collect()
 }
 
 /// That these claims exceed the memory of a tier, of which `kept` bytes are to be free.

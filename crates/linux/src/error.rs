@@ -1,8 +1,7 @@
 //! Why the kernel's files could not be read or written.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
-
-use crate::own::Holder;
 
 /// Why the kernel's files could not be read, written or understood.
 #[derive(Debug, thiserror::Error)]
@@ -97,5 +96,32 @@ impl KernelError {
 
     pub(crate) fn file(path: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { path: path.to_owned(), source }
+    }
+}
+
+/// The process that holds the lock of a host, or held it last, as it says itself: for people alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number, in its own namespace.
+    pub process: u32,
+    /// Its journal.
+    pub journal: String,
+}
+
+impl Holder {
+    /// This process.
+    pub(crate) fn of(journal: &str) -> Self {
+        Self { process: std::process::id(), journal: journal.to_owned() }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (process, journal) = text.strip_suffix('\n')?.split_once('\n')?;
+        Some(Self { process: process.parse().ok()?, journal: journal.to_owned() })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "process {} with the journal {}", self.process, self.journal)
     }
 }

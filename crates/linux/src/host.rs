@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::KernelError;
+use crate::error::{Holder, KernelError};
 use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
-use crate::own::{self, Holder, Lock};
+use crate::own::{self, Lock};
 use crate::promote::{self, MovePages};
 
 /// The lock of all settings of a host.

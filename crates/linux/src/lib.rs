@@ -29,13 +29,13 @@ pub use cxl::{
     CxlEvent, CxlKind, CxlNews, CxlPlace, CxlWatch, devices as cxl_devices, moves_poison, page_owners,
 };
 pub use damon::{HeldShare, KernelShares, share_settings};
-pub use error::KernelError;
+pub use error::{Holder, KernelError};
 pub use host::Host;
 pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Cgroup, Kernel, Promotion, Resume};
 pub use limit::{available_memory, memory_limit};
 pub use nodes::{TierMemory, Tiers, page_bytes, parse_nodes, show_nodes};
-pub use own::{Holder, Lock};
+pub use own::Lock;
 pub use privilege::drop_capabilities;
 pub use promote::MovePages;
 

@@ -4,7 +4,6 @@
 //! other user may write in it, or it is sticky as /tmp is. The file itself is a regular one of the same owners with
 //! one name, and no other user may write it.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -14,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::KernelError;
+use crate::error::{Holder, KernelError};
 
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -319,33 +318,6 @@ impl Lock {
         let mut name = journal.file_name().unwrap_or_default().to_owned();
         name.push(".lock");
         journal.with_file_name(name)
-    }
-}
-
-/// The process that holds the lock of a host, or held it last, as it says itself: for people alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Its number, in its own namespace.
-    pub process: u32,
-    /// Its journal.
-    pub journal: String,
-}
-
-impl Holder {
-    /// This process.
-    pub(crate) fn of(journal: &str) -> Self {
-        Self { process: std::process::id(), journal: journal.to_owned() }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let (process, journal) = text.strip_suffix('\n')?.split_once('\n')?;
-        Some(Self { process: process.parse().ok()?, journal: journal.to_owned() })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "process {} with the journal {}", self.process, self.journal)
     }
 }
 
