@@ -333,19 +333,26 @@ fn rounds<K: Kernel>(
         if out.arguments.rounds.is_some_and(|rounds| round.round >= rounds) {
             return Ok(());
         }
-        // Pages that the kernel moves take their time of the period.
-        let rest = agent.policy().period.saturating_sub(began.elapsed());
-        let reloads = match asked.recv_timeout(rest) {
-            Ok(Asked::Reload) => {
-                watched.is_read();
-                true
+        let mut is_due = false;
+        while !is_due {
+            // Pages that the kernel moves take their time of the period.
+            let rest = agent.policy().period.saturating_sub(began.elapsed());
+            let reloads = match asked.recv_timeout(rest) {
+                // It brings no round forward: many of them would have more moved than a period may.
+                Ok(Asked::Reload) => {
+                    watched.is_read();
+                    true
+                }
+                Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
+                Err(RecvTimeoutError::Timeout) => {
+                    is_due = true;
+                    watched.has_changed()
+                }
+            };
+            if reloads {
+                out.complain(reload(agent, &watched.path).unwrap_or_else(|complaint| vec![complaint]));
             }
-            Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
-            Err(RecvTimeoutError::Timeout) => watched.has_changed(),
-        };
-        if reloads {
-            out.complain(reload(agent, &watched.path).unwrap_or_else(|complaint| vec![complaint]));
         }
     }
 }

@@ -221,7 +221,9 @@ fn an_agent_that_cannot_write_its_state_or_its_record_goes_on_says_so_once_and_w
     let mut errors = BufReader::new(running.program.0.stderr.take().unwrap());
     let mut complaints = || {
         let mut said = [String::new(), String::new()];
-        said.iter_mut().for_each(|line| drop(errors.read_line(line).unwrap()));
+        for line in &mut said {
+            errors.read_line(line).unwrap();
+        }
         said
     };
     let exchange = || {
@@ -447,6 +449,30 @@ fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
         assert!(metrics.contains(&format!("{line} {}\n", pages * PAGE)), "{line}: {metrics}");
     }
     running.signal(Signal::SIGTERM);
+}
+
+#[test]
+fn a_policy_that_is_read_again_and_again_brings_no_round_forward() {
+    let folder = host(1);
+    let root = folder.path();
+    let policy_of = |period: &str| {
+        put(root, "policy.new", &policy(1, period));
+        fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
+    };
+    policy_of("1h");
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
+    assert_eq!(running.round()["round"], 1);
+    let mut errors = BufReader::new(running.program.0.stderr.take().unwrap());
+    for period in ["1h", "1h", "59m", "1ms"] {
+        policy_of(period);
+        running.signal(Signal::SIGHUP);
+        let mut told = String::new();
+        errors.read_line(&mut told).unwrap();
+        assert!(told.ends_with("read again, and the next round goes by it\n"), "{told}");
+    }
+    let round = running.round();
+    assert_eq!(["round", "changes"].map(|count| round[count].as_u64()), [Some(2), Some(4)]);
+    running.end(Signal::SIGTERM);
 }
 
 #[test]
