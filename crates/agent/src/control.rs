@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use polder_linux::{
     Cgroup, HeldShare, HostCounters, HugePages, Kernel, KernelError, KernelShares, NodeMemory,
-    PROMOTION_LIMIT, Promotion, ReclaimWords, Restored, Settings, Tiers, page_bytes, share_settings,
-    show_nodes,
+    PROMOTION_LIMIT, Promotion, ReclaimWords, Restored, Settings, TierMemory, Tiers, page_bytes,
+    share_settings, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, Link, Pace, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -159,6 +159,11 @@ impl<K: Kernel> Agent<K> {
         &self.link
     }
 
+    /// What the rounds so far leave to the next.
+    pub const fn past(&self) -> &Past {
+        &self.past
+    }
+
     /// The policy that is carried out.
     pub const fn policy(&self) -> &Policy {
         &self.policy
@@ -273,18 +278,17 @@ impl<K: Kernel> Agent<K> {
     /// [`AgentError::Kernel`] where the machine's own files fail; a service's become an [`Alarm`].
     pub fn round(&mut self, now_ms: u64) -> Result<(Round, RecordedRound), AgentError> {
         self.rounds += 1;
-        self.look_at_nodes()?;
+        let [fast, slow] = self.look_at_memory()?;
         let throttles = self.throttle.is_some();
         let Self { settings, tiers, policy, host_alarms, .. } = self;
         let (changed, demotes) =
             host::keep(settings, tiers, policy, host_alarms, |path| throttles && path == PROMOTION_LIMIT);
-        let kernel = self.settings.kernel();
         let mut round = Round {
             round: self.rounds,
             time_ms: now_ms,
             changes: self.changes,
-            fast: self.tiers.fast_memory(kernel)?,
-            slow: self.tiers.slow_memory(kernel)?,
+            fast,
+            slow,
             host: self.counters.read(self.settings.kernel()),
             page_bytes: self.page,
             kernel_promotes: None,
@@ -399,7 +403,7 @@ impl<K: Kernel> Agent<K> {
             // It follows what is promoted, and a log names only where that begins and ends.
             round.settings.retain(|change| change.path != PROMOTION_LIMIT);
         }
-        Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
+        Ok((round, RecordedRound { round: self.rounds, services, limits, decision, past: None }))
     }
 
     /// Keeps the services that the next round need not look at.
@@ -415,6 +419,24 @@ impl<K: Kernel> Agent<K> {
             (present.service.name.clone(), present)
         };
         self.kept = kept.map(wait).collect();
+    }
+
+    /// The memory of the fast and of the slow tier. A node that goes between one look and the next is no failure.
+    fn look_at_memory(&mut self) -> Result<[TierMemory; 2], KernelError> {
+        const TRIES: u32 = 3;
+        for _ in 1..TRIES {
+            match self.look_at_memory_once() {
+                Err(error) if error.is_gone() => {}
+                looked => return looked,
+            }
+        }
+        self.look_at_memory_once()
+    }
+
+    fn look_at_memory_once(&mut self) -> Result<[TierMemory; 2], KernelError> {
+        self.look_at_nodes()?;
+        let kernel = self.settings.kernel();
+        Ok([self.tiers.fast_memory(kernel)?, self.tiers.slow_memory(kernel)?])
     }
 
     /// Takes over the tiers of a machine on which memory was brought on-line or taken away since the round before. Bytes on a node that is not
@@ -683,6 +705,9 @@ impl<K: Kernel> Agent<K> {
                 .effective_nodes(self.settings.kernel())
                 .is_ok_and(|nodes| !nodes.is_subset(&self.tiers.fast))
             {
+                if let Err(error) = self.check_parent(&cgroup) {
+                    alarms.push(Alarm::of(service, &error));
+                }
                 drop(self.keep_to_fast(&cgroup, false));
             }
         } else if service.policy.rule == TierRule::OptOut {
@@ -755,11 +780,18 @@ impl<K: Kernel> Agent<K> {
         let effective = cgroup.effective_nodes(self.settings.kernel())?;
         match effective.is_subset(&self.tiers.fast) {
             true => Ok(()),
-            false => Err(KernelError::Missing(format!(
-                "{}: its parent's cpuset.mems leaves it nodes {} alone, so it cannot be opted out; give the parent a fast node",
-                cgroup.path(),
-                show_nodes(&effective)
-            ))),
+            false => Err(without_fast_node(cgroup, &effective)),
+        }
+    }
+
+    /// As [`Agent::check_kept`] of a cgroup that would be kept to them.
+    fn check_parent(&self, cgroup: &Cgroup) -> Result<(), KernelError> {
+        let parent = cgroup.path().rsplit_once('/').and_then(|(parent, _)| Cgroup::new(parent));
+        // The root has every node, and so has a parent without the controller.
+        let nodes = parent.and_then(|parent| parent.effective_nodes(self.settings.kernel()).ok());
+        match nodes.filter(|nodes| nodes.is_disjoint(&self.tiers.fast)) {
+            None => Ok(()),
+            Some(nodes) => Err(without_fast_node(cgroup, &nodes)),
         }
     }
 
@@ -832,14 +864,24 @@ impl<K: Kernel> Agent<K> {
 
     /// Moves pages of a service up, and returns their bytes. Where there are none that can be moved it rests, longer each time.
     fn promote(&mut self, present: &Present, bytes: u64) -> Result<u64, KernelError> {
-        if self.settings.is_dry() {
-            return Ok(bytes);
-        }
         let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
         let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
         // Without the controller every node may be used.
         let mut allowed = cgroup.effective_nodes(kernel).unwrap_or_else(|_| self.tiers.fast.clone());
+        let all = show_nodes(&allowed);
         allowed.retain(|node| self.tiers.fast.contains(node));
+        if allowed.is_empty() {
+            rise.failed();
+            return Err(KernelError::Missing(format!(
+                "{}: its cpuset.mems ({all}) leaves out the fast nodes {}, so none of its pages can come up; widen it, or leave local_low \
+                 out",
+                cgroup.path(),
+                show_nodes(&self.tiers.fast)
+            )));
+        }
+        if self.settings.is_dry() {
+            return Ok(bytes);
+        }
         // On one socket there is no choice.
         let threads = match allowed.len() {
             0 | 1 => BTreeMap::new(),
@@ -946,6 +988,15 @@ impl<K: Kernel> Agent<K> {
         }
         rows
     }
+}
+
+/// That the parent of an opted-out cgroup has none of the fast nodes.
+fn without_fast_node(cgroup: &Cgroup, nodes: &BTreeSet<u32>) -> KernelError {
+    KernelError::Missing(format!(
+        "{}: its parent's cpuset.mems leaves it nodes {} alone, so it cannot be opted out; give the parent a fast node",
+        cgroup.path(),
+        show_nodes(nodes)
+    ))
 }
 
 /// Why a service is left alone: the cgroup of another one is its own or inside its own, and what is done to it would be done to both. By name.

@@ -1,4 +1,4 @@
-//! Answers Prometheus: `GET /metrics`, and nothing else.
+//! Answers Prometheus: `GET /metrics` and its head, and nothing else.
 //!
 //! Any user of the host can connect, and the agent runs as root. So all that clients can make it spend is bounded: clients at a time, bytes
 //! of a request, time of an answer. A request with a body is refused unread. The client that has done nothing for longest gives way to a
@@ -183,13 +183,13 @@ fn answer(request: &[u8], text: &dyn Fn() -> Arc<str>) -> Option<Answer> {
         Ok(_) if parsed.headers.iter_mut().any(|header| has_body(&header)) => {
             ("413 Content Too Large", "a request has no body here\n")
         }
-        Ok(_) => match (parsed.method, parsed.path) {
-            (Some("GET"), Some("/metrics")) => ("200 OK", ""),
-            (Some("GET"), _) => ("404 Not Found", "the metrics are at /metrics\n"),
-            _ => ("405 Method Not Allowed\r\nAllow: GET", "the metrics are read by GET\n"),
+        Ok(_) => match (parsed.method, parsed.path.map(path_of)) {
+            (Some("GET" | "HEAD"), Some("/metrics")) => ("200 OK", ""),
+            (Some("GET" | "HEAD"), _) => ("404 Not Found", "the metrics are at /metrics\n"),
+            _ => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "the metrics are read by GET\n"),
         },
     };
-    let (kind, body) = match words {
+    let (kind, mut body) = match words {
         "" => (OPENMETRICS, text()),
         words => ("text/plain; charset=utf-8", words.into()),
     };
@@ -198,7 +198,20 @@ fn answer(request: &[u8], text: &dyn Fn() -> Arc<str>) -> Option<Answer> {
         parsed.version.unwrap_or(1),
         body.len()
     );
+    if parsed.method == Some("HEAD") {
+        // RFC 9110, section 9.3.2: the head alone, as that of a GET.
+        body = "".into();
+    }
     Some(Answer { head, body, sent: 0 })
+}
+
+/// The path of a request's target. A query is ignored, and so are the scheme and the host that a proxy may name: RFC 9112, section 3.2.2.
+fn path_of(target: &str) -> &str {
+    let path = match target.strip_prefix("http://") {
+        Some(rest) => rest.find(['/', '?']).map_or("/", |at| &rest[at..]),
+        None => target,
+    };
+    path.split('?').next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -239,7 +252,11 @@ mod tests {
         for (request, status) in [
             ("GET / HTTP/1.0\r\n\r\n", "HTTP/1.0 404"),
             ("GET /../etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
-            ("HEAD /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
+            ("GET /metrics/ HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("GET /?/metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("GET http://localhost?/metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("HEAD / HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("OPTIONS /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n"),
             ("GET /metrics HTTP/9.9\r\n\r\n", "HTTP/1.1 400"),
             ("GET/metricsHTTP/1.1\r\n\r\n", "HTTP/1.1 400"),
             ("\0\u{1}\u{2}\r\n\r\n", "HTTP/1.1 400"),
@@ -258,6 +275,25 @@ mod tests {
             assert!(ask(address, request.as_bytes()).starts_with(status), "{status}");
         }
         assert!(gets_metrics(address));
+    }
+
+    #[test]
+    fn a_query_is_ignored_and_a_head_is_that_of_a_get_alone() {
+        let address = endpoint();
+        for target in
+            ["/metrics?x=1", "/metrics?", "http://localhost:9586/metrics", "http://localhost/metrics?x=/"]
+        {
+            let answer = ask(address, format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes());
+            assert!(
+                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"),
+                "{target}: {answer}"
+            );
+            let head = ask(address, format!("HEAD {target} HTTP/1.1\r\n\r\n").as_bytes());
+            let (head_of_get, _) = answer.split_once("\r\n\r\n").unwrap();
+            assert_eq!(head, format!("{head_of_get}\r\n\r\n"), "{target}");
+        }
+        let answer = ask(address, b"HEAD / HTTP/1.1\r\n\r\n");
+        assert!(answer.ends_with("\r\n\r\n"), "{answer}");
     }
 
     #[test]

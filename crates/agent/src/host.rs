@@ -1,6 +1,7 @@
 //! The settings of the host that a policy asks for.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 use polder_linux::{
     BALANCING, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, PROMOTION_LIMIT, Settings, Tiers,
@@ -114,6 +115,12 @@ pub(crate) fn set<K: Kernel>(
                     "this kernel has no {path}, without which nothing moves between tiers; is /proc mounted? polder doctor says more"
                 );
                 return Err(KernelError::Missing(lacks));
+            }
+            Err(error) if key == "service" && error.kind() == Some(ErrorKind::ReadOnlyFilesystem) => {
+                let why = format!(
+                    "{error}; a container needs /sys and /proc/sys for writing, as `polder agent daemonset` gives them"
+                );
+                return Err(KernelError::Missing(why));
             }
             Err(error) if key == "service" => return Err(error),
             Err(error) => alarms.push(Alarm::HostSetting {

@@ -9,6 +9,7 @@ mod control;
 mod endpoint;
 mod example;
 mod forecast;
+mod goals;
 mod health;
 mod host;
 mod known;
@@ -24,8 +25,9 @@ pub use control::{Agent, AgentError};
 pub use endpoint::{Text, listen};
 pub use example::{ExampleService, keep_to_fast, write_example, write_host, write_host_with_pages};
 pub use forecast::{Forecast, forecast};
+pub use goals::contradictions;
 pub use name::Name;
-pub use polder_place::pages::{Link, RecordedRound, TierRule, replay};
+pub use polder_place::pages::{Link, Past, RecordedRound, TierRule, replay};
 pub use policy::{
     BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
     Weights,

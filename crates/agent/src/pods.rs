@@ -43,7 +43,8 @@ impl Pods {
 
     /// Looks at the pods, if it is time.
     pub(crate) fn look(&mut self, kernel: &impl Kernel, from: &Kubernetes, now_ms: u64) {
-        if now_ms < self.next_ms {
+        // A clock that was set back leaves the next look further away than one can be.
+        if (self.next_ms.saturating_sub(REFRESH_MS)..self.next_ms).contains(&now_ms) {
             return;
         }
         self.next_ms = now_ms + REFRESH_MS;

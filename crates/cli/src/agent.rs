@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{
-    Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Policy, RecordedRound, Round, ServiceRound, State,
-    Text, forecast, listen, read_record, replay, write_example,
+    Agent, Alarm, DeviceHealth, FairShare, Link, Metrics, Past, Policy, RecordedRound, Round, ServiceRound,
+    State, Text, contradictions, forecast, listen, read_record, replay, write_example,
 };
 use polder_front::{Teller, unwritten};
 use polder_linux::doctor::{Interface, examine};
@@ -64,10 +64,13 @@ pub(crate) enum Command {
     Daemonset,
 }
 
+/// Where the policy is if nothing else is said.
+pub(crate) const POLICY: &str = "/etc/polder/agent.toml";
+
 #[derive(Args)]
 pub(crate) struct PolicyArguments {
     /// The policy: the services, by cgroup or unit, and the tier of each.
-    #[arg(long, default_value = "/etc/polder/agent.toml", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, default_value = POLICY, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: PathBuf,
 }
 
@@ -152,7 +155,8 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
                 println!("{nothing}");
                 return Ok(ExitCode::SUCCESS);
             }
-            let _lock = held(host.lock_again(&journal)?, &journal, "journal")?;
+            let _lock = held(host.lock_again(&journal)?, &journal)?;
+            let _all = host.lock_to_restore()?;
             let (_, restored) = KernelSettings::start(host, &journal)?;
             if restored.is_empty() {
                 println!("{nothing}");
@@ -206,10 +210,12 @@ pub(crate) fn host(root: &Path) -> Host {
     }
 }
 
-/// The right to write a journal or a state, which one process has at a time.
-fn held(lock: Option<Lock>, path: &str, what: &str) -> Result<Lock, Failure> {
+/// The right to write a journal, which one process has at a time.
+fn held(lock: Option<Lock>, journal: &str) -> Result<Lock, Failure> {
     lock.ok_or_else(|| {
-        Failure(format!("another agent runs with the {what} {path}; stop it, or name another with --{what}"))
+        Failure(format!(
+            "another agent runs with the journal {journal}; stop it, or name another with --journal"
+        ))
     })
 }
 
@@ -227,7 +233,7 @@ pub enum Asked {
 fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let path = std::path::absolute(&arguments.policy.policy)?;
     let mut watched = Watched::new(&path);
-    let policy = load(&path)?;
+    let policy = load_aloud(&path)?;
     // Before the first thread is started: capabilities are of a thread.
     drop_capabilities()?;
     // Signals are caught before the first setting is changed.
@@ -236,21 +242,21 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // A reader that went away is an error, and not this process's end.
     let _caught = Signals::new([SIGPIPE])?;
     tell_unread(sender)?;
+    let (host, journal) = (host(&arguments.root), text(&arguments.journal.journal)?);
+    // Also of the host: a second agent would move as much again, and take what this one sets for what was found.
+    let _locks = match arguments.dry_run {
+        true => None,
+        false => Some((host.lock_all(&journal)?, held(host.lock(&journal)?, &journal)?)),
+    };
     let metrics = arguments.listen.map(|address| {
         let metrics = Arc::new(Metrics::new());
         let told = Arc::clone(&metrics);
         serve(address, Box::new(move || told.text())).map(|()| metrics)
     });
     let metrics = metrics.transpose()?;
-    let (host, journal) = (host(&arguments.root), text(&arguments.journal.journal)?);
-    let state = text(&arguments.state.state)?;
-    // Also of the state: two agents with a journal each would take each other's settings for what was found.
-    let _locks = match arguments.dry_run {
-        true => None,
-        false => Some((
-            held(host.lock(&journal)?, &journal, "journal")?,
-            held(host.lock(&state)?, &state, "state")?,
-        )),
+    let record = match &arguments.record {
+        Some(record) => Some(Record::of(&host, text(record)?)?),
+        None => None,
     };
     let reserve = (0..RESERVE).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?;
     let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
@@ -260,6 +266,9 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         host,
         path,
         metrics,
+        state: Written::new("the state", text(&arguments.state.state)?),
+        record,
+        warned: None,
         shown: BTreeMap::new(),
         unsaid: restored_lines(&restored),
         stdout: Teller::start(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))?,
@@ -283,8 +292,8 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long a reader of what was printed may take once settings are restored.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long a reader of what was printed may take at the end, once settings are restored.
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// Files that are held open until settings are restored, because the process may have no room for others then: a path is opened folder by
 /// folder.
@@ -324,31 +333,38 @@ fn rounds<K: Kernel>(
         if out.arguments.rounds.is_some_and(|rounds| round.round >= rounds) {
             return Ok(());
         }
-        // Pages that the kernel moves take their time of the period.
-        let rest = agent.policy().period.saturating_sub(began.elapsed());
-        let reloads = match asked.recv_timeout(rest) {
-            Ok(Asked::Reload) => {
-                watched.is_read();
-                true
+        let mut is_due = false;
+        while !is_due {
+            // Pages that the kernel moves take their time of the period.
+            let rest = agent.policy().period.saturating_sub(began.elapsed());
+            let reloads = match asked.recv_timeout(rest) {
+                // It brings no round forward: many of them would have more moved than a period may.
+                Ok(Asked::Reload) => {
+                    watched.is_read();
+                    true
+                }
+                Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
+                Err(RecvTimeoutError::Timeout) => {
+                    is_due = true;
+                    watched.has_changed()
+                }
+            };
+            if reloads {
+                out.complain(reload(agent, &watched.path).unwrap_or_else(|complaint| vec![complaint]));
             }
-            Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Ok(Asked::Unread) => return Err(unwritten(&Errno::PIPE.into())),
-            Err(RecvTimeoutError::Timeout) => watched.has_changed(),
-        };
-        if reloads {
-            let said = reload(agent, &watched.path).unwrap_or_else(|complaint| complaint);
-            // Of one that cannot be written to nobody can be told.
-            drop(out.stderr.say(format!("polder: {said}\n")));
         }
     }
 }
 
 /// Takes over the policy file as it is now, and says so, or what went wrong. With a mistake in it the policy before goes on.
-fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Result<String, String> {
+fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) -> Result<Vec<String>, String> {
     let policy = load(path).map_err(|error| format!("{error}; the policy before goes on"))?;
+    let mut lines = warnings(&policy, path);
     let change = agent.change(policy);
     change.map_err(|error| format!("{error}; the next round goes on with what could be set"))?;
-    Ok(format!("{}: read again, and the next round goes by it", path.display()))
+    lines.push(format!("{}: read again, and the next round goes by it", path.display()));
+    Ok(lines)
 }
 
 /// What tells a file from what it was before.
@@ -396,6 +412,10 @@ struct Output<'a> {
     host: Host,
     path: PathBuf,
     metrics: Option<Arc<Metrics>>,
+    state: Written,
+    record: Option<Record>,
+    /// Changes of the policy when it was last said which goals cannot all hold.
+    warned: Option<u64>,
     /// What was last printed of each service, and of each alarm.
     shown: BTreeMap<String, String>,
     /// Lines that the next text begins with.
@@ -424,15 +444,29 @@ impl Output<'_> {
                 round: round.clone(),
                 causes: agent.causes(),
             };
-            self.host.publish(&text(&self.arguments.state.state)?, &serde_json::to_string(&state)?)?;
+            let outcome = self.host.publish(&self.state.path, &serde_json::to_string(&state)?);
+            let said = self.state.after(outcome)?;
+            self.complain(said);
         }
-        if let Some(record) = &self.arguments.record {
-            self.host.record(&text(record)?, &serde_json::to_string(recorded)?)?;
+        if let Some(record) = &mut self.record {
+            let outcome = record.add(&self.host, recorded, agent.past());
+            let said = record.written.after(outcome)?;
+            self.complain(said);
+        }
+        if self.warned.replace(round.changes) != Some(round.changes) {
+            self.complain(goals_lines(agent.policy(), &self.path, round));
         }
         match self.arguments.json {
             // The number of a round shows which were refused.
-            true => self.stdout.say(std::mem::take(&mut self.unsaid) + &json(round)?).map(drop),
+            true => self.stdout.say(std::mem::take(&mut self.unsaid) + &json(round) + "\n").map(drop),
             false => self.print_changes(round),
+        }
+    }
+
+    /// Says lines on stderr. Of one that cannot be written to nobody can be told.
+    fn complain(&self, lines: impl IntoIterator<Item = String>) {
+        for line in lines {
+            drop(self.stderr.say(format!("polder: {line}\n")));
         }
     }
 
@@ -463,6 +497,79 @@ impl Output<'_> {
         }
         Ok(())
     }
+}
+
+/// A file that each round writes. Services are not to wait for a disk that is full: what cannot be written is said once, and once more when it
+/// can be.
+struct Written {
+    what: &'static str,
+    path: String,
+    /// Whether a round was to be written before.
+    is_begun: bool,
+    /// Rounds that could not be written, one after the other.
+    missed: u64,
+}
+
+impl Written {
+    fn new(what: &'static str, path: String) -> Self {
+        Self { what, path, is_begun: false, missed: 0 }
+    }
+
+    /// What is to be said after a round.
+    ///
+    /// # Errors
+    /// The first round cannot be written, and not because the disk is full: it is the wrong file.
+    fn after(&mut self, outcome: Result<(), KernelError>) -> Result<Option<String>, KernelError> {
+        const FULL: [Option<ErrorKind>; 2] = [Some(ErrorKind::StorageFull), Some(ErrorKind::QuotaExceeded)];
+        let Self { what, path, is_begun, missed } = self;
+        let is_first = !std::mem::replace(is_begun, true);
+        match outcome {
+            Ok(()) if *missed == 0 => Ok(None),
+            Ok(()) => {
+                let rounds = std::mem::take(missed);
+                Ok(Some(format!("{path}: {what} is written again; {rounds} rounds were not")))
+            }
+            Err(error) if is_first && !FULL.contains(&error.kind()) => Err(error),
+            Err(error) => {
+                *missed += 1;
+                let said = || format!("{error}; the agent goes on, and tries to write {what} in each round");
+                Ok((*missed == 1).then(said))
+            }
+        }
+    }
+}
+
+/// A record of what rounds saw and decided.
+struct Record {
+    written: Written,
+    /// What the rounds before the next one left: it goes into the record where these rounds do not.
+    past: Past,
+}
+
+impl Record {
+    fn of(host: &Host, path: String) -> Result<Self, Failure> {
+        host.check_record(&path)?;
+        Ok(Self { written: Written::new("the record", path), past: Past::default() })
+    }
+
+    /// Adds a round, which leaves `past` to the next.
+    fn add(&mut self, host: &Host, round: &RecordedRound, past: &Past) -> Result<(), KernelError> {
+        let before = std::mem::replace(&mut self.past, past.clone());
+        let is_missed = self.written.missed > 0;
+        host.record(&self.written.path, |is_first| {
+            // One that was moved away, as logs are, is made anew.
+            match is_missed || is_first && round.round > 1 {
+                true => json(&RecordedRound { past: Some(before), ..round.clone() }),
+                false => json(round),
+            }
+        })
+    }
+}
+
+/// Which goals of a policy cannot all hold.
+fn goals_lines(policy: &Policy, path: &Path, round: &Round) -> Vec<String> {
+    let goals = contradictions(policy, round).into_iter();
+    goals.map(|goals| format!("warning: {}: {goals}", path.display())).collect()
 }
 
 /// Bytes of lines about settings that are kept for a reader that reads nothing.
@@ -510,7 +617,7 @@ pub(crate) fn serve(address: SocketAddr, text: Text) -> Result<(), Failure> {
 
 fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let path = &arguments.policy.policy;
-    let policy = load(path)?;
+    let policy = load_aloud(path)?;
     println!("{}: {} services", path.display(), policy.services.len());
     if policy.default.is_some() {
         println!("default: for every other unit of the system");
@@ -530,6 +637,7 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let (round, recorded) = agent.round(now_ms())?;
     print_settings(&mut std::io::stdout().lock(), &round, true)?;
     print_table(&round, true)?;
+    goals_lines(agent.policy(), path, &round).iter().for_each(|line| eprintln!("polder: {line}"));
     share_lines(agent.policy(), &arguments.root)?.iter().for_each(|line| println!("{line}"));
     pace_lines(&agent, &round, &recorded).iter().for_each(|line| println!("{line}"));
     Ok(ExitCode::SUCCESS)
@@ -662,16 +770,25 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
 }
 
 /// Reads a policy. No other user may lead its path elsewhere, because the agent does what it says.
-pub(crate) fn load(path: &Path) -> Result<Policy, Failure> {
+fn load(path: &Path) -> Result<Policy, Failure> {
     let named = text(path)?;
     let read = Host::new().read_own(&named).map_err(|error| match error.kind() {
         Some(_) => Failure(format!("{error}; name a policy with --policy FILE")),
         None => Failure(error.to_string()),
     })?;
-    let policy = Policy::parse(&read).map_err(|error| Failure(format!("{}: {error}", path.display())))?;
-    for warning in &policy.warnings {
-        eprintln!("polder: warning: {}: {warning}", path.display());
-    }
+    Policy::parse(&read).map_err(|error| Failure(format!("{}: {error}", path.display())))
+}
+
+/// What the file of a policy says and hardly means.
+fn warnings(policy: &Policy, path: &Path) -> Vec<String> {
+    let warnings = policy.warnings.iter();
+    warnings.map(|warning| format!("warning: {}: {warning}", path.display())).collect()
+}
+
+/// As [`load`], and says on stderr what the file hardly means.
+pub(crate) fn load_aloud(path: &Path) -> Result<Policy, Failure> {
+    let policy = load(path)?;
+    warnings(&policy, path).iter().for_each(|line| eprintln!("polder: {line}"));
     Ok(policy)
 }
 
@@ -709,7 +826,7 @@ fn tell_signals(sender: Sender<Asked>) -> Result<(), Failure> {
 }
 
 /// Sends a message once stdout has lost its reader, at once: rounds that print nothing would not notice.
-fn tell_unread(sender: Sender<Asked>) -> Result<(), Failure> {
+pub(crate) fn tell_unread(sender: Sender<Asked>) -> Result<(), Failure> {
     let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
     std::thread::spawn(move || {
         // No event is asked for: the kernel tells of an error and of a hang-up all the same, and a file has neither.
@@ -722,13 +839,9 @@ fn tell_unread(sender: Sender<Asked>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn print_json(round: &Round) -> Result<(), Failure> {
-    print!("{}", json(round)?);
-    Ok(())
-}
-
-fn json(round: &Round) -> Result<String, Failure> {
-    Ok(serde_json::to_string(round)? + "\n")
+/// One line. A round has names and numbers alone.
+pub(crate) fn json(round: &impl serde::Serialize) -> String {
+    serde_json::to_string(round).expect("names and numbers are JSON")
 }
 
 pub(crate) fn size(bytes: u64) -> String {

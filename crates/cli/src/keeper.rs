@@ -1,19 +1,24 @@
 //! `polder keeper`: the one voice that says who is a member.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use polder_attach::session::{self, SessionError};
 use polder_attach::settings::{Settings, TimeSpan};
+use polder_front::{Teller, unwritten};
 use polder_pool::IdSource;
 use polder_pool::keeper::{Keeper, KeeperTask, ReplaceKeeper, next_incarnation};
-
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
+use crate::agent::{GRACE, tell_unread};
 use crate::kv::room::Visits;
 use crate::pool::hosts;
 
@@ -50,53 +55,67 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     let replace = if arguments.force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
-    {
-        let incarnation = match arguments.incarnation {
-            Some(incarnation) => incarnation,
-            None => next_incarnation(&memory, replace)?,
-        };
-        let id_source = arguments.ids.map(|giver| match giver {
-            Giver::Launcher => IdSource::Launcher,
-            Giver::Keeper => IdSource::Keeper,
-        });
-        let evict_after = arguments.evict_after.map(|span| span.0);
-        let task = KeeperTask { incarnation, id_source, evict_after };
-        let mut keeper = Keeper::start_replacing(memory.clone(), task, replace)?;
-        let (mut visits, mut asked) = (Visits::start(memory, settings), None);
-        println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
-        let mut epoch = 0;
-        loop {
-            if let Some(signal) = told.pending().next() {
-                visits.end();
-                asked = Some((signal, asked.is_some()));
-            }
-            match asked {
-                Some((signal, is_urgent)) if is_urgent || visits.has_ended() => {
-                    // Another machine can take its place.
-                    keeper.end();
-                    emulate_default_handler(signal)?;
-                    return Ok(ExitCode::SUCCESS);
-                }
-                _ => {}
-            }
-            if let Err(error) =
-                keeper.tick().map_err(Failure::from).and_then(|()| visits.take_back(&mut keeper))
-            {
-                // A visit that goes on is answered by the keeper that took this one's place.
-                visits.end();
-                while !visits.has_ended() {
-                    std::thread::sleep(TICK);
-                }
-                keeper.end();
-                return Err(error);
-            }
-            let view = keeper.view();
-            if view.epoch != epoch {
-                epoch = view.epoch;
-                println!("epoch {epoch}: members {}, fenced {}", hosts(view.members), hosts(view.fenced));
-            }
-            std::thread::sleep(TICK);
+    // A reader that went away is an error, which ends the keeper, and not the process before it.
+    let _caught = Signals::new([SIGPIPE])?;
+    let (sender, unread) = channel();
+    tell_unread(sender)?;
+    // A reader that reads nothing holds no answer to a host up.
+    let stdout = Teller::start(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))?;
+    let incarnation = match arguments.incarnation {
+        Some(incarnation) => incarnation,
+        None => next_incarnation(&memory, replace)?,
+    };
+    let id_source = arguments.ids.map(|giver| match giver {
+        Giver::Launcher => IdSource::Launcher,
+        Giver::Keeper => IdSource::Keeper,
+    });
+    let evict_after = arguments.evict_after.map(|span| span.0);
+    let task = KeeperTask { incarnation, id_source, evict_after };
+    let mut keeper = Keeper::start_replacing(memory.clone(), task, replace)?;
+    let (mut visits, mut asked) = (Visits::start(memory, settings), None);
+    let mut unsaid = format!("keeper {incarnation} of {} runs; stop it with Ctrl-C\n", path.display());
+    let mut epoch = 0;
+    loop {
+        if let Some(signal) = told.pending().next() {
+            visits.end();
+            asked = Some((signal, asked.is_some()));
         }
+        match asked {
+            Some((signal, is_urgent)) if is_urgent || visits.has_ended() => {
+                // Another machine can take its place.
+                keeper.end();
+                drop(stdout.end(GRACE));
+                emulate_default_handler(signal)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            _ => {}
+        }
+        let view = keeper.view();
+        if view.epoch != epoch {
+            epoch = view.epoch;
+            let (members, fenced) = (hosts(view.members), hosts(view.fenced));
+            unsaid += &format!("epoch {epoch}: members {members}, fenced {fenced}\n");
+        }
+        unsaid.extend(visits.told());
+        let mut go_on = || {
+            if unread.try_recv().is_ok() {
+                return Err(unwritten(&Errno::PIPE.into()));
+            }
+            // Also nothing: it may be that what was said before could not be written.
+            stdout.say(std::mem::take(&mut unsaid))?;
+            keeper.tick()?;
+            visits.take_back(&mut keeper)
+        };
+        if let Err(error) = go_on() {
+            // A visit that goes on is answered by the keeper that took this one's place.
+            visits.end();
+            while !visits.has_ended() {
+                std::thread::sleep(TICK);
+            }
+            keeper.end();
+            return Err(error);
+        }
+        std::thread::sleep(TICK);
     }
 }
 

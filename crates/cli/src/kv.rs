@@ -241,7 +241,14 @@ fn flush(settings: &Settings, name: &str) -> Result<ExitCode, Failure> {
         let what = format!("the cache {} is open in {}", quoted(name), listed(&holders));
         return Err(Failure(format!("{}: {what}; end those processes", path.display())));
     }
-    Cache::remove(pool, name).and_then(|()| pool.maintain()).map_err(at(path))?;
+    match Cache::remove(pool, name) {
+        // Which there are is said.
+        Err(error @ PoolError::NotFound { .. }) => {
+            caches(settings, Some(name))?;
+            return Err(at(path)(error));
+        }
+        removed => removed.and_then(|()| pool.maintain()).map_err(at(path))?,
+    }
     println!("{}: removed the cache {}", shown(path), printable(name));
     Ok(ExitCode::SUCCESS)
 }

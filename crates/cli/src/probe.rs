@@ -29,11 +29,15 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let out = &arguments.out;
     let wrong = |error: std::io::Error| Failure(format!("{}: {error}", out.display()));
-    if out.exists() && !arguments.force {
+    if out.is_dir() {
+        return Err(Failure(format!("{} is a folder; name a file in it with --out", out.display())));
+    }
+    // A link counts, also one that leads nowhere: it is the user's.
+    let is_new = out.symlink_metadata().is_err();
+    if !is_new && !arguments.force {
         return Err(Failure(format!("{} exists: --force replaces it, --out names another", out.display())));
     }
     // Measuring takes half a minute: what cannot be written is found before.
-    let is_new = !out.exists();
     fs::OpenOptions::new().append(true).create(true).open(out).map_err(wrong)?;
     if is_new {
         fs::remove_file(out).map_err(wrong)?;

@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{Agent, Round};
@@ -23,8 +23,8 @@ use ratatui::widgets::{Block, List};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, STATE, StateArguments, copy_of_files, device_line, host, load, now_ms, print_json,
-    print_table, read_state, said, service_lines, signals, size, wrapped,
+    Asked, POLICY, PolicyArguments, STATE, StateArguments, copy_of_files, device_line, host, json,
+    load_aloud, now_ms, print_table, read_state, said, service_lines, signals, size, wrapped,
 };
 use crate::pool::shown;
 
@@ -55,6 +55,16 @@ enum View {
 }
 
 impl Arguments {
+    /// An option about an agent that was given beside a view into a pool.
+    fn idle_beside_a_view(&self) -> Option<&'static str> {
+        let given = [
+            ("--root", self.root != Path::new("/")),
+            ("--state", self.state.state != Path::new(STATE)),
+            ("--policy", self.policy.policy != Path::new(POLICY)),
+        ];
+        given.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
+    }
+
     /// Whether it looks into a pool.
     pub(crate) const fn opens_a_pool(&self) -> bool {
         self.view.is_some()
@@ -77,13 +87,24 @@ impl Source {
             Some(Err(failure)) if state != Path::new(STATE) => return Err(failure),
             _ => {}
         }
-        let policy = load(&arguments.policy.policy)?;
+        let policy = load_aloud(&arguments.policy.policy)?;
         Ok(Self::Own(Box::new(Agent::start(host(&arguments.root), policy, "", true)?.0)))
     }
 
     fn round(&mut self, arguments: &Arguments) -> Result<Round, Failure> {
         match self {
-            Self::Running => Ok(read_state(&arguments.state.state)?.round),
+            Self::Running => {
+                let path = &arguments.state.state;
+                let state = read_state(path)?;
+                match state.is_fresh(now_ms()) {
+                    true => Ok(state.round),
+                    false => Err(Failure(format!(
+                        "{}: the agent has written nothing since round {}; it may have stopped",
+                        path.display(),
+                        state.round.round
+                    ))),
+                }
+            }
             Self::Own(agent) => Ok(agent.round(now_ms())?.0),
         }
     }
@@ -104,20 +125,23 @@ impl Source {
 /// Runs `polder top`.
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     if let Some(View::Sync) = arguments.view {
+        if let Some(idle) = arguments.idle_beside_a_view() {
+            return Err(Failure(format!("{idle} does not apply here: polder top sync looks into a pool")));
+        }
         return sync(arguments, settings);
     }
     let mut source = Source::new(arguments)?;
+    let stop = signals()?;
     if !arguments.once && !arguments.json && std::io::stdout().is_terminal() {
         let mut terminal = ratatui::init();
-        let outcome = show(&mut terminal, &mut source, arguments);
+        let outcome = show(&mut terminal, &mut source, arguments, &stop);
         ratatui::restore();
         return outcome.map(|()| ExitCode::SUCCESS);
     }
-    let stop = signals()?;
     loop {
         let round = source.round(arguments)?;
         if arguments.json {
-            print_json(&round)?
+            println!("{}", json(&round));
         } else {
             print_table(&round, source.is_dry())?
         }
@@ -211,12 +235,13 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     source: &mut Source,
     arguments: &Arguments,
+    stop: &Receiver<Asked>,
 ) -> Result<(), Failure> {
     let mut before = None;
     loop {
         let round = source.round(arguments)?;
         terminal.draw(|frame| draw(frame, &round, before.as_ref(), source.is_dry()))?;
-        if event::poll(source.period())? && ends(&event::read()?) {
+        if is_ended(stop, source.period())? {
             return Ok(());
         }
         if before.as_ref().is_none_or(|before: &Round| before.round != round.round) {
@@ -225,8 +250,27 @@ fn show(
     }
 }
 
+/// Waits until the next look is due, or something happens: whether a key or a signal ends the display, so that the terminal is given back.
+pub(crate) fn is_ended(stop: &Receiver<Asked>, period: Duration) -> Result<bool, Failure> {
+    /// Between two looks for a signal.
+    const SLICE: Duration = Duration::from_millis(100);
+    let begun = Instant::now();
+    loop {
+        if stop.try_recv().is_ok() {
+            return Ok(true);
+        }
+        let rest = period.saturating_sub(begun.elapsed());
+        if event::poll(rest.min(SLICE))? {
+            return Ok(ends(&event::read()?));
+        }
+        if rest.is_zero() {
+            return Ok(false);
+        }
+    }
+}
+
 /// Whether a key ends the display.
-pub(crate) fn ends(event: &Event) -> bool {
+fn ends(event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
         || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL))
@@ -292,11 +336,22 @@ fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
     use polder_agent::{Alarm, Cause, DeviceHealth, ServiceRound, TierRule};
     use polder_linux::{HostCounts, TierMemory};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+
+    #[test]
+    fn a_signal_ends_the_display_before_the_next_look_is_due() {
+        let (sender, stop) = channel();
+        for asked in [Asked::Stop, Asked::Reload] {
+            sender.send(asked).unwrap();
+            assert!(is_ended(&stop, Duration::from_secs(3600)).unwrap());
+        }
+    }
 
     #[test]
     fn the_screen_shows_tiers_flows_and_what_they_cost() {

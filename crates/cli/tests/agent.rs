@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use polder_agent::write_host_with_pages;
 use polder_mem::testing::Running;
 use recorded::{agent, host, policy, put, text};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Resource, Rlimit, prlimit};
 
 fn polder(arguments: &[&str], path: &Path) -> Output {
@@ -101,6 +102,7 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     assert!(metrics.contains("application/openmetrics-text"), "{metrics}");
     assert!(metrics.contains("polder_service_bytes{service=\"s0\",tier=\"fast\"}"), "{metrics}");
     assert!(get(&address, "/").starts_with("HTTP/1.0 404"));
+    assert!(get(&address, "/metrics?x=1").starts_with("HTTP/1.0 200"));
 
     let state: PathBuf = root.join("agent.state");
     let output = polder(&["agent", "explain", "s0", "--state"], &state);
@@ -118,14 +120,6 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     }
     let table = polder(&["top", "--once", "--state"], &state);
     assert!(text(&table.stdout).contains("it is over local_high"), "{}", text(&table.stderr));
-    let second = agent(root, &[]).output().unwrap();
-    assert!(text(&second.stderr).contains("another agent runs with the journal"), "{}", text(&second.stderr));
-    // Nor with a journal of its own beside the same state.
-    let mut second = Command::new(env!("CARGO_BIN_EXE_polder"));
-    second.args(["agent", "run", "--journal", "/other.journal", "--state", "/agent.state", "--root"]);
-    let second = second.arg(root).arg("--policy").arg(root.join("policy.toml")).output().unwrap();
-    assert!(text(&second.stderr).contains("another agent runs with the state"), "{}", text(&second.stderr));
-
     // A mistake leaves the policy before.
     put(root, "policy.new", "period = \"20ms\"\npace = 3\n");
     fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
@@ -147,6 +141,233 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
     let output = polder(&["agent", "replay"], &root.join("record.jsonl"));
     assert!(text(&output.stdout).contains("decided as recorded"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_host_has_one_agent_and_the_second_names_it() {
+    let folder = governed(1);
+    let root = folder.path();
+    let other = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+        command.args([
+            "agent",
+            "run",
+            "--rounds",
+            "1",
+            "--journal",
+            "/other.journal",
+            "--state",
+            "/other.state",
+        ]);
+        command
+            .args(more)
+            .arg("--policy")
+            .arg(root.join("policy.toml"))
+            .arg("--root")
+            .arg(root)
+            .output()
+            .unwrap()
+    };
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
+    running.round();
+    let named = format!(
+        "another agent runs on this host: process {} with the journal /agent.journal; stop it",
+        running.program.0.id()
+    );
+    for second in [agent(root, &["--listen", "127.0.0.1:0"]).output().unwrap(), other(&[])] {
+        let said = text(&second.stderr);
+        assert!(!second.status.success() && said.contains(&named) && !said.contains("metrics"), "{said}");
+    }
+    // What writes nothing runs beside it, and so does an agent of another tree.
+    for beside in [other(&["--dry-run"]), check(root)] {
+        assert!(beside.status.success(), "{beside:?}");
+    }
+    let another = governed(1);
+    assert!(agent(another.path(), &["--rounds", "1"]).output().unwrap().status.success());
+    // A kill leaves no lock, but settings, which come back before another journal is begun.
+    running.signal(Signal::SIGKILL);
+    running.program.0.wait().unwrap();
+    assert_eq!(demotion(root), "true", "the control");
+    let said = text(&other(&[]).stderr);
+    let remedy = format!("polder agent restore --journal {}", root.join("agent.journal").display());
+    assert!(
+        said.contains("an agent that was killed left settings changed") && said.contains(&remedy),
+        "{said}"
+    );
+    let again = agent(root, &["--rounds", "1"]).output().unwrap();
+    assert!(again.status.success() && text(&again.stdout).contains("restored "), "{again:?}");
+    assert!(other(&[]).status.success());
+    assert_eq!(demotion(root), "false");
+}
+
+#[test]
+fn an_agent_that_cannot_write_its_state_or_its_record_goes_on_says_so_once_and_writes_again() {
+    let folder = governed(3);
+    let root = folder.path();
+    fs::create_dir(root.join("files")).unwrap();
+    fs::write(root.join("no-folder"), "").unwrap();
+    let record = root.join("files/record.jsonl");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.args(["agent", "run", "--json", "--journal", "/agent.journal", "--state", "/files/agent.state"]);
+    command
+        .arg("--record")
+        .arg(&record)
+        .arg("--policy")
+        .arg(root.join("policy.toml"))
+        .arg("--root")
+        .arg(root);
+    let mut running = RunningAgent::start(command);
+    running.round();
+    let mut errors = BufReader::new(running.program.0.stderr.take().unwrap());
+    let mut complaints = || {
+        let mut said = [String::new(), String::new()];
+        for line in &mut said {
+            errors.read_line(line).unwrap();
+        }
+        said
+    };
+    let exchange = || {
+        renameat_with(CWD, root.join("files"), CWD, root.join("no-folder"), RenameFlags::EXCHANGE).unwrap()
+    };
+    let mut last = 0;
+    for _ in 0..2 {
+        exchange();
+        let [state, recorded] = complaints();
+        for (said, what) in [(state, "the state"), (recorded, "the record")] {
+            let end = format!("the agent goes on, and tries to write {what} in each round\n");
+            assert!(said.contains("files is a link or no folder") && said.ends_with(&end), "{said}");
+        }
+        for _ in 0..3 {
+            last = running.round()["round"].as_u64().unwrap();
+        }
+        assert_eq!(demotion(root), "true", "it goes on");
+        exchange();
+        let [state, recorded] = complaints();
+        for (said, what) in [(state, "agent.state: the state"), (recorded, "record.jsonl: the record")] {
+            assert!(said.contains(&format!("{what} is written again; ")), "said once before: {said}");
+        }
+    }
+    // As logs are moved away.
+    fs::rename(&record, root.join("before.jsonl")).unwrap();
+    while !record.exists() {
+        running.round();
+    }
+    running.end(Signal::SIGTERM);
+    assert_eq!(demotion(root), "false");
+    let rounds = |path: &Path| -> Vec<(u64, bool)> {
+        let lines = fs::read_to_string(path).unwrap();
+        let rounds = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        rounds.map(|round| (round["round"].as_u64().unwrap(), round.get("past").is_some())).collect()
+    };
+    for path in [&record, &root.join("before.jsonl")] {
+        let output = polder(&["agent", "replay"], path);
+        assert!(text(&output.stdout).contains("decided as recorded"), "{output:?}");
+        // Where rounds are missing, what they left is there.
+        let rounds = rounds(path);
+        assert!(rounds.windows(2).all(|pair| (pair[1].0 > pair[0].0 + 1) == pair[1].1), "{rounds:?}");
+        assert_eq!(rounds[0].1, rounds[0].0 > 1, "{rounds:?}");
+    }
+    assert!(
+        rounds(&root.join("before.jsonl")).iter().filter(|(_, has_past)| *has_past).count() == 2 && last > 0
+    );
+}
+
+#[test]
+fn an_agent_goes_on_when_the_disk_of_its_record_is_full_and_the_record_replays() {
+    let folder = governed(3);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(3, "1ms"));
+    let disk = root.join("disk");
+    fs::create_dir(&disk).unwrap();
+    let script = "mount -t tmpfs -o size=16k none \"$1/disk\"
+        \"$0\" agent run --rounds 60 --journal /agent.journal --state /agent.state --record \"$1/disk/r\" --policy \"$1/policy.toml\" --root \"$1\"
+        df --output=avail \"$1/disk\" && \"$0\" agent replay \"$1/disk/r\"";
+    let mut shell = Command::new("unshare");
+    shell.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script, env!("CARGO_BIN_EXE_polder")]);
+    let output = shell.arg(root).output().unwrap();
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("decided as recorded"), "{out} {said}");
+    assert_eq!(said.matches("No space left on device").count(), 1, "{said}");
+    assert_eq!(demotion(root), "false");
+}
+
+#[test]
+fn in_a_container_that_may_not_write_sys_the_agent_says_so_and_its_dry_run_works() {
+    let folder = governed(1);
+    let script = "mount --bind \"$1/sys\" \"$1/sys\" && mount -o remount,ro,bind \"$1/sys\"
+        for more in --dry-run --json; do
+            \"$0\" agent run --rounds 1 $more --journal /j --state /s --policy \"$1/policy.toml\" --root \"$1\" >&2 || echo ended with $?
+        done";
+    let mut shell = Command::new("unshare");
+    shell.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script, env!("CARGO_BIN_EXE_polder")]);
+    let output = shell.arg(folder.path()).output().unwrap();
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(out, "ended with 1\n", "{said}");
+    assert!(
+        said.contains("demotion_enabled: Read-only file system") && said.contains("a container needs /sys"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_file_that_is_no_record_is_refused_before_a_setting_is_changed() {
+    let folder = governed(1);
+    let root = folder.path();
+    put(root, "fstab", "# <file system>\n");
+    let record = root.join("fstab");
+    for path in [record.clone(), root.join("policy.toml/record.jsonl")] {
+        let output = agent(root, &["--rounds", "1", "--record", path.to_str().unwrap()]).output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert!(text(&output.stderr).contains(&root.display().to_string()), "{output:?}");
+    }
+    assert_eq!(fs::read_to_string(record).unwrap(), "# <file system>\n");
+    // Nor is a state that cannot be one taken for a full disk.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.args([
+        "agent",
+        "run",
+        "--rounds",
+        "1",
+        "--journal",
+        "/agent.journal",
+        "--state",
+        "/sys",
+        "--root",
+    ]);
+    let output = command.arg(root).arg("--policy").arg(root.join("policy.toml")).output().unwrap();
+    assert!(!output.status.success() && text(&output.stderr).contains("/sys"), "{output:?}");
+    assert_eq!(demotion(root), "false");
+}
+
+#[test]
+fn a_policy_whose_goals_cannot_all_hold_is_warned_of_by_a_check_and_by_a_run() {
+    const GIB: u64 = 1 << 30;
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let services = [
+        ("/system.slice/s0.service", [30 * GIB, 10 * GIB]),
+        ("/system.slice/s1.service", [30 * GIB, 10 * GIB]),
+    ];
+    write_host_with_pages(root, [64 * GIB, 128 * GIB], &services, 4096).unwrap();
+    let bounds = |low: f64| {
+        let service = |name| {
+            format!("[service.{name}]\nunit = \"{name}.service\"\ntier = \"opt-in\"\nlocal_low = {low:?}\n")
+        };
+        put(root, "policy.toml", &format!("period = \"1ms\"\n{}{}", service("s0"), service("s1")));
+    };
+    let warned = |output: Output| -> usize {
+        assert!(output.status.success(), "{output:?}");
+        let said = text(&output.stderr);
+        let warning = "policy.toml: not all goals can hold: the services are to have 72.0 GiB on the fast tier, which has 63.0 GiB for them \
+            (64.0 GiB less 1.0 GiB that stay free): s0 36.0 GiB (local_low 0.9 of 40.0 GiB), s1 36.0 GiB (local_low 0.9 of 40.0 GiB)";
+        assert_eq!(said.matches("warning: ").count(), said.matches(warning).count(), "{said}");
+        said.matches(warning).count()
+    };
+    for (low, warnings) in [(0.9, 1), (0.7, 0)] {
+        bounds(low);
+        assert_eq!(warned(check(root)), warnings);
+        assert_eq!(warned(agent(root, &["--rounds", "3"]).output().unwrap()), warnings);
+    }
 }
 
 #[test]
@@ -228,6 +449,57 @@ fn a_tree_of_64_kib_pages_is_read_in_its_own_pages() {
         assert!(metrics.contains(&format!("{line} {}\n", pages * PAGE)), "{line}: {metrics}");
     }
     running.signal(Signal::SIGTERM);
+}
+
+#[test]
+fn a_policy_that_is_read_again_and_again_brings_no_round_forward() {
+    let folder = host(1);
+    let root = folder.path();
+    let policy_of = |period: &str| {
+        put(root, "policy.new", &policy(1, period));
+        fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
+    };
+    policy_of("1h");
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
+    assert_eq!(running.round()["round"], 1);
+    let mut errors = BufReader::new(running.program.0.stderr.take().unwrap());
+    for period in ["1h", "1h", "59m", "1ms"] {
+        policy_of(period);
+        running.signal(Signal::SIGHUP);
+        let mut told = String::new();
+        errors.read_line(&mut told).unwrap();
+        assert!(told.ends_with("read again, and the next round goes by it\n"), "{told}");
+    }
+    let round = running.round();
+    assert_eq!(["round", "changes"].map(|count| round[count].as_u64()), [Some(2), Some(4)]);
+    running.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_top_does_not_show_the_last_round_of_an_agent_that_has_stopped_for_ever() {
+    let folder = governed(1);
+    let root = folder.path();
+    let state = root.join("agent.state");
+    let mut running = RunningAgent::start(agent(root, &["--json"]));
+    running.round();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.args(["top", "--json", "--state"]).arg(&state);
+    let mut top = RunningAgent::start(command);
+    assert!(top.round()["round"].as_u64().unwrap() > 0);
+    running.signal(Signal::SIGKILL);
+    running.program.0.wait().unwrap();
+    // As it is when some time has passed.
+    let written = fs::read_to_string(&state).unwrap();
+    let mut old: serde_json::Value = serde_json::from_str(&written).unwrap();
+    let round = old["round"]["round"].clone();
+    old["round"]["time_ms"] = 0.into();
+    put(root, "agent.new", &old.to_string());
+    fs::rename(root.join("agent.new"), &state).unwrap();
+    let mut said = String::new();
+    top.program.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let end =
+        format!("agent.state: the agent has written nothing since round {round}; it may have stopped\n");
+    assert!(!top.program.0.wait().unwrap().success() && said.ends_with(&end), "{said}");
 }
 
 #[test]

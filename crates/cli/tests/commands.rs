@@ -1,6 +1,6 @@
 //! The commands as a user gives them: pools, their counters, the keeper, settings, logs and completion.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -162,7 +162,7 @@ fn a_cache_that_a_host_has_open_keeps_its_blocks_and_no_object_of_a_cache_is_rem
     session.pool().close(session.pool().create("/kv/llm/host/2", 64).unwrap());
     desk.say("kv flush llm");
     let line = desk.refusal("kv flush llm");
-    assert!(line.contains("/kv/llm"), "{line}");
+    assert!(line.contains("no cache llm; there are none"), "{line}");
 }
 
 #[test]
@@ -533,6 +533,24 @@ fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
 }
 
 #[test]
+fn a_cache_that_is_not_there_is_told_from_those_that_are_and_no_option_is_passed_over() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    for command in ["kv flush nope", "kv stat nope", "kv check nope --json"] {
+        assert!(desk.refusal(command).contains("/pool: no cache nope; there are none"), "{command}");
+    }
+    for (option, value) in [("--root", "/proc/self/root"), ("--state", "/nowhere"), ("--policy", "/nowhere")]
+    {
+        let line = desk.refusal(&format!("top {option} {value} sync --once"));
+        assert!(
+            line.contains(&format!("{option} does not apply here: polder top sync looks into a pool")),
+            "{line}"
+        );
+    }
+    assert_eq!(desk.say("top --json sync --once"), "[]\n");
+}
+
+#[test]
 fn a_keeper_gives_host_ids_and_takes_them_back() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB --keepers 1");
@@ -547,6 +565,32 @@ fn a_keeper_gives_host_ids_and_takes_them_back() {
     assert!(desk.say("pool stat").contains("host 0 left"));
     drop(keeper);
     assert!(desk.refusal("keeper").contains("format a pool with more --keepers"));
+}
+
+#[test]
+fn a_keeper_whose_reader_goes_away_ends_at_once_and_one_whose_reader_reads_nothing_goes_on() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --keepers 2");
+    let mut command = desk.command("keeper");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    // As `polder keeper | head -1`: no host comes or goes, so nothing more is printed.
+    drop(out);
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.code() == Some(1) && said.contains("cannot write to stdout: Broken pipe"), "{said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while (&writer).write(&[b'.'; 1]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let mut keeper = Running(desk.command("keeper --ids keeper").stdout(writer).spawn().unwrap());
+    // It gives an id, though the pipe was full before its first line.
+    drop(desk.session(None, 1));
+    assert_eq!(keeper.0.try_wait().unwrap(), None);
+    let told = Command::new("kill").arg(keeper.0.id().to_string()).status().unwrap();
+    drop(reader);
+    assert!(told.success() && !keeper.0.wait().unwrap().success());
 }
 
 #[test]

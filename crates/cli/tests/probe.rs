@@ -58,3 +58,16 @@ fn probe_writes_a_machine_that_the_planner_reads_and_replaces_none() {
     let said = refused(&["probe", "--out", path, "--force", "--disk", "/dev/shm"]);
     assert!(said.contains("/dev/shm: this folder lies in memory (tmpfs)"), "{said}");
 }
+
+#[test]
+fn a_folder_and_a_link_that_leads_nowhere_are_no_file_to_write() {
+    let scratch = Scratch::new();
+    let folder = scratch.path().to_str().unwrap();
+    let said = refused(&["probe", "--force", "--out", folder]);
+    assert!(said.contains(&format!("{folder} is a folder; name a file in it with --out")), "{said}");
+    let link = scratch.path().join("platform.toml");
+    std::os::unix::fs::symlink(scratch.path().join("nowhere"), &link).unwrap();
+    let said = refused(&["probe", "--out", link.to_str().unwrap()]);
+    assert!(said.contains("exists: --force replaces it") && link.is_symlink(), "{said}");
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
+}

@@ -1,7 +1,7 @@
 //! What commands print: where nobody can read it, a command ends with one line that says so.
 
 use std::fmt;
-use std::io::{Result as Written, Write};
+use std::io::{ErrorKind, Result as Written, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,8 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, 
     }
 }
 
-/// Writes, on a thread of its own, what a loop says that must go on: a reader that reads nothing does not hold it up.
+/// Writes, on a thread of its own, what a loop says that must go on: a reader that reads nothing does not hold it up, and a disk that fills up
+/// behind its first text does not end it.
 pub struct Teller {
     texts: Sender<String>,
     /// Bytes that are not yet written.
@@ -54,9 +55,14 @@ impl Teller {
         let waiting = Arc::new(Mutex::new(0));
         let written = Arc::clone(&waiting);
         let write = move || {
+            let mut is_begun = false;
             let outcome = coming.iter().try_for_each(|text| {
-                to.write_all(text.as_bytes())?;
-                to.flush()?;
+                match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
+                    // A log that has no room any more lacks what is said meanwhile.
+                    Err(error) if is_begun && error.kind() == ErrorKind::StorageFull => {}
+                    outcome => outcome?,
+                }
+                is_begun = true;
                 *lock(&written) -= text.len();
                 Ok(())
             });
@@ -142,6 +148,38 @@ mod tests {
         let teller = Teller::start(writer).unwrap();
         assert!(teller.say("x".repeat(1 << 20)).unwrap());
         teller.end(Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_full_at_first_is_an_error_and_later_costs_what_was_said_meanwhile() {
+        /// A file that has no room for what begins with an exclamation mark.
+        struct Disk(Arc<Mutex<Vec<u8>>>);
+
+        impl Write for Disk {
+            fn write(&mut self, text: &[u8]) -> Written<usize> {
+                if text.starts_with(b"!") {
+                    return Err(ErrorKind::StorageFull.into());
+                }
+                self.0.lock().unwrap().write(text)
+            }
+
+            fn flush(&mut self) -> Written<()> {
+                Ok(())
+            }
+        }
+
+        for (texts, written) in
+            [(["one", "!two", "three"], Ok("onethree")), (["!one", "two", "three"], Err(()))]
+        {
+            let file = Arc::new(Mutex::new(vec![]));
+            let teller = Teller::start(Disk(Arc::clone(&file))).unwrap();
+            // One that has ended says so at a later text, or at the end.
+            let told = texts.map(|text| teller.say(text.to_owned()));
+            let ended =
+                told.into_iter().map(|said| said.map(drop)).chain([teller.end(LONG)]).find(Result::is_err);
+            assert_eq!(ended.is_some(), written.is_err(), "{texts:?}");
+            assert_eq!(*file.lock().unwrap(), written.unwrap_or("").as_bytes(), "{texts:?}");
+        }
     }
 
     #[test]

@@ -279,7 +279,7 @@ impl Cgroup {
     /// returned.
     ///
     /// # Errors
-    /// As writing `memory.reclaim` fails, but for EAGAIN, by which the kernel says that it moved less.
+    /// As writing `memory.reclaim` fails, but for EAGAIN and EINTR, by which the kernel says that it moved less.
     /// [`KernelError::Missing`] where the kernel cannot tell page cache from the rest.
     pub fn demote(
         &self,
@@ -297,7 +297,10 @@ impl Cgroup {
         };
         match kernel.write(&self.file("memory.reclaim"), &line) {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == Some(ErrorKind::WouldBlock) => Ok(false),
+            // A signal ends it early.
+            Err(error) if matches!(error.kind(), Some(ErrorKind::WouldBlock | ErrorKind::Interrupted)) => {
+                Ok(false)
+            }
             Err(error) if cache_alone && error.kind() == Some(ErrorKind::InvalidInput) => {
                 Err(KernelError::Missing(format!(
                     "{}: memory.reclaim takes no swappiness before Linux 6.9, so page cache stays; leave page_cache out",

@@ -124,7 +124,8 @@ impl CxlWatch {
     /// What devices reported since the last look; each minute with the poison lists. `now_ms` is the time in ms since 1970.
     pub fn look(&mut self, kernel: &impl Kernel, now_ms: u64) -> CxlNews {
         let mut news = CxlNews::default();
-        if now_ms >= self.next_scan_ms {
+        // A clock that was set back leaves the next scan further away than one can be.
+        if !(self.next_scan_ms.saturating_sub(SCAN_MS)..self.next_scan_ms).contains(&now_ms) {
             self.next_scan_ms = now_ms + SCAN_MS;
             for device in devices(kernel) {
                 match kernel.write(&format!("{DEVICES}/{device}/trigger_poison_list"), "1") {

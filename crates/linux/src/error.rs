@@ -1,5 +1,6 @@
 //! Why the kernel's files could not be read or written.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 
 /// Why the kernel's files could not be read, written or understood.
@@ -46,6 +47,12 @@ pub enum KernelError {
         /// What became of the settings.
         outcome: String,
     },
+    /// Another process changes the settings of the host.
+    #[error("another agent runs on this host{}; stop it, or wait for its end", holder.as_ref().map_or_else(String::new, |it| format!(": {it}")))]
+    Held {
+        /// It, if it has said who it is.
+        holder: Option<Holder>,
+    },
     /// The machine lacks what tiering needs.
     #[error("{0}")]
     Missing(String),
@@ -89,5 +96,32 @@ impl KernelError {
 
     pub(crate) fn file(path: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { path: path.to_owned(), source }
+    }
+}
+
+/// The process that holds the lock of a host, or held it last, as it says itself: for people alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number, in its own namespace.
+    pub process: u32,
+    /// Its journal.
+    pub journal: String,
+}
+
+impl Holder {
+    /// This process.
+    pub(crate) fn of(journal: &str) -> Self {
+        Self { process: std::process::id(), journal: journal.to_owned() }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (process, journal) = text.strip_suffix('\n')?.split_once('\n')?;
+        Some(Self { process: process.parse().ok()?, journal: journal.to_owned() })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "process {} with the journal {}", self.process, self.journal)
     }
 }

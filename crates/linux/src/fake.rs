@@ -23,6 +23,7 @@ use std::io::{Error, ErrorKind};
 use std::time::Duration;
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
+use crate::nodes::NODES;
 use crate::{
     BALANCING, CGROUPS, Cgroup, CxlWatch, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
     PROMOTION_LIMIT, Promotion, Resume, parse_nodes, show_nodes,
@@ -124,6 +125,13 @@ impl Group {
     }
 }
 
+/// What goes at some call.
+#[derive(Clone, Debug)]
+enum Going {
+    Group(String),
+    Node(u32),
+}
+
 /// A machine with a fast node 0 and a slow node 1.
 #[derive(Debug)]
 pub struct Tree {
@@ -136,7 +144,9 @@ pub struct Tree {
     writes_left: Cell<u64>,
     busy_in: Cell<u64>,
     /// A cgroup that is removed before the call after so many more.
-    goes: RefCell<Option<(u64, String)>>,
+    goes: RefCell<Option<(u64, Going)>>,
+    /// Bytes after which a signal interrupts the next reclaim.
+    interrupts: Cell<Option<u64>>,
     knows_swappiness: Cell<bool>,
     knows_demote: Cell<bool>,
     /// Names of files of DAMON that the kernel lacks.
@@ -187,6 +197,7 @@ impl Tree {
             writes_left: Cell::new(u64::MAX),
             busy_in: Cell::new(u64::MAX),
             goes: RefCell::default(),
+            interrupts: Cell::new(None),
             knows_swappiness: Cell::new(true),
             knows_demote: Cell::new(false),
             damon_lacks: RefCell::new(BTreeSet::from(["goal_tuner", "fail_charge_num"])),
@@ -355,6 +366,11 @@ impl Tree {
         self.change(path, |group| nodes.clone_into(&mut group.mems));
     }
 
+    /// A signal interrupts the next reclaim once it has moved so many bytes.
+    pub fn interrupt_reclaim(&self, bytes: u64) {
+        self.interrupts.set(Some(bytes));
+    }
+
     /// Sets the nodes that the parent of the cgroup `path` leaves it.
     pub fn set_parent_nodes(&self, path: &str, nodes: &str) {
         self.change(path, |group| nodes.clone_into(&mut group.parent));
@@ -395,7 +411,26 @@ impl Tree {
 
     /// Removes the cgroup `path` before the call after `calls` more that reads, writes, lists or looks at an inode.
     pub fn remove_after(&self, calls: u64, path: &str) {
-        self.goes.replace(Some((calls, path.to_owned())));
+        self.goes.replace(Some((calls, Going::Group(path.to_owned()))));
+    }
+
+    /// Takes the memory of the node `node` away before the call after `calls` more.
+    pub fn unplug_after(&self, calls: u64, node: u32) {
+        self.goes.replace(Some((calls, Going::Node(node))));
+    }
+
+    /// Takes the memory of a node away, which is then in no list and has no files.
+    fn unplug(&self, node: u32) {
+        let folder = format!("{NODES}/node{node}/");
+        let mut files = self.files.borrow_mut();
+        files.retain(|path, _| !path.starts_with(&folder));
+        let lists =
+            files.iter_mut().filter(|(path, _)| path.ends_with("/has_memory") || path.ends_with("/nodelist"));
+        for (_, list) in lists {
+            let mut nodes = parse_nodes(list).unwrap_or_default();
+            nodes.remove(&node);
+            *list = show_nodes(&nodes) + "\n";
+        }
     }
 
     /// How often it was read, written, listed or looked at so far.
@@ -408,12 +443,10 @@ impl Tree {
     fn pass(&self) {
         self.calls.set(self.calls.get() + 1);
         let mut goes = self.goes.borrow_mut();
-        match &mut *goes {
-            Some((0, path)) => {
-                self.remove_group(path);
-                *goes = None;
-            }
-            Some((calls, _)) => *calls -= 1,
+        match goes.take() {
+            Some((0, Going::Group(path))) => self.remove_group(&path),
+            Some((0, Going::Node(node))) => self.unplug(node),
+            Some((calls, going)) => *goes = Some((calls - 1, going)),
             None => {}
         }
     }
@@ -476,7 +509,8 @@ impl Tree {
         if left != u64::MAX {
             self.writes_left.set(left.saturating_sub(1));
         }
-        if left > 1 { Ok(()) } else { Err(ErrorKind::Interrupted.into()) }
+        // No kernel says this.
+        if left > 1 { Ok(()) } else { Err(ErrorKind::NotConnected.into()) }
     }
 
     /// Says EBUSY once, when it is due.
@@ -540,8 +574,13 @@ impl Tree {
         match name {
             "memory.reclaim" => {
                 let before = group.bytes[0];
-                let outcome =
+                let interrupted = self.interrupts.take().map(|bytes| bytes.to_string());
+                let line = interrupted.as_deref().unwrap_or(line);
+                let mut outcome =
                     group.reclaim(line, demotes, self.knows_swappiness.get(), self.knows_demote.get());
+                if interrupted.is_some() {
+                    outcome = Err(ErrorKind::Interrupted.into());
+                }
                 self.take_time(before - group.bytes[0]);
                 outcome
             }

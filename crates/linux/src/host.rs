@@ -1,7 +1,7 @@
 //! A kernel that answers from the real files.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,10 +9,13 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::KernelError;
+use crate::error::{Holder, KernelError};
 use crate::kernel::{Cgroup, Kernel, Promotion, Resume};
 use crate::own::{self, Lock};
 use crate::promote::{self, MovePages};
+
+/// The lock of all settings of a host.
+const HOST_LOCK: &str = "/run/polder/agent.lock";
 
 /// This machine's kernel, or a copy of its files below another root.
 #[derive(Clone, Debug)]
@@ -48,6 +51,45 @@ impl Host {
         Lock::take(&self.at(journal))
     }
 
+    /// Takes the right to be the only process that changes settings of this host, for one that notes them in `journal`.
+    ///
+    /// # Errors
+    /// [`KernelError::Held`] while another process has it; [`KernelError::Missing`] while settings that a killed one changed are noted in a
+    /// journal that is not this one: they would be taken for what was found.
+    pub fn lock_all(&self, journal: &str) -> Result<Lock, KernelError> {
+        let path = self.at(HOST_LOCK);
+        let (lock, last) = Lock::of_host(&path)?;
+        let is_left = |it: &Holder| {
+            it.journal != journal && self.read_own(&it.journal).is_ok_and(|text| !text.is_empty())
+        };
+        if let Some(Holder { journal, .. }) = last.filter(is_left) {
+            let left = self.at(&journal);
+            return Err(KernelError::Missing(format!(
+                "an agent that was killed left settings changed, as {0} notes; give them back with: polder agent restore --journal {0}",
+                left.display()
+            )));
+        }
+        // A full disk keeps no agent from running: then nobody is told who it is.
+        drop(lock.note(&Holder::of(journal)));
+        Ok(lock)
+    }
+
+    /// As [`Host::lock_all`], for one that restores what another left; [`None`] where no process has changed any since the machine started.
+    ///
+    /// # Errors
+    /// As [`Host::lock_all`].
+    pub fn lock_to_restore(&self) -> Result<Option<Lock>, KernelError> {
+        let path = self.at(HOST_LOCK);
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            _ => {
+                let (lock, last) = Lock::of_host(&path)?;
+                drop(lock.note(&Holder::of(&last.map_or_else(String::new, |last| last.journal))));
+                Ok(Some(lock))
+            }
+        }
+    }
+
     /// Whether a process has had this journal.
     #[must_use]
     pub fn had(&self, journal: &str) -> bool {
@@ -71,17 +113,35 @@ impl Host {
         own::replace(&self.at(path), text, false)
     }
 
-    /// Adds a line to a file of our own, such as a record, which need not outlive the machine's power. It is the user's file, wherever the
+    /// Adds a line to a record, a file of JSON lines that need not outlive the machine's power. `line` is asked whether it is the first of the
+    /// file. A line that cannot be written whole, or was cut short by an earlier writer's end, is taken out. It is the user's file, wherever the
     /// host's root is.
     ///
     /// # Errors
-    /// As [`Kernel::read_own`].
-    pub fn record(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        own::append(Path::new(path), line, false)
+    /// [`KernelError::Unsafe`] where the file holds something else; otherwise as [`Kernel::read_own`].
+    pub fn record(&self, path: &str, line: impl FnOnce(bool) -> String) -> Result<(), KernelError> {
+        own::Lines::open(Path::new(path))?.add(line)
+    }
+
+    /// Makes sure that [`Host::record`] can add to this file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// As [`Host::record`].
+    pub fn check_record(&self, path: &str) -> Result<(), KernelError> {
+        own::Lines::open(Path::new(path)).map(drop)
     }
 
     fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
+    }
+}
+
+/// Writes by one call: the kernel takes each as a whole setting. What a signal interrupts is not repeated, because a reclaim has done a part
+/// of its work by then, and would do all of it again.
+fn write_once(to: &mut impl Write, text: &str) -> io::Result<()> {
+    match to.write(text.as_bytes())? {
+        written if written == text.len() => Ok(()),
+        _ => Err(ErrorKind::WriteZero.into()),
     }
 }
 
@@ -108,10 +168,10 @@ impl Kernel for Host {
     }
 
     fn write(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        // One write call: the kernel takes each call as a whole setting. A bare newline clears a list.
+        // A bare newline clears a list.
         let opened = OpenOptions::new().write(true).open(self.at(path));
         opened
-            .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
+            .and_then(|mut file| write_once(&mut file, &format!("{line}\n")))
             .map_err(KernelError::file(path))
     }
 
@@ -208,7 +268,7 @@ impl Kernel for Host {
     }
 
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        own::append(&self.at(path), line, true)
+        own::append(&self.at(path), line)
     }
 
     fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
@@ -217,5 +277,67 @@ impl Kernel for Host {
 
     fn remove(&self, path: &str) -> Result<(), KernelError> {
         own::remove(&self.at(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel's file whose every call a signal interrupts.
+    struct Interrupted(u32);
+
+    impl Write for Interrupted {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            self.0 += 1;
+            match self.0 {
+                1 => Err(ErrorKind::Interrupted.into()),
+                _ => panic!("it is asked again"),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_setting_that_a_signal_interrupts_is_not_written_again_by_itself() {
+        let error = write_once(&mut Interrupted(0), "4096\n").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
+        let mut taken = Vec::new();
+        write_once(&mut taken, "4096\n").unwrap();
+        assert_eq!(taken, b"4096\n");
+        assert_eq!(write_once(&mut &mut [0; 3][..], "4096\n").unwrap_err().kind(), ErrorKind::WriteZero);
+    }
+
+    #[test]
+    fn a_host_has_one_agent_whatever_its_journal_and_a_killed_one_s_settings_come_back_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = Host::below(folder.path());
+        assert!(host.lock_to_restore().unwrap().is_none());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made where none was");
+        let first = host.lock_all("/a.journal").unwrap();
+        for refused in [host.lock_all("/b.journal").unwrap_err(), host.lock_to_restore().unwrap_err()] {
+            let own = format!(
+                "another agent runs on this host: process {} with the journal /a.journal;",
+                std::process::id()
+            );
+            assert!(refused.to_string().starts_with(&own), "{refused}");
+        }
+        Host::below(tempfile::tempdir().unwrap().path()).lock_all("/a.journal").unwrap();
+        host.append("/a.journal", "{}").unwrap();
+        drop(first);
+        // As after a kill. A restore keeps the name of the journal, should it be killed too.
+        drop(host.lock_to_restore().unwrap().unwrap());
+        let refused = host.lock_all("/b.journal").unwrap_err().to_string();
+        let path = folder.path().join("a.journal");
+        assert!(
+            refused.ends_with(&format!("polder agent restore --journal {}", path.display())),
+            "{refused}"
+        );
+        drop(host.lock_all("/a.journal").unwrap());
+        host.remove("/a.journal").unwrap();
+        drop(host.lock_all("/b.journal").unwrap());
     }
 }

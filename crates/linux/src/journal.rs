@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io::ErrorKind;
 
 use serde::{Deserialize, Serialize};
 
@@ -292,12 +293,28 @@ impl<K: Kernel> Settings<K> {
             if !self.noted.contains(&record.key()) {
                 self.note(record)?;
             }
-            values.iter().try_for_each(|value| self.kernel.write(path, value))?;
+            values.iter().try_for_each(|value| self.write(path, value))?;
         }
         if let Some(value) = values.last() {
             self.changed(path, was, value);
         }
         Ok(())
+    }
+
+    /// Writes a value, again where a signal interrupted it: such a setting is written whole or not at all.
+    fn write(&self, path: &str, value: &str) -> Result<(), KernelError> {
+        const TRIES: u32 = 8;
+        let is_interrupted = |written: &Result<(), KernelError>| {
+            written.as_ref().is_err_and(|error| error.kind() == Some(ErrorKind::Interrupted))
+        };
+        let mut written = self.kernel.write(path, value);
+        for _ in 1..TRIES {
+            if !is_interrupted(&written) {
+                break;
+            }
+            written = self.kernel.write(path, value);
+        }
+        written
     }
 
     /// Makes the folder `path`, which is removed as settings are restored.
@@ -427,9 +444,9 @@ impl<K: Kernel> Settings<K> {
         if says(&self.kernel.read(&path)?, &was) {
             return Ok(Restored::AsFound { path, value: was });
         }
-        match (self.kernel.write(&path, &was), same_effect) {
+        match (self.write(&path, &was), same_effect) {
             (Err(error), Some(value)) if !error.is_gone() => {
-                self.kernel.write(&path, &value)?;
+                self.write(&path, &value)?;
                 Ok(Restored::InEffect { path, value, found: was })
             }
             (outcome, _) => outcome.map(|()| Restored::AsFound { path, value: was }),

@@ -68,7 +68,7 @@ pub trait Kernel {
     /// [`KernelError::File`].
     fn read(&self, path: &str) -> Result<String, KernelError>;
 
-    /// Writes a line in one call.
+    /// Writes a line in one call, which a signal may interrupt.
     ///
     /// # Errors
     /// [`KernelError::File`].

@@ -29,7 +29,7 @@ pub use cxl::{
     CxlEvent, CxlKind, CxlNews, CxlPlace, CxlWatch, devices as cxl_devices, moves_poison, page_owners,
 };
 pub use damon::{HeldShare, KernelShares, share_settings};
-pub use error::KernelError;
+pub use error::{Holder, KernelError};
 pub use host::Host;
 pub use journal::{Change, Restored, Settings, check_journal};
 pub use kernel::{Cgroup, Kernel, Promotion, Resume};

@@ -7,12 +7,13 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::KernelError;
+use crate::error::{Holder, KernelError};
 
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -138,8 +139,8 @@ pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
     }
 }
 
-/// Adds a line; with `on_disk` it is there when the call returns.
-pub(crate) fn append(path: &Path, line: &str, on_disk: bool) -> Result<(), KernelError> {
+/// Adds a line, which is on disk when the call returns.
+pub(crate) fn append(path: &Path, line: &str) -> Result<(), KernelError> {
     let place = Place::find(path, true)?;
     let (mut file, is_new) = match place.open(OFlags::WRONLY | OFlags::APPEND) {
         Err(error) if error.kind() == Some(ErrorKind::NotFound) => {
@@ -149,12 +150,60 @@ pub(crate) fn append(path: &Path, line: &str, on_disk: bool) -> Result<(), Kerne
     };
     let mut write = || {
         file.write_all(format!("{line}\n").as_bytes())?;
-        if on_disk {
-            file.sync_data()?;
-        }
-        if on_disk && is_new { place.sync_folder() } else { Ok(()) }
+        file.sync_data()?;
+        if is_new { place.sync_folder() } else { Ok(()) }
     };
     write().map_err(KernelError::file(&path.to_string_lossy()))
+}
+
+/// A file of JSON lines that a writer adds to, which need not be on disk at once.
+#[derive(Debug)]
+pub(crate) struct Lines<'p> {
+    path: &'p Path,
+    file: File,
+    /// Bytes of its whole lines.
+    bytes: u64,
+}
+
+impl<'p> Lines<'p> {
+    /// Opens it, or makes it. A line that its writer's end cut short is left out.
+    pub(crate) fn open(path: &'p Path) -> Result<Self, KernelError> {
+        /// With this each line begins: a file of something else is left as it is.
+        const BEGINNING: u8 = b'{';
+        let file = Place::find(path, true)?.open(OFlags::RDWR | OFlags::APPEND | OFlags::CREATE)?;
+        let wrong = |error| KernelError::file(&path.to_string_lossy())(error);
+        let mut bytes = file.metadata().map_err(wrong)?.len();
+        let mut part = [0; 4096];
+        if bytes > 0 && (file.read_at(&mut part[..1], 0).map_err(wrong)?, part[0]) != (1, BEGINNING) {
+            return Err(refused(path, "is no record; name another"));
+        }
+        while bytes > 0 {
+            let count = (part.len() as u64).min(bytes) as usize;
+            file.read_exact_at(&mut part[..count], bytes - count as u64).map_err(wrong)?;
+            match part[..count].iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => {
+                    bytes -= (count - 1 - end) as u64;
+                    break;
+                }
+                None => bytes -= count as u64,
+            }
+        }
+        Ok(Self { path, file, bytes })
+    }
+
+    /// Adds a line, or leaves the file with whole lines alone; `line` is asked whether it is the first.
+    pub(crate) fn add(mut self, line: impl FnOnce(bool) -> String) -> Result<(), KernelError> {
+        let write = || {
+            self.file.set_len(self.bytes)?;
+            self.file.write_all((line(self.bytes == 0) + "\n").as_bytes())
+        };
+        let written = write();
+        if written.is_err() {
+            // Where this fails too, the next that opens it leaves out the rest.
+            drop(self.file.set_len(self.bytes));
+        }
+        written.map_err(KernelError::file(&self.path.to_string_lossy()))
+    }
 }
 
 /// Replaces the text in one step: a reader sees the old one or the new one. With `on_disk` so does a machine that
@@ -187,10 +236,10 @@ pub(crate) fn remove(path: &Path) -> Result<(), KernelError> {
         .map_err(|error| failed(&path.to_string_lossy(), error))
 }
 
-/// The right to be the only process that changes the settings of a journal. It ends with the process.
+/// The right to be the only process that changes the settings of a journal, or of a host. It ends with the process.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
 }
 
 impl Lock {
@@ -200,11 +249,44 @@ impl Lock {
     /// [`KernelError::Unsafe`] where another user could lead the file elsewhere; otherwise as opening it fails.
     pub fn take(journal: &Path) -> Result<Option<Self>, KernelError> {
         let path = Self::beside(journal);
+        let lock = Self::open(&path)?;
+        Ok(lock.hold(&path)?.then_some(lock))
+    }
+
+    /// Takes the lock of a host at `path`: one process at a time changes its settings, with whatever journal. What the file says of its last
+    /// holder is returned too.
+    ///
+    /// # Errors
+    /// [`KernelError::Held`] while another process has it; otherwise as [`Lock::take`].
+    pub(crate) fn of_host(path: &Path) -> Result<(Self, Option<Holder>), KernelError> {
+        let lock = Self::open(path)?;
+        let is_held = !lock.hold(path)?;
+        let mut text = Vec::new();
+        let read = (&lock.file).take(MOST_BYTES).read_to_end(&mut text);
+        // One that has just taken it may be writing who it is: then nobody is named.
+        let holder = Holder::parse(&String::from_utf8_lossy(&text));
+        match is_held {
+            true => Err(KernelError::Held { holder }),
+            false => read.map(|_| (lock, holder)).map_err(KernelError::file(&path.to_string_lossy())),
+        }
+    }
+
+    /// Says who holds it.
+    pub(crate) fn note(&self, holder: &Holder) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.write_all_at(format!("{}\n{}\n", holder.process, holder.journal).as_bytes(), 0)
+    }
+
+    fn open(path: &Path) -> Result<Self, KernelError> {
         // No other user may open it, because with an open file anyone can hold its lock.
-        let file = Place::find(&path, true)?.open_as(OFlags::RDWR | OFlags::CREATE, 0o600)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { _file: file })),
-            Err(Errno::WOULDBLOCK) => Ok(None),
+        Ok(Self { file: Place::find(path, true)?.open_as(OFlags::RDWR | OFlags::CREATE, 0o600)? })
+    }
+
+    /// Whether no other process has it.
+    fn hold(&self, path: &Path) -> Result<bool, KernelError> {
+        match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
             Err(error) => Err(failed(&path.to_string_lossy(), error)),
         }
     }
@@ -253,8 +335,8 @@ mod tests {
     fn what_is_appended_and_replaced_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/journal");
-        append(&path, "one", true).unwrap();
-        append(&path, "two", true).unwrap();
+        append(&path, "one").unwrap();
+        append(&path, "two").unwrap();
         assert_eq!(read(&path).unwrap(), "one\ntwo\n");
         replace(&path, "three", true).unwrap();
         assert_eq!(read(&path).unwrap(), "three");
@@ -278,7 +360,7 @@ mod tests {
         fs::write(&target, "theirs").unwrap();
         let link = folder.path().join("journal");
         symlink(&target, &link).unwrap();
-        assert!(why(append(&link, "x", true)).contains("is a link"));
+        assert!(why(append(&link, "x")).contains("is a link"));
         assert!(why(read(&link)).contains("is a link"));
         // In the place of the next text a link is removed, and its target is left alone.
         symlink(&target, folder.path().join("state.new")).unwrap();
@@ -286,31 +368,31 @@ mod tests {
         assert_eq!(fs::read_to_string(&target).unwrap(), "theirs");
         let to_folder = folder.path().join("away");
         symlink(folder.path(), &to_folder).unwrap();
-        assert!(why(append(&to_folder.join("journal2"), "x", true)).contains("is a link or no folder"));
+        assert!(why(append(&to_folder.join("journal2"), "x")).contains("is a link or no folder"));
     }
 
     #[test]
     fn what_others_may_write_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("journal");
-        append(&file, "x", true).unwrap();
+        append(&file, "x").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(why(append(&file, "x", true)).contains("may be written by other users"));
+        assert!(why(append(&file, "x")).contains("may be written by other users"));
         let open = folder.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(why(append(&open.join("journal"), "x", true)).contains("may be written by other users"));
+        assert!(why(append(&open.join("journal"), "x")).contains("may be written by other users"));
         fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
-        append(&open.join("journal"), "x", true).unwrap();
+        append(&open.join("journal"), "x").unwrap();
     }
 
     #[test]
     fn what_is_no_regular_file_with_one_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("journal");
-        append(&file, "x", true).unwrap();
+        append(&file, "x").unwrap();
         fs::hard_link(&file, folder.path().join("other")).unwrap();
-        assert!(why(append(&file, "x", true)).contains("another name too"));
+        assert!(why(append(&file, "x")).contains("another name too"));
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         assert!(why(read(&pipe)).contains("no regular file"));
@@ -325,11 +407,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let theirs = folder.path().join("home");
         fs::create_dir(&theirs).unwrap();
-        append(&theirs.join("journal"), "x", true).unwrap();
+        append(&theirs.join("journal"), "x").unwrap();
         std::os::unix::fs::chown(theirs.join("journal"), Some(4242), None).unwrap();
         assert!(why(read(&theirs.join("journal"))).contains("belongs to another user"));
         std::os::unix::fs::chown(&theirs, Some(4242), None).unwrap();
-        assert!(why(append(&theirs.join("other"), "x", true)).contains("belongs to another user"));
+        assert!(why(append(&theirs.join("other"), "x")).contains("belongs to another user"));
     }
 
     #[test]
@@ -346,7 +428,7 @@ mod tests {
         drop(Lock::take(&journal).unwrap());
         assert!(Lock::take_again(&journal).unwrap().is_some());
         fs::remove_file(journal.with_file_name("journal.lock")).unwrap();
-        append(&journal, "x", true).unwrap();
+        append(&journal, "x").unwrap();
         assert!(Lock::take_again(&journal).unwrap().is_some());
     }
 
@@ -360,5 +442,60 @@ mod tests {
         assert!(Lock::take(&journal).unwrap().is_none());
         drop(first);
         assert!(Lock::take(&journal).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_lock_of_a_host_names_its_holder_and_tells_the_next_of_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/agent.lock");
+        let holder = Holder::of("/a journal\nof two lines");
+        let (first, last) = Lock::of_host(&path).unwrap();
+        assert_eq!(last, None);
+        first.note(&holder).unwrap();
+        let refused = Lock::of_host(&path).unwrap_err();
+        assert!(matches!(&refused, KernelError::Held { holder: Some(it) } if *it == holder), "{refused}");
+        drop(first);
+        let (second, last) = Lock::of_host(&path).unwrap();
+        assert_eq!(last, Some(holder));
+        // What was cut short names nobody, and holds all the same.
+        for text in ["", "12", "12\n/b", "x\n/b\n", "\u{fffd}"] {
+            fs::write(&path, text).unwrap();
+            let refused = why(Lock::of_host(&path));
+            assert!(refused.starts_with("another agent runs on this host; stop it"), "{text:?}: {refused}");
+        }
+        drop(second);
+        assert_eq!(Lock::of_host(&path).unwrap().1, None);
+    }
+    #[test]
+    fn a_line_that_was_cut_short_is_left_out_and_what_is_no_record_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/record.jsonl");
+        let add =
+            |line: &str| Lines::open(&path).unwrap().add(|is_first| format!("{{{line}{is_first}}}")).unwrap();
+        add("1");
+        add("2");
+        let whole = "{1true}\n{2false}\n";
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        for torn in ["{3".to_owned(), "{".repeat(5000), "{".repeat(4096)] {
+            fs::write(&path, format!("{whole}{torn}")).unwrap();
+            drop(Lines::open(&path).unwrap());
+            assert_eq!(
+                fs::read_to_string(&path).unwrap(),
+                format!("{whole}{torn}"),
+                "a look changes nothing"
+            );
+            add("3");
+            assert_eq!(fs::read_to_string(&path).unwrap(), format!("{whole}{{3false}}\n"));
+            fs::write(&path, &torn).unwrap();
+            add("1");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "{1true}\n");
+        }
+        fs::write(&path, "# a table of file systems\n").unwrap();
+        assert!(why(Lines::open(&path)).ends_with("record.jsonl is no record; name another"));
+        // A disk without room takes a part of a line at most.
+        fs::write(&path, whole).unwrap();
+        let lines = Lines { file: File::open(&path).unwrap(), ..Lines::open(&path).unwrap() };
+        assert!(lines.add(|_| "{4}".to_owned()).is_err(), "it is open for reading alone");
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
     }
 }

@@ -423,7 +423,8 @@ impl RoundLimits {
 }
 
 /// What one round leaves to the next.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Past {
     /// How often the step of a service was halved, because it suffered or its pages returned.
     halvings: BTreeMap<String, u32>,
@@ -831,6 +832,9 @@ pub struct RecordedRound {
     pub limits: RoundLimits,
     /// What was decided.
     pub decision: Decision,
+    /// What the rounds before it left, where these are not in the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<Past>,
 }
 
 /// Decides the rounds of a record anew. Returns how many moves there were, and the first round that comes out otherwise.
@@ -838,8 +842,10 @@ pub struct RecordedRound {
 pub fn replay<'r>(rounds: impl IntoIterator<Item = &'r RecordedRound>) -> (usize, Option<(u64, Decision)>) {
     let (mut past, mut moves) = (Past::default(), 0);
     for recorded in rounds {
-        if recorded.round == 1 {
-            past = Past::default();
+        match &recorded.past {
+            Some(left) => past.clone_from(left),
+            None if recorded.round == 1 => past = Past::default(),
+            None => {}
         }
         let decision = decide(&recorded.services, &recorded.limits, &mut past);
         if decision != recorded.decision {
@@ -1419,7 +1425,7 @@ mod tests {
                 prop_assert!((0..seen.len()).all(is_told));
                 let moved = |service| decision.moves.iter().any(|change| change.service() == service);
                 prop_assert!((0..seen.len()).all(|service| !waits(service) || !(moved(service) || is_held(service))));
-                record.push(RecordedRound { round: index as u64 + 1, services, limits, decision });
+                record.push(RecordedRound { round: index as u64 + 1, services, limits, decision, past: None });
             }
             let (_, otherwise) = replay(&record);
             prop_assert_eq!(otherwise, None);
@@ -1534,9 +1540,32 @@ mod tests {
     fn a_record_that_was_changed_does_not_replay() {
         let services = views(&[opt_in(0.4, 0.6)], &[bytes(100, 0)]);
         let decision = decide(&services, &LIMITS, &mut Past::default());
-        let mut recorded = RecordedRound { round: 1, services, limits: LIMITS, decision };
+        let mut recorded = RecordedRound { round: 1, services, limits: LIMITS, decision, past: None };
         assert_eq!(replay([&recorded]), (1, None));
         recorded.services[0].seen.slow += MIB;
         assert!(matches!(replay([&recorded]), (0, Some((1, _)))));
+    }
+    #[test]
+    fn a_record_that_lacks_rounds_replays_by_what_these_left() {
+        // A service that suffers gives half as much, and half of that, until it does not.
+        let mut past = Past::default();
+        let round = |round: u64, past: &mut Past| {
+            let pressure = if round < 4 { 11.0 } else { 0.0 };
+            let services = views(&[opt_in(0.4, 0.6)], &[ServiceBytes { pressure, ..bytes(1000, 0) }]);
+            let limits = RoundLimits { step: 64 * MIB, ..LIMITS };
+            let left = Some(past.clone());
+            let decision = decide(&services, &limits, past);
+            RecordedRound { round, services, limits, decision, past: left }
+        };
+        let rounds: Vec<RecordedRound> = (1..8).map(|number| round(number, &mut past)).collect();
+        let lacking = |with_past: bool| -> Vec<RecordedRound> {
+            let of = |recorded: &RecordedRound| RecordedRound {
+                past: recorded.past.clone().filter(|_| with_past && recorded.round == 5),
+                ..recorded.clone()
+            };
+            rounds.iter().filter(|it| !(2..5).contains(&it.round)).map(of).collect()
+        };
+        assert_eq!(replay(&lacking(true)).1, None);
+        assert!(matches!(replay(&lacking(false)).1, Some((5, _))), "the control");
     }
 }

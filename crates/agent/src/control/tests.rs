@@ -5,7 +5,7 @@ use polder_linux::{DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, PROMOTION_LIMIT};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Forecast, forecast};
+use crate::{Forecast, contradictions, forecast};
 
 const MIB: u64 = 1 << 20;
 const JOURNAL: &str = "/run/polder/agent.journal";
@@ -1865,4 +1865,145 @@ fn many_services_of_which_nothing_moves_are_looked_at_in_turn_and_each_within_fi
     let (few, many) = (calls(200), calls(1000));
     println!("200 services: {few} calls, 1,000: {many}");
     assert!(many < few + 100 && few > 3 * 200, "{few} {many}");
+}
+
+#[test]
+fn a_node_whose_memory_goes_in_the_middle_of_a_look_does_not_end_the_agent() {
+    const NODES: &str = "/sys/devices/system/node";
+    let mut steps = 0;
+    for calls in 0.. {
+        let tree = machine();
+        tree.put(&format!("{NODES}/has_memory"), "0-2\n");
+        tree.put("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1-2\n");
+        let text = format!("Node 2 MemTotal: {} kB\nNode 2 MemFree: {} kB\n", 1 << 20, 1 << 19);
+        tree.put(&format!("{NODES}/node2/meminfo"), &text);
+        let mut agent = start(&tree);
+        let began = tree.calls();
+        tree.unplug_after(calls, 2);
+        let (round, _) = agent.round(0).unwrap_or_else(|error| panic!("unplugged at call {calls}: {error}"));
+        if tree.calls() - began <= calls {
+            assert_eq!(polder_linux::show_nodes(&agent.tiers().slow), "1-2", "the control");
+            break;
+        }
+        assert!(round.services.len() == 2, "unplugged at call {calls}: {:?}", round.alarms);
+        look(&mut agent);
+        assert_eq!(polder_linux::show_nodes(&agent.tiers().slow), "1", "unplugged at call {calls}");
+        agent.stop().unwrap();
+        steps += 1;
+    }
+    assert!(steps >= 30, "a round took {steps} calls only");
+}
+
+#[test]
+fn a_clock_that_is_set_back_keeps_no_pods_and_no_poison_from_being_looked_at() {
+    const ADDRESS: &str = "http://127.0.0.1:10255/pods";
+    const DAY: u64 = 86_400_000;
+    let text = format!(
+        "[kubernetes]\npods = \"{ADDRESS}\"\n[service.web]\nlabel = \"app=web\"\ntier = \"opt-in\"\n"
+    );
+    let pods = include_str!("../../tests/pods.json");
+    let tree = machine();
+    tree.add_cxl("mem0");
+    let (mut agent, _) = Agent::start(&tree, Policy::parse(&text).unwrap(), JOURNAL, false).unwrap();
+    let alarms = |agent: &mut Agent<&Tree>, now: u64| agent.round(now).unwrap().0.alarms;
+    let is_refused = |alarm: &Alarm| alarm.to_string().contains("connection refused");
+    let is_poison = |alarm: &Alarm| matches!(alarm, Alarm::CxlMemory { .. });
+    assert!(alarms(&mut agent, 3 * DAY).iter().any(is_refused));
+    tree.answer(ADDRESS, Some(pods));
+    tree.poison("mem0", 0x1000, 0x1000);
+    let waits = alarms(&mut agent, 3 * DAY + 5_000);
+    assert!(waits.iter().any(is_refused) && !waits.iter().any(is_poison), "the control: {waits:?}");
+    let looked = alarms(&mut agent, 2 * DAY);
+    assert!(!looked.iter().any(is_refused) && looked.iter().any(is_poison), "{looked:?}");
+}
+
+#[test]
+fn a_signal_that_ends_a_reclaim_early_counts_what_moved_and_asks_for_it_once() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    let before = tree.bytes("/cache")[0];
+    tree.interrupt_reclaim(8 * MIB);
+    let round = look(&mut agent);
+    assert!(round.alarms.is_empty(), "{:?}", round.alarms);
+    assert_eq!(before - tree.bytes("/cache")[0], 8 * MIB);
+    assert_eq!(round.services[0].cause.what, "it is over local_high, and its coldest pages go down");
+    look(&mut agent);
+    assert_eq!(before - tree.bytes("/cache")[0], 40 * MIB, "the next round goes on as usual");
+}
+
+#[test]
+fn goals_that_cannot_all_hold_are_named_with_figures() {
+    let told = |text: &str, fast: u64, prepare: &dyn Fn(&Tree)| -> Vec<String> {
+        let tree = Tree::new(fast * MIB);
+        tree.add_group("/cache", [200 * MIB, 0]);
+        tree.add_group("/web", [80 * MIB, 20 * MIB]);
+        prepare(&tree);
+        let policy = Policy::parse(text).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, "", true).unwrap();
+        let round = look(&mut agent);
+        contradictions(agent.policy(), &round)
+    };
+    // cache is to have 90 MiB and web 100; the kernel keeps 1/64 free.
+    assert_eq!(told(TEXT, 194, &|_| {}), Vec::<String>::new());
+    assert_eq!(
+        told(TEXT, 192, &|_| {}),
+        [
+            "not all goals can hold: the services are to have 190.0 MiB on the fast tier, which has 189.0 MiB for them (192.0 MiB less \
+          3.0 MiB that stay free): web 100.0 MiB (opt-out), cache 90.0 MiB (local_low 0.45 of 200.0 MiB); lower local_low, or opt \
+          fewer services out"
+        ]
+    );
+    let free = told(&format!("free_low = 0.1\n{TEXT}"), 200, &|_| {});
+    assert!(
+        free.len() == 1 && free[0].contains("180.0 MiB for them (200.0 MiB less 20.0 MiB that stay free)"),
+        "{free:?}"
+    );
+    // 90 MiB of cache and all of web belong on a slow tier of 128.
+    let down = TEXT.replace("opt-out", "background");
+    let slow = told(&down, 512, &|tree| tree.set_slow(128 * MIB));
+    assert!(
+        slow.len() == 1 && slow[0].contains("190.0 MiB on the slow tier, which has 126.0 MiB for them"),
+        "{slow:?}"
+    );
+    assert!(
+        slow[0].contains(
+            "web 100.0 MiB (background), cache 90.0 MiB (what exceeds local_high 0.55 of 200.0 MiB)"
+        ),
+        "{slow:?}"
+    );
+    assert!(told(&down, 512, &|tree| tree.set_slow(256 * MIB)).is_empty());
+    // Of many the largest are named, those of a default too.
+    let many = "default = \"rest\"\n[profile.rest]\ntier = \"opt-out\"\n";
+    let many = told(many, 100, &|tree| {
+        for index in 0..12 {
+            tree.add_group(&format!("/s{index:02}.service"), [(10 + index) * MIB, 0]);
+        }
+    });
+    assert!(many.len() == 1 && many[0].contains("s11.service 21.0 MiB (opt-out), "), "{many:?}");
+    assert!(many[0].contains("s04.service 14.0 MiB (opt-out), 4 others 46.0 MiB; "), "{many:?}");
+}
+
+#[test]
+fn a_goal_that_no_node_of_a_service_can_serve_is_refused_by_name_also_in_a_dry_run() {
+    const KEPT: &str =
+        "/cache: its cpuset.mems (1) leaves out the fast nodes 0, so none of its pages can come up";
+    const PARENT: &str =
+        "/shop/web: its parent's cpuset.mems leaves it nodes 1 alone, so it cannot be opted out";
+    for dry_run in [true, false] {
+        let tree = Tree::new(512 * MIB);
+        tree.add_group("/cache", [0, 200 * MIB]);
+        tree.add_group("/shop", [0, 100 * MIB]);
+        tree.add_group("/shop/web", [0, 100 * MIB]);
+        tree.set_nodes("/cache", "1");
+        tree.set_nodes("/shop", "1");
+        tree.set_parent_nodes("/shop/web", "1");
+        let policy = Policy::parse(&TEXT.replace("/web", "/shop/web")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, dry_run).unwrap();
+        let said: Vec<String> =
+            (0..2).flat_map(|_| look(&mut agent).alarms).map(|alarm| alarm.to_string()).collect();
+        for what in [KEPT, PARENT] {
+            assert!(said.iter().any(|alarm| alarm.contains(what)), "dry run {dry_run}: {what}: {said:?}");
+        }
+    }
 }

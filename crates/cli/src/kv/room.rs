@@ -29,15 +29,23 @@ pub(crate) struct Visits {
     ends: Option<Sender<()>>,
     thread: JoinHandle<()>,
     left: Receiver<(u16, u64)>,
+    told: Receiver<String>,
 }
 
 impl Visits {
     pub(crate) fn start(memory: AnyMemory, settings: &Settings) -> Self {
         let (ends, ended) = channel();
         let (leaves, left) = channel();
+        let (tells, told) = channel();
         let settings = settings.clone();
-        let thread = std::thread::spawn(move || run(&memory, &settings, &leaves, &ended));
-        Self { ends: Some(ends), thread, left }
+        let visitor = Visitor { settings, leaves, tells };
+        let thread = std::thread::spawn(move || visitor.run(&memory, &ended));
+        Self { ends: Some(ends), thread, left, told }
+    }
+
+    /// Lines about what was given since the last call.
+    pub(crate) fn told(&self) -> impl Iterator<Item = String> {
+        self.told.try_iter()
     }
 
     /// Has the keeper take back the ids of hosts that the thread stood in for.
@@ -58,44 +66,53 @@ impl Visits {
     }
 }
 
-fn run(memory: &AnyMemory, settings: &Settings, leaves: &Sender<(u16, u64)>, ended: &Receiver<()>) {
-    let (mut period, mut warned) = (PERIOD, String::new());
-    while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
-        let begun = Instant::now();
-        let visited = wanted_parts(memory).map_err(Failure::from).and_then(|parts| {
-            let visits = parts.iter().map(|part| visit(settings, part, leaves));
-            visits.collect::<Result<Vec<_>, _>>()
-        });
-        let (given, warning) = match visited {
-            Ok(visits) => (visits.iter().map(|given| given.bytes).max(), String::new()),
-            Err(error) => (Some(0), error.to_string()),
-        };
-        if !warning.is_empty() && warning != warned {
-            eprintln!("warning: a host that is gone keeps its room: {warning}");
-        }
-        warned = warning;
-        let rest = REST * begun.elapsed();
-        period = match given {
-            // A look reads what all objects are, though nobody wants room.
-            None => PERIOD.max(rest),
-            Some(0) => (2 * period).min(LONGEST_PERIOD).max(rest),
-            Some(_) => PERIOD,
-        };
-    }
+/// What the thread has.
+struct Visitor {
+    settings: Settings,
+    leaves: Sender<(u16, u64)>,
+    tells: Sender<String>,
 }
 
-/// Stands in for a host that is gone, and gives what is wanted of one of its parts.
-fn visit(settings: &Settings, part: &GonePart, leaves: &Sender<(u16, u64)>) -> Result<GivenUp, Failure> {
-    let session = stand_in(settings, part.host)?;
-    let incarnation = session.pool().this_process().host_incarnation;
-    let given = Cache::give_to_living(session.pool(), part);
-    drop(session);
-    // The keeper that ends takes nothing back.
-    _ = leaves.send((part.host, incarnation));
-    let given = given?;
-    if given.bytes > 0 {
-        let (host, name, bytes) = (part.host, printable(&part.cache), bytes(given.bytes));
-        println!("host {host} is gone: {bytes} of its blocks in the cache {name} made room for others");
+impl Visitor {
+    fn run(&self, memory: &AnyMemory, ended: &Receiver<()>) {
+        let (mut period, mut warned) = (PERIOD, String::new());
+        while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+            let begun = Instant::now();
+            let visited = wanted_parts(memory)
+                .map_err(Failure::from)
+                .and_then(|parts| parts.iter().map(|part| self.visit(part)).collect::<Result<Vec<_>, _>>());
+            let (given, warning) = match visited {
+                Ok(visits) => (visits.iter().map(|given| given.bytes).max(), String::new()),
+                Err(error) => (Some(0), error.to_string()),
+            };
+            if !warning.is_empty() && warning != warned {
+                eprintln!("warning: a host that is gone keeps its room: {warning}");
+            }
+            warned = warning;
+            let rest = REST * begun.elapsed();
+            period = match given {
+                // A look reads what all objects are, though nobody wants room.
+                None => PERIOD.max(rest),
+                Some(0) => (2 * period).min(LONGEST_PERIOD).max(rest),
+                Some(_) => PERIOD,
+            };
+        }
     }
-    Ok(given)
+
+    /// Stands in for a host that is gone, and gives what is wanted of one of its parts.
+    fn visit(&self, part: &GonePart) -> Result<GivenUp, Failure> {
+        let session = stand_in(&self.settings, part.host)?;
+        let incarnation = session.pool().this_process().host_incarnation;
+        let given = Cache::give_to_living(session.pool(), part);
+        drop(session);
+        // The keeper that ends takes nothing back, and tells nothing.
+        _ = self.leaves.send((part.host, incarnation));
+        let given = given?;
+        if given.bytes > 0 {
+            let (host, name, bytes) = (part.host, printable(&part.cache), bytes(given.bytes));
+            let what = format!("{bytes} of its blocks in the cache {name} made room for others");
+            _ = self.tells.send(format!("host {host} is gone: {what}\n"));
+        }
+        Ok(given)
+    }
 }

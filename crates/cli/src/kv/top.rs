@@ -3,23 +3,22 @@
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use polder_attach::settings::Settings;
 use polder_platform::printable;
 use polder_pool::kv::CacheStat;
 use ratatui::Frame;
-use ratatui::crossterm::event;
 use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, List};
 
 use super::{caches, table};
 use crate::Failure;
-use crate::agent::signals;
+use crate::agent::{Asked, signals, wrapped};
 use crate::pool::shown;
-use crate::top::ends;
+use crate::top::is_ended;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -68,13 +67,13 @@ fn rates(now: &CacheStat, then: &CacheStat, passed: Duration) -> String {
 
 /// Runs `polder kv top`.
 pub(super) fn run(settings: &Settings, name: Option<&str>) -> Result<ExitCode, Failure> {
+    let stop = signals()?;
     if std::io::stdout().is_terminal() {
         let mut terminal = ratatui::init();
-        let outcome = show(&mut terminal, settings, name);
+        let outcome = show(&mut terminal, settings, name, &stop);
         ratatui::restore();
         return outcome.map(|()| ExitCode::SUCCESS);
     }
-    let stop = signals()?;
     let mut before = None;
     loop {
         let look = Look::new(settings, name)?;
@@ -91,6 +90,7 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     settings: &Settings,
     name: Option<&str>,
+    stop: &Receiver<Asked>,
 ) -> Result<(), Failure> {
     let path = settings.pool.as_deref().unwrap_or(Path::new(""));
     let mut before = None;
@@ -98,7 +98,7 @@ fn show(
         let look = Look::new(settings, name)?;
         let lines = look.lines(before.as_ref());
         terminal.draw(|frame| draw(frame, path, lines))?;
-        if event::poll(PERIOD)? && ends(&event::read()?) {
+        if is_ended(stop, PERIOD)? {
             return Ok(());
         }
         before = Some(look);
@@ -107,12 +107,15 @@ fn show(
 
 fn draw(frame: &mut Frame<'_>, path: &Path, lines: Vec<String>) {
     let title = format!(" polder kv top {}: q ends ", printable(&shown(path)));
+    let columns = usize::from(frame.area().width).saturating_sub(2);
+    let within = |line: &String| {
+        let indent = if line.starts_with(' ') { "  " } else { "" };
+        wrapped(line.trim_start(), columns, indent)
+    };
+    let styled = |line: String| if line.starts_with(' ') { Line::from(line) } else { line.bold().into() };
     let lines = match lines.is_empty() {
         true => vec![Line::from("no caches")],
-        false => lines
-            .into_iter()
-            .map(|line| if line.starts_with(' ') { line.into() } else { line.bold().into() })
-            .collect(),
+        false => lines.iter().flat_map(within).map(styled).collect(),
     };
     frame.render_widget(List::new(lines).block(Block::bordered().title(title.bold())), frame.area());
 }
@@ -149,6 +152,14 @@ mod tests {
         ] {
             assert!(screen.contains(words), "{words}:\n{screen}");
         }
+        // A narrow one breaks lines, and loses nothing of them.
+        let mut terminal = Terminal::new(TestBackend::new(24, 16)).unwrap();
+        let lines = second.lines(Some(&first));
+        terminal.draw(|frame| draw(frame, Path::new("/dev/shm/kv"), lines.clone())).unwrap();
+        let screen = terminal.backend().to_string();
+        let squeezed =
+            |text: &str| text.chars().filter(|letter| !"\"│ \n".contains(*letter)).collect::<String>();
+        assert!(squeezed(&screen).contains(&squeezed(&lines.concat())), "{screen}");
         terminal.draw(|frame| draw(frame, Path::new("/dev/shm/kv"), vec![])).unwrap();
         assert!(terminal.backend().to_string().contains("no caches"));
     }

@@ -52,7 +52,7 @@ impl Pages {
         };
         let decision = decide(&services, &limits, &mut self.past);
         self.carry_out(&decision);
-        RecordedRound { round: number, services, limits, decision }
+        RecordedRound { round: number, services, limits, decision, past: None }
     }
 
     fn carry_out(&mut self, decision: &Decision) {
