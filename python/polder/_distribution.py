@@ -1,6 +1,15 @@
-"""Keeps Polder from running beside the files of another project, which has the name ``polder`` on PyPI."""
+"""Keeps Polder from running beside another project's files, which is ``polder`` on PyPI, or without what it needs."""
 
-from importlib.metadata import PackageNotFoundError, distribution
+import re
+from importlib.metadata import PackageNotFoundError, distribution, requires
+
+
+def missing(module: str, package: str, error: ImportError) -> ImportError:
+    """The error of a module whose package is not there: it says how to install a version that Polder runs with."""
+    extra = re.compile(rf"({package}\b[^;]*?)\s*;\s*extra == .(?:torch|demo)\b.")
+    found = filter(None, map(extra.match, requires("polder-memory") or ()))
+    wanted = next((it[1] for it in found), package)
+    return ImportError(f"{module} needs {package} ({error}): pip install '{wanted}'")
 
 
 def _refuse_stranger() -> None:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from polder import _core
+from polder import _core, _distribution
 
 CASE = re.compile(r"figure (\d) .* (\d+) (B|KiB|MiB) (\d+) procs (coherent|software) (\w+)( with shim)?")
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -431,6 +431,10 @@ def draw_platform(platform: dict[str, Any], out: Path) -> None:
 
 
 if __name__ == "__main__":
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        sys.exit(str(_distribution.missing("polder.figures", "matplotlib", error)))
     if sys.argv[2:] and not sys.argv[2].endswith(".json"):
         described = json.loads(_core.plan_platform(sys.argv[2]))
         if not described["rack"]:

@@ -17,6 +17,13 @@ Examples
 >>> placed.close()
 """
 
+from polder import _distribution
+
+try:
+    import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+except ImportError as error:
+    raise _distribution.missing("polder.offload", "torch", error) from error
+
 from polder.errors import PlacementError, PlacementWarning, TierError, TierFullError
 from polder.offload.optimizer import Adam, AdamW, Lion
 from polder.offload.placed import POLICIES, Placed, Row, place

@@ -32,17 +32,15 @@ an error the group is broken; leave it with ``destroy_process_group`` and join a
 import functools
 from typing import TYPE_CHECKING, Any
 
+# It refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
+from polder import _distribution
+
 try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise ImportError(
-        f"polder.torch needs torch ({error}); in Polder's folder `make torch` installs it, "
-        "else install the version that its pyproject.toml names"
-    ) from error
+    raise _distribution.missing("polder.torch", "torch", error) from error
 
-# _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
-from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.torch.backend import DEVICES, ProcessGroupPolder, create
 from polder.torch.hooks import in_order
 from polder.torch.service import EmulatedLinks, ParameterService, ProxyCount, SyncPlan

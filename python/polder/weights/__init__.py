@@ -28,7 +28,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
+from polder import _distribution
+
+try:
+    import torch
+except ImportError as error:
+    raise _distribution.missing("polder.weights", "torch", error) from error
 
 from polder import _core, address, arguments
 from polder.errors import ArgumentError, CorruptError, NotFoundError
