@@ -137,7 +137,7 @@ class Pool(_core.Pool):
             if made.nbytes != whole:
                 made.close()
                 raise ArgumentError(
-                    f"{name} has {made.nbytes} bytes, not {whole}; destroy it first, or ask for as many"
+                    f"{name} has {made.nbytes} bytes, not {whole}; give its shape and dtype, or destroy it first"
                 )
             return made
 
