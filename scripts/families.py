@@ -32,7 +32,7 @@ SIZES = {
     5632: ["intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "dff"],
     1024: ["moe_intermediate_size"],
     6: ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"],
-    2: ["num_experts_per_tok", "moe_topk", "n_shared_experts", "moe_num_shared_experts"],
+    2: ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "n_shared_experts", "moe_num_shared_experts"],
     160000: ["vocab_size"],
 }
 #: What some families need beside, or have no default for.
@@ -157,7 +157,7 @@ def vary(command: str, families: dict[str, Any]) -> None:
             if kind not in CONFIG_MAPPING or kind in LISTED:
                 continue
             # A small vocabulary, beside which the blocks count.
-            sizes = sized(kind, family) | {"vocab_size": 4096, "tie_word_embeddings": False}
+            sizes = sized(kind, family) | {"vocab_size": 4096, "tie_word_embeddings": False, "pad_token_id": None}
             written, _ = counted(kind, family["class"], sizes)
             file = {key: it for key, it in (written | sizes).items() if key not in ASIDE} | {"model_type": kind}
             for change, changed in changes(file):

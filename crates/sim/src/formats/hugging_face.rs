@@ -1702,6 +1702,8 @@ mod tests {
                 kind("qwen3_next", r#""num_local_experts": 4"#),
                 "num_local_experts: expected 512, as num_experts says, found 4",
             ),
+            (kind("mamba", r#""n_layer": 64"#), "n_layer: expected 32, as num_hidden_layers says, found 64"),
+            (kind("falcon", r#""n_layer": 60"#), "n_layer: expected 32, as num_hidden_layers says, found 60"),
             (
                 kind("deepseek_v3", r#""num_experts": 4"#),
                 "num_experts: expected 256, as n_routed_experts says, found 4",
