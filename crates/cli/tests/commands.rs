@@ -548,6 +548,8 @@ fn a_cache_that_is_not_there_is_told_from_those_that_are_and_no_option_is_passed
         );
     }
     assert_eq!(desk.say("top --json sync --once"), "[]\n");
+    let (_top, mut lines) = start(desk.command("kv top"));
+    assert!(lines.next().unwrap().ends_with("/pool: no caches"));
 }
 
 #[test]

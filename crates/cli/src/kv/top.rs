@@ -67,17 +67,21 @@ fn rates(now: &CacheStat, then: &CacheStat, passed: Duration) -> String {
 
 /// Runs `polder kv top`.
 pub(super) fn run(settings: &Settings, name: Option<&str>) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().unwrap_or(Path::new(""));
     let stop = signals()?;
     if std::io::stdout().is_terminal() {
         let mut terminal = ratatui::init();
-        let outcome = show(&mut terminal, settings, name, &stop);
+        let outcome = show(&mut terminal, settings, path, name, &stop);
         ratatui::restore();
         return outcome.map(|()| ExitCode::SUCCESS);
     }
     let mut before = None;
     loop {
         let look = Look::new(settings, name)?;
-        println!("{}", look.lines(before.as_ref()).join("\n"));
+        match look.lines(before.as_ref()) {
+            lines if lines.is_empty() => println!("{}: no caches", shown(path)),
+            lines => println!("{}", lines.join("\n")),
+        }
         std::io::stdout().flush()?;
         if stop.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
             return Ok(ExitCode::SUCCESS);
@@ -89,10 +93,10 @@ pub(super) fn run(settings: &Settings, name: Option<&str>) -> Result<ExitCode, F
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
     settings: &Settings,
+    path: &Path,
     name: Option<&str>,
     stop: &Receiver<Asked>,
 ) -> Result<(), Failure> {
-    let path = settings.pool.as_deref().unwrap_or(Path::new(""));
     let mut before = None;
     loop {
         let look = Look::new(settings, name)?;
