@@ -27,7 +27,10 @@ fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
             &path("bin/mpiexec"),
             &format!("#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{MPICH}'; exit; }}\n{body}\n"),
         );
-        install(&path("bin/mpicc"), "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done; : > \"$2\"\n");
+        install(
+            &path("bin/mpicc"),
+            "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done; : > \"$2\"; chmod +x \"$2\"\n",
+        );
         let mut command = Command::new(env!("CARGO_BIN_EXE_polder-dev"));
         for key in [
             "POLDER_POOL",

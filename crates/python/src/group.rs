@@ -15,9 +15,9 @@ use pyo3::types::PyList;
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
 use crate::lane::{Buffers, Call, Job, Verdict};
-use crate::number::{Number, Seconds};
+use crate::number::{self, Number, Seconds};
 use crate::object::{Extent, Object};
-use crate::pool::{self, Owned, Pool};
+use crate::pool::{Owned, Pool};
 use crate::pool_memory::PoolMemory;
 use crate::signals::{self, Detached, SIGNALS};
 use crate::tensor;
@@ -119,7 +119,7 @@ impl Group {
         timeout: Option<f64>,
         is_async: bool,
     ) -> PyResult<Option<Ticket>> {
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;
         if !is_async {
             run(py, &lane, &job, timeout)?;
@@ -550,7 +550,7 @@ impl Ticket {
     /// Waits for the operation's end. False if `timeout` seconds pass before it.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
         signals::outcome(py, &self.ticket, timeout, &self.wait)
     }
 

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use crate::buffer::{Elements, Span};
 use crate::errors::{self, argument};
 use crate::group::{Group, Ticket};
-use crate::pool::{self, Owned, Pool};
+use crate::number;
+use crate::pool::{Owned, Pool};
 use crate::signals::Detached;
 
 /// Kinds of messages by the names that Python gives.
@@ -124,7 +125,7 @@ impl Channel {
             receives,
             dtype: TYPES.iter().position(|&name| name == dtype).map(|place| place as u32 + 1),
             buffer: Lent { span, _arrays: arrays },
-            timeout: pool::span(timeout)?.0,
+            timeout: number::span(timeout)?.0,
         };
         channel.start_thread().map_err(|error| {
             errors::plain("PolderError", format!("cannot start the endpoint's thread: {error}"))

@@ -1,12 +1,13 @@
 //! Numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name, value and
 //! range. True and False are whole numbers of Python, and never meant as one.
 
+use std::time::Duration;
+
 use polder_attach::settings::{ByteCount, TimeSpan};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::errors::argument;
-use crate::pool;
 
 /// An argument that is to be a whole number, 0 by default.
 pub(crate) struct Number(Result<u64, String>);
@@ -73,6 +74,12 @@ impl Bytes {
     }
 }
 
+/// Seconds from Python.
+pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
+    let span = Duration::try_from_secs_f64(seconds);
+    span.map(TimeSpan).map_err(|_| argument(format!("timeout is {seconds} s; give a number from 0 on")))
+}
+
 /// An argument that is to be seconds, with the name `timeout`.
 pub(crate) struct Seconds(Result<f64, String>);
 
@@ -94,6 +101,6 @@ impl Seconds {
     /// `ArgumentError` when it is no number, or below 0.
     pub(crate) fn span(self) -> PyResult<TimeSpan> {
         let refused = |said: String| argument(format!("timeout is {said}; give a number from 0 on"));
-        pool::span(self.0.map_err(refused)?)
+        span(self.0.map_err(refused)?)
     }
 }

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use polder_mem::{Coherence, Memory, forks};
 
 use polder_attach::session::{self, Session, SessionError};
-use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
+use polder_attach::settings::{ByteCount, CoherenceChoice, Settings};
 use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -217,12 +216,6 @@ impl Pool {
 /// Who keeps the caches in step, as Python says it.
 fn choice(said: &str) -> PyResult<CoherenceChoice> {
     said.parse().map_err(|expected| argument(format!("coherence is {said:?}; {expected}")))
-}
-
-/// Seconds from Python.
-pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
-    let span = Duration::try_from_secs_f64(seconds);
-    span.map(TimeSpan).map_err(|_| argument(format!("timeout is {seconds} s; give a number from 0 on")))
 }
 
 pub(crate) fn session_error(error: SessionError) -> PyErr {

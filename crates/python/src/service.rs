@@ -20,7 +20,8 @@ use pyo3::prelude::*;
 
 use crate::buffer::{Elements, Span};
 use crate::errors::argument;
-use crate::pool::{self, Owned, Pool};
+use crate::number;
+use crate::pool::{Owned, Pool};
 use crate::signals;
 use crate::text::Text;
 
@@ -337,7 +338,7 @@ impl ServiceClient {
         timeout: Option<f64>,
         given_up: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let joined = signals::watched_asking(py, given_up, || {
             join(&session, &name, client, (clients, proxies), timeout)
@@ -583,7 +584,7 @@ pub(crate) fn service_proxy(
     timeout: Option<f64>,
     given_up: Option<Py<PyAny>>,
 ) -> PyResult<()> {
-    let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+    let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
     let session = pool.get().session()?;
     let sizes = (clients, proxies);
     signals::watched_asking(py, given_up, || {
