@@ -7,6 +7,8 @@ PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/dev:$PATH"
 export PATH RUSTDOCFLAGS="-D warnings" PROFILE=dev
 # Of the make that started this: cargo and rustdoc would look in vain for its jobs.
 unset MAKEFLAGS MFLAGS
+# Packages come without bytecode (Makefile): whoever imports torch first writes it, or all of some hundred processes would compile it.
+unset PYTHONDONTWRITEBYTECODE
 
 step() {
     name=$1; shift
