@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use polder_agent::write_host_with_pages;
 use polder_mem::testing::Running;
-use recorded::{agent, host, policy, put, text};
+use recorded::{agent, agent_with, host, policy, put, text};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Resource, Rlimit, prlimit};
 
@@ -148,25 +148,8 @@ fn a_host_has_one_agent_and_the_second_names_it() {
     let folder = governed(1);
     let root = folder.path();
     let other = |more: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
-        command.args([
-            "agent",
-            "run",
-            "--rounds",
-            "1",
-            "--journal",
-            "/other.journal",
-            "--state",
-            "/other.state",
-        ]);
-        command
-            .args(more)
-            .arg("--policy")
-            .arg(root.join("policy.toml"))
-            .arg("--root")
-            .arg(root)
-            .output()
-            .unwrap()
+        let more = [&["--rounds", "1"], more].concat();
+        agent_with(root, "/other.journal", "/other.state", &more).output().unwrap()
     };
     let mut running = RunningAgent::start(agent(root, &["--json"]));
     running.round();
@@ -324,19 +307,7 @@ fn a_file_that_is_no_record_is_refused_before_a_setting_is_changed() {
     }
     assert_eq!(fs::read_to_string(record).unwrap(), "# <file system>\n");
     // Nor is a state that cannot be one taken for a full disk.
-    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
-    command.args([
-        "agent",
-        "run",
-        "--rounds",
-        "1",
-        "--journal",
-        "/agent.journal",
-        "--state",
-        "/sys",
-        "--root",
-    ]);
-    let output = command.arg(root).arg("--policy").arg(root.join("policy.toml")).output().unwrap();
+    let output = agent_with(root, "/agent.journal", "/sys", &["--rounds", "1"]).output().unwrap();
     assert!(!output.status.success() && text(&output.stderr).contains("/sys"), "{output:?}");
     assert_eq!(demotion(root), "false");
 }

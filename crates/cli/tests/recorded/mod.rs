@@ -48,10 +48,13 @@ pub(crate) fn policy(services: usize, period: &str) -> String {
 
 /// `polder agent run` on the host below `root`.
 pub(crate) fn agent(root: &Path, more: &[&str]) -> Command {
+    agent_with(root, "/agent.journal", "/agent.state", more)
+}
+
+/// As [`agent`], with another journal or state.
+pub(crate) fn agent_with(root: &Path, journal: &str, state: &str, more: &[&str]) -> Command {
     let mut command = polder();
-    command
-        .args(["agent", "run", "--journal", "/agent.journal", "--state", "/agent.state", "--root"])
-        .arg(root);
+    command.args(["agent", "run", "--journal", journal, "--state", state, "--root"]).arg(root);
     command.arg("--policy").arg(root.join("policy.toml")).args(more);
     command
 }
