@@ -28,11 +28,15 @@ fn attach(folder: &Path, host: u16) -> (Session, Arc<Pool<AnyMemory>>) {
 
 /// With a run directory that is not the pool's folder.
 fn attach_by(folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<AnyMemory>>) {
+    attach_as(JOB, folder, run, host)
+}
+
+fn attach_as(job: u64, folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<AnyMemory>>) {
     let settings = Settings {
         pool: Some(folder.join("pool")),
         run: Some(run.into()),
         host: Some(host),
-        job: Some(JOB),
+        job: Some(job),
         ..Settings::default()
     };
     let session = Session::open(&settings).unwrap();
@@ -208,11 +212,16 @@ fn sweep(options: EndpointOptions, rings: usize) {
     pool.close(pool.create("/mine", 64).unwrap());
     // Three endpoints, rings of pairs, two memories, and two objects that are not the job's.
     assert_eq!(names(&pool).len(), 3 + rings + 2 + 2, "{:?}", names(&pool));
-    assert_eq!(
-        pool.sweep_job(JOB),
-        Ok(SweepReport::default()),
-        "somebody who lives may still listen to the dead"
-    );
+    // `polder pool sweep` is a process of another job.
+    let (_other, stranger) = attach_as(JOB + 1, scratch.path(), scratch.path(), 0);
+    for sweeper in [&stranger, &pool] {
+        let job = sweeper.member().job;
+        assert_eq!(
+            sweeper.sweep_job(JOB),
+            Ok(SweepReport::default()),
+            "somebody who lives may still listen to the dead, and a process of job {job} sweeps"
+        );
+    }
     // What the dead said is heard after the sweep.
     let mut heard = vec![];
     for _ in 0..4 {

@@ -85,6 +85,11 @@ impl<M: Memory> Pool<M> {
             };
             Ok::<_, PoolError>(holder != Holder::Stays)
         };
+        // A search among all objects for each receiver of each endpoint would take the cube of a job's ranks.
+        let mut found: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        for listed in objects.iter().filter(|listed| Use::of(&listed.name, job) == Some(Use::Endpoint)) {
+            found.entry(&listed.name).or_default().push(listed.generation);
+        }
         let (mut kept, mut heard) = (BTreeSet::new(), BTreeSet::new());
         for listed in &objects {
             let is_kept = match Use::of(&listed.name, job) {
@@ -102,7 +107,7 @@ impl<M: Memory> Pool<M> {
                     is_kept
                 }
                 Some(Use::Endpoint) if is_over(&listed.name, listed.generation)? => {
-                    let is_kept = self.has_live_receiver(listed, &objects, &mut is_over)?;
+                    let is_kept = self.has_live_receiver(job, listed, &found, &mut is_over)?;
                     if is_kept {
                         heard.extend(listed.name.rsplit_once('.').map(|(host, _)| host.to_owned()));
                     }
@@ -209,17 +214,19 @@ impl<M: Memory> Pool<M> {
     /// Whether an endpoint has a small ring to another of those that were found that is not over.
     fn has_live_receiver(
         &self,
+        job: u64,
         endpoint: &ListedObject,
-        objects: &[ListedObject],
+        found: &BTreeMap<&str, Vec<u64>>,
         is_over: &mut impl FnMut(&str, u64) -> Result<bool, PoolError>,
     ) -> Result<bool, PoolError> {
-        let receivers = match endpoint::receivers_of(self, &endpoint.name, endpoint.generation) {
+        let receivers = match endpoint::receivers_of(self, job, &endpoint.name, endpoint.generation) {
             Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => return Ok(false),
             receivers => receivers?,
         };
         for (name, is_it) in receivers {
-            for other in objects.iter().filter(|other| other.name == name && is_it(other.generation)) {
-                if !is_over(&other.name, other.generation)? {
+            let generations = found.get(&*name).into_iter().flatten();
+            for &generation in generations.filter(|&&generation| is_it(generation)) {
+                if !is_over(&name, generation)? {
                     return Ok(true);
                 }
             }

@@ -272,6 +272,7 @@ fn identity_of<M: Memory>(pool: &Pool<M>, object: &SharedObject) -> Result<(Proc
 /// Those of [`hold_endpoint`].
 pub(crate) fn receivers_of<M: Memory>(
     pool: &Pool<M>,
+    job: u64,
     name: &str,
     generation: u64,
 ) -> Result<Vec<(String, impl Fn(u64) -> bool)>, PoolError> {
@@ -282,7 +283,7 @@ pub(crate) fn receivers_of<M: Memory>(
     let receiver = |((host, port), word): ((u16, u16), u64)| {
         let (count, base) = split_word(word);
         let is_it = move |generation| generation_bits(generation) == base;
-        (count > 0).then(|| (endpoint_name(pool.member().job, host, port), is_it))
+        (count > 0).then(|| (endpoint_name(job, host, port), is_it))
     };
     Ok(words?.into_iter().filter_map(receiver).collect())
 }
