@@ -25,6 +25,9 @@ fi
 scripts/dev.sh
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
+# Also by Ctrl-C: a signal alone would end the script without the trap before.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 polder=${POLDER:-.venv/bin/polder}
 
 # put FOLDER PROGRAM...: the libraries that programs are linked to go to the paths where they look for them.
@@ -116,8 +119,14 @@ boot() {
     name=$1; seconds=$2; qemu=$3; shift 3
     log=out/lab/$name.log
     # no_timer_check: on a busy machine an emulated timer may miss the ticks that the kernel waits for, and the kernel panics.
-    timeout -k 5 "$seconds" "$qemu" -nodefaults -nographic -serial stdio -no-reboot "$@" </dev/null >"$log" 2>&1 ||
-        say "the guest $name was ended after $seconds s"
+    # --foreground: else Ctrl-C does not come to the guest.
+    timeout --foreground -k 5 "$seconds" "$qemu" -nodefaults -nographic -serial stdio -no-reboot "$@" </dev/null >"$log" 2>&1 || {
+        status=$?
+        case $status in
+            124 | 137) say "the guest $name was ended after $seconds s" ;;
+            *) say "$qemu ended with $status" ;;
+        esac
+    }
     tr -d '\r' <"$log" | sed -n 's/.*\(lab: kernel\)/\1/;/^lab: kernel/,$p'
     grep -q '^lab: [0-9]* checks passed' "$log" || { say "FAILED on $name; the guest's log is $log"; return 1; }
 }

@@ -50,7 +50,11 @@ verify_lane() {
 mkdir -p out
 verify_lane >out/verify-lane.log 2>&1 &
 verify=$!
-trap 'kill "$verify" $(pgrep -P "$verify") 2>/dev/null || :' EXIT
+lane=""
+trap 'for one in $verify $lane; do kill "$one" $(pgrep -P "$one") 2>/dev/null || :; done' EXIT
+# Also by Ctrl-C: a signal alone would end the script without the trap before, and the lanes ignore it.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 step "what is installed" lean
 step "format" cargo fmt --all --check
 step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
@@ -87,6 +91,7 @@ if $own_shm true 2>/dev/null; then
     lane=$!
     (second_lane) || failed="the second lane, above the first; "
     wait "$lane" || failed="${failed}the first lane, above the model's; "
+    lane=""
     cat out/first-lane.log
 else
     printf '\n== one lane, because this user may not mount a /dev/shm of its own\n'
