@@ -341,6 +341,8 @@ def main() -> int:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "POLDER_COHERENCE": "software",
+        # The engine that is killed leaves a semaphore, which Python removes when this process ends.
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
     }
     disable_progress_bar()
     began = time.monotonic()
