@@ -127,6 +127,20 @@ impl Service {
         Ok(bytes)
     }
 
+    /// Prints what the kernel counts of its memory on `node`, such as `N1=`, and which of its mappings have pages there.
+    pub(crate) fn show_places(&self, node: &str) -> Result<(), Failed> {
+        let counted = format!("{CGROUPS}{}/memory.numa_stat", self.cgroup);
+        for file in [counted, format!("/proc/{}/numa_maps", self.pid())] {
+            println!("{file}:");
+            let none = format!("{node}0");
+            let is_there = |line: &&str| {
+                line.split_ascii_whitespace().any(|field| field.starts_with(node) && field != none)
+            };
+            read(&file)?.lines().filter(is_there).for_each(|line| println!("  {line}"));
+        }
+        Ok(())
+    }
+
     /// Asks the kernel to take so many MiB from the service, as pressure on the host would.
     pub(crate) fn reclaim(&self, mib: u64) -> Result<(), Failed> {
         match write(&format!("{CGROUPS}{}/memory.reclaim", self.cgroup), &format!("{mib}M")) {

@@ -504,6 +504,9 @@ fn repair(agent: &mut Agent, web: &Service, checks: &mut Checks) -> Result<(), F
         }
     }
     let [_, left] = web.bytes()?;
+    if left > 0 {
+        web.show_places("N1=")?;
+    }
     checks.check(left == 0, "web has nothing on the slow tier within two rounds")
 }
 
