@@ -115,6 +115,8 @@ impl Service {
 
     /// Bytes of user memory on each node, by names such as `N0`.
     pub(crate) fn nodes(&self) -> Result<BTreeMap<String, u64>, Failed> {
+        // Linux 6.12 sums up then what each CPU has counted; without that the last pages may be missing for 2 s.
+        read(&format!("{CGROUPS}{}/cpu.stat", self.cgroup))?;
         let text = read(&format!("{CGROUPS}{}/memory.numa_stat", self.cgroup))?;
         let mut bytes: BTreeMap<String, u64> = BTreeMap::new();
         for line in text.lines().filter(|line| line.starts_with("anon ") || line.starts_with("file ")) {

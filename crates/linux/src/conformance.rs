@@ -52,6 +52,7 @@ impl<K: Kernel> Bench<'_, K> {
     }
 
     fn bytes(&self) -> Result<(u64, u64), String> {
+        self.cgroup.sum_up(self.kernel);
         let memory =
             self.cgroup.memory(self.kernel, &HugePages::default()).map_err(|error| error.to_string())?;
         let sum = |nodes: &BTreeSet<u32>, memory: &BTreeMap<u32, NodeMemory>| {

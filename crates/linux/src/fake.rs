@@ -37,7 +37,8 @@ const SLOW_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier90/nodel
 const FAST_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier4/nodelist";
 
 /// Files of a cgroup.
-const GROUP_FILES: [&str; 7] = [
+const GROUP_FILES: [&str; 8] = [
+    "cpu.stat",
     "cpuset.mems",
     "cpuset.mems.effective",
     "memory.events",
@@ -60,6 +61,9 @@ struct Group {
     shared: u64,
     /// What of the fast bytes is locked, and never goes down.
     locked: u64,
+    /// What of the bytes that come up is counted as slow until `cpu.stat` is read, and what is now.
+    counts_late: u64,
+    late: u64,
     pressure: f64,
     refaults: u64,
     /// Bytes that the kernel moved up, and down.
@@ -118,6 +122,7 @@ impl Group {
         self.mems = show_nodes(&nodes);
         let after = self.effective();
         if before != after && after == "0" {
+            self.late = self.counts_late.min(self.bytes[1]);
             self.bytes = [self.bytes[0] + self.bytes[1], 0];
             self.cache = [self.cache[0] + self.cache[1], 0];
         }
@@ -344,6 +349,12 @@ impl Tree {
         self.change(path, |group| group.shared = bytes);
     }
 
+    /// So many bytes of the cgroup `path` have just come up, and are counted as slow until its `cpu.stat` is read; so are as many of what its
+    /// `cpuset.mems` brings up from now on.
+    pub fn count_late(&self, path: &str, bytes: u64) {
+        self.change(path, |group| (group.counts_late, group.late) = (bytes, bytes));
+    }
+
     /// So many fast bytes of the cgroup `path` are locked, and stay.
     pub fn lock(&self, path: &str, bytes: u64) {
         self.change(path, |group| group.locked = bytes);
@@ -536,16 +547,20 @@ impl Tree {
     }
 
     fn read_group(&self, folder: &str, name: &str) -> Option<String> {
-        let groups = self.groups.borrow();
-        let group = groups.get(folder).filter(|group| !group.lacks.contains(name))?;
-        let Group { bytes, cache, .. } = group;
+        let mut groups = self.groups.borrow_mut();
+        let group = groups.get_mut(folder).filter(|group| !group.lacks.contains(name))?;
+        if name == "cpu.stat" {
+            group.late = 0;
+            return Some("usage_usec 0\nuser_usec 0\nsystem_usec 0\n".to_owned());
+        }
+        let Group { bytes, cache, late, .. } = group;
         Some(match name {
             "cpuset.mems" => format!("{}\n", group.mems),
             "cpuset.mems.effective" => format!("{}\n", group.effective()),
             "memory.numa_stat" => format!(
                 "anon N0={} N1={}\nfile N0={} N1={}\nkernel_stack N0=16384 N1=0\nshmem N0=0 N1=0\n",
-                bytes[0] - cache[0],
-                bytes[1] - cache[1],
+                bytes[0] - cache[0] - *late,
+                bytes[1] - cache[1] + *late,
                 cache[0],
                 cache[1]
             ),

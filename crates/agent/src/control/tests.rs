@@ -297,6 +297,22 @@ fn an_opt_out_that_demotion_broke_is_repaired_in_the_round_that_sees_it() {
 }
 
 #[test]
+fn pages_that_came_up_and_are_counted_late_break_no_opt_out() {
+    let tree = machine();
+    let mut agent = start(&tree);
+    look(&mut agent);
+    tree.count_late("/web", 4096);
+    let shown = tree.read("/sys/fs/cgroup/web/memory.numa_stat").unwrap();
+    assert!(shown.contains("N1=4096"), "{shown}");
+    assert_eq!(look(&mut agent).alarms, []);
+    // Of what is there the last page that comes up is counted late.
+    tree.write("/sys/fs/cgroup/web/memory.reclaim", &(20 * MIB).to_string()).unwrap();
+    let broken = Alarm::OptOutBroken { service: "web".to_owned(), found: 20 * MIB, left: 0 };
+    assert_eq!(look(&mut agent).alarms, [broken]);
+    assert_eq!(look(&mut agent).alarms, []);
+}
+
+#[test]
 fn a_service_that_is_gone_is_an_alarm_and_the_others_go_on() {
     let tree = machine();
     let mut agent = start(&tree);
