@@ -39,19 +39,19 @@ lean() {
 # What the model explores takes what the cores leave, until all else is done.
 idle() { limited nice -n 19 polder-dev verify "$@"; }
 verify_lane() {
-    # It fails where a schedule does: it stands for 3,000 of each suite, as their seeds draw memory, and on hdm-db.
-    step "sites" idle --sites -n 3000
-    # It learns the mutants of a suite from its first 4,000 schedules, and fails where one of those does. What is listed as harmless
-    # survives each schedule, and would take most of the time: `make verify` runs as many of those as of the others.
+    # Both fail where a schedule does. The first explores 3,000 of each suite, as their seeds draw memory, and on hdm-db; the second
+    # learns the mutants of a suite from its 4,000 before those.
+    step "sites" idle --sites --seed 4000 -n 3000
+    # What is listed as harmless survives each schedule, and would take most of the time: `make verify` runs as many of those as of the
+    # others.
     step "mutants" idle --mutants -n 30000 --harmless 1000
-    step "schedules" idle --seed 4000 -n 1000
     step "canaries" idle --canaries
 }
 mkdir -p out
 verify_lane >out/verify-lane.log 2>&1 &
 verify=$!
-lane=""
-trap 'for one in $verify $lane; do kill "$one" $(pgrep -P "$one") 2>/dev/null || :; done' EXIT
+first="" lab=""
+trap 'for one in $verify $first $lab; do kill "$one" $(pgrep -P "$one") 2>/dev/null || :; done' EXIT
 # Also by Ctrl-C: a signal alone would end the script without the trap before, and the lanes ignore it.
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -72,12 +72,12 @@ if grep -q ' hugetlbfs ' /proc/mounts; then
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
-# What follows takes one core for most of its time, so it runs in two lanes. Tests look for what others leave in /dev/shm: each lane
+# What follows waits for much of its time, so it runs in three lanes. Tests look for what others leave in /dev/shm: each lane of them
 # has one of its own.
 files() { printf " $1python/tests/test_%s.py" torch sync doors snapshot mpi group recovery; }
 first_lane() { step "tests (Python, groups of ranks and doors)" limited $own_shm pytest $(files ""); }
-second_lane() {
-    step "tests (Python, all others)" limited $own_shm pytest $(files "--ignore=")
+second_lane() { step "tests (Python, all others)" limited $own_shm pytest $(files "--ignore="); }
+lab_lane() {
     if command -v qemu-system-x86_64 >/dev/null || [ "$(id -u)" = 0 ]; then
         step "lab" lab/run.sh
     else
@@ -88,16 +88,20 @@ own_shm=scripts/own_shm.sh
 failed=""
 if $own_shm true 2>/dev/null; then
     first_lane >out/first-lane.log 2>&1 &
-    lane=$!
+    first=$!
+    lab_lane >out/lab-lane.log 2>&1 &
+    lab=$!
     (second_lane) || failed="the second lane, above the first; "
-    wait "$lane" || failed="${failed}the first lane, above the model's; "
-    lane=""
-    cat out/first-lane.log
+    wait "$first" || failed="${failed}the first lane, above the lab's; "
+    wait "$lab" || failed="${failed}the lab's lane, above the model's; "
+    first="" lab=""
+    cat out/first-lane.log out/lab-lane.log
 else
     printf '\n== one lane, because this user may not mount a /dev/shm of its own\n'
     own_shm=""
     first_lane
     second_lane
+    lab_lane
 fi
 wait "$verify" || failed="${failed}the model's lane, just above"
 trap - EXIT
