@@ -349,7 +349,14 @@ def test_prometheus_and_top_see_what_a_cache_holds(scratch: Path) -> None:
             assert serving.stderr
             address = serving.stderr.readline().split()[-1]
             text = urllib.request.urlopen(address, timeout=60).read().decode()
+            (scratch / "pool").rename(scratch / "away")
+            assert "looking again every 5 s" in serving.stderr.readline()
+            while_away = urllib.request.urlopen(address, timeout=60).read().decode()
+            (scratch / "away").rename(scratch / "pool")
             serving.terminate()
+        assert serving.returncode == 0
+        assert while_away.endswith("polder_kv_up 0\n# EOF\n")
+        assert "polder_kv_puts" not in while_away
         assert 'polder_kv_puts_total{cache="llm",host="0"} 2\n' in text
         assert f'polder_kv_bytes{{cache="llm",identity="{cache.hash}"}} {2 * BLOCK}\n' in text
         with started("top") as shown:

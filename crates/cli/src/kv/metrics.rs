@@ -1,6 +1,7 @@
 //! `polder kv metrics`: what the caches of a pool hold, for Prometheus.
 //!
-//! A look reads the lines of all blocks. So it is taken every few seconds, however often somebody asks.
+//! A look reads the lines of all blocks. So it is taken every few seconds, however often somebody asks. The first must succeed. After one that
+//! fails, `polder_kv_up` is all that is told, until one succeeds.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -21,12 +22,18 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// Runs `polder kv metrics`.
 pub(super) fn run(settings: &Settings, listen: SocketAddr) -> Result<ExitCode, Failure> {
     let stop = signals()?;
-    let look = || caches(settings, None).map(|(_, caches)| Arc::<str>::from(text(&caches)));
-    let last = Arc::new(Mutex::new(look()?));
+    let look = || caches(settings, None).map(|(_, caches)| caches);
+    let last = Arc::new(Mutex::new(Arc::<str>::from(text(Some(&look()?)))));
     let told = Arc::clone(&last);
     serve(listen, Box::new(move || Arc::clone(&told.lock().unwrap_or_else(PoisonError::into_inner))))?;
+    let mut was_up = true;
     while stop.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = look()?;
+        let found = look();
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = text(found.as_deref().ok()).into();
+        if let (true, Err(Failure(why))) = (was_up, &found) {
+            eprintln!("polder: {why}; looking again every {} s", PERIOD.as_secs());
+        }
+        was_up = found.is_ok();
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -34,8 +41,16 @@ pub(super) fn run(settings: &Settings, listen: SocketAddr) -> Result<ExitCode, F
 /// A series: its labels and its value.
 type Series = (String, u64);
 
-/// In the format of OpenMetrics.
-fn text(caches: &[CacheStat]) -> String {
+/// What a look found, or that it failed, in the format of OpenMetrics.
+fn text(found: Option<&[CacheStat]>) -> String {
+    let up = u8::from(found.is_some());
+    let up = format!(
+        "# HELP polder_kv_up 1 where the last look at the pool succeeded.\n# TYPE polder_kv_up gauge\npolder_kv_up {up}\n"
+    );
+    up + &found.map(families).unwrap_or_default() + "# EOF\n"
+}
+
+fn families(caches: &[CacheStat]) -> String {
     let of_cache = |value: fn(&CacheStat) -> u64| {
         caches.iter().map(|cache| (label("cache", &cache.name), value(cache))).collect::<Vec<Series>>()
     };
@@ -98,7 +113,7 @@ fn text(caches: &[CacheStat]) -> String {
     );
     family("blocks", "gauge", "Blocks of an identity", of_identity(|identity| identity.blocks));
     family("bytes", "gauge", "Bytes of an identity's blocks", of_identity(|identity| identity.bytes));
-    text + "# EOF\n"
+    text
 }
 
 /// A label, with what its value may not hold written otherwise.
@@ -117,9 +132,10 @@ mod tests {
             "identities":[{"hash":"00ff","text":"{}","blocks":3,"bytes":30}],
             "hosts":[{"host":2,"blocks":3,"claimed":70,"puts":9,"evictions":6,"hits":5,"misses":4,"oldest_seconds":77,"pinned":1,"wants_room":true},
                 {"host":3,"blocks":0,"claimed":0,"puts":0,"evictions":0,"hits":1,"misses":0,"gone":true}]}"#;
-        let text = text(&[serde_json::from_str(json).unwrap()]);
+        let text = text(Some(&[serde_json::from_str(json).unwrap()]));
         let name = r#"cache="a\"} 1\nb""#;
         for line in [
+            "polder_kv_up 1".to_owned(),
             format!("polder_kv_budget_bytes{{{name}}} 100"),
             format!("polder_kv_claimed_bytes{{{name},host=\"2\"}} 70"),
             format!("polder_kv_puts_total{{{name},host=\"2\"}} 9"),
@@ -135,8 +151,15 @@ mod tests {
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
-        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 13);
+        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 14);
         assert!(!text.contains("oldest_seconds{cache=\"a\\\"} 1\\nb\",host=\"3\""), "it has no block");
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn after_a_look_that_failed_nothing_is_told_but_that() {
+        let told = text(None);
+        assert!(told.ends_with("# TYPE polder_kv_up gauge\npolder_kv_up 0\n# EOF\n"), "{told}");
+        assert_eq!(told.lines().count(), 4);
     }
 }
