@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
 use crate::lane::{Buffers, Call, Job, Verdict};
-use crate::number::{self, Number, Seconds};
+use crate::number::{Number, Seconds};
 use crate::object::{Extent, Object};
 use crate::pool::{Owned, Pool};
 use crate::pool_memory::PoolMemory;
@@ -116,10 +116,10 @@ impl Group {
         &self,
         py: Python<'_>,
         job: Job,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         is_async: bool,
     ) -> PyResult<Option<Ticket>> {
-        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(Seconds::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;
         if !is_async {
             run(py, &lane, &job, timeout)?;
@@ -343,7 +343,7 @@ impl Group {
         operation: &Bound<'_, AnyOperation>,
         sources: &Bound<'_, PyList>,
         targets: &Bound<'_, PyList>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         is_async: bool,
         ready: Option<Py<PyAny>>,
         piece: Option<Piece<'_>>,
@@ -395,7 +395,7 @@ impl Group {
         agreed: &Bound<'_, Agreed>,
         yes: bool,
         message: u64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         is_async: bool,
     ) -> PyResult<Option<Ticket>> {
         let call = Call::Agree { yes, message, verdict: Arc::clone(&agreed.get().0) };
@@ -549,8 +549,8 @@ impl Ticket {
 impl Ticket {
     /// Waits for the operation's end. False if `timeout` seconds pass before it.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<bool> {
+        let timeout = timeout.map(Seconds::span).transpose()?.map(|span| span.0);
         signals::outcome(py, &self.ticket, timeout, &self.wait)
     }
 

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::buffer::{Elements, Span};
 use crate::errors::{self, argument};
 use crate::group::{Group, Ticket};
-use crate::number;
+use crate::number::Seconds;
 use crate::pool::{Owned, Pool};
 use crate::signals::Detached;
 
@@ -103,7 +103,7 @@ impl Channel {
         place: (usize, usize),
         receives: bool,
         dtype: &str,
-        timeout: f64,
+        timeout: Seconds,
         arrays: Py<PyAny>,
     ) -> PyResult<Py<Message>> {
         let channel = self.channel.with(Arc::clone)?;
@@ -125,7 +125,7 @@ impl Channel {
             receives,
             dtype: TYPES.iter().position(|&name| name == dtype).map(|place| place as u32 + 1),
             buffer: Lent { span, _arrays: arrays },
-            timeout: number::span(timeout)?.0,
+            timeout: timeout.span()?.0,
         };
         channel.start_thread().map_err(|error| {
             errors::plain("PolderError", format!("cannot start the endpoint's thread: {error}"))

@@ -74,12 +74,6 @@ impl Bytes {
     }
 }
 
-/// Seconds from Python.
-pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
-    let span = Duration::try_from_secs_f64(seconds);
-    span.map(TimeSpan).map_err(|_| argument(format!("timeout is {seconds} s; give a number from 0 on")))
-}
-
 /// An argument that is to be seconds, with the name `timeout`.
 pub(crate) struct Seconds(Result<f64, String>);
 
@@ -101,6 +95,8 @@ impl Seconds {
     /// `ArgumentError` when it is no number, or below 0.
     pub(crate) fn span(self) -> PyResult<TimeSpan> {
         let refused = |said: String| argument(format!("timeout is {said}; give a number from 0 on"));
-        span(self.0.map_err(refused)?)
+        let seconds = self.0.map_err(refused)?;
+        let span = Duration::try_from_secs_f64(seconds);
+        span.map(TimeSpan).map_err(|_| refused(format!("{seconds} s")))
     }
 }

@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{Elements, Span};
 use crate::errors::argument;
-use crate::number;
+use crate::number::Seconds;
 use crate::pool::{Owned, Pool};
 use crate::signals;
 use crate::text::Text;
@@ -335,10 +335,10 @@ impl ServiceClient {
         client: usize,
         clients: usize,
         proxies: u16,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         given_up: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
+        let timeout = timeout.map(Seconds::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let joined = signals::watched_asking(py, given_up, || {
             join(&session, &name, client, (clients, proxies), timeout)
@@ -581,10 +581,10 @@ pub(crate) fn service_proxy(
     proxy: u16,
     clients: usize,
     proxies: u16,
-    timeout: Option<f64>,
+    timeout: Option<Seconds>,
     given_up: Option<Py<PyAny>>,
 ) -> PyResult<()> {
-    let timeout = timeout.map(number::span).transpose()?.map(|span| span.0);
+    let timeout = timeout.map(Seconds::span).transpose()?.map(|span| span.0);
     let session = pool.get().session()?;
     let sizes = (clients, proxies);
     signals::watched_asking(py, given_up, || {
