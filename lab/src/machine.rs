@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use polder_lab::check::Failed;
 use rustix::mount::{MountFlags, mount};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::system::{RebootCommand, reboot};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -141,6 +142,12 @@ impl Service {
             read(&file)?.lines().filter(is_there).for_each(|line| println!("  {line}"));
         }
         Ok(())
+    }
+
+    /// Sends the process a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Failed> {
+        kill_process(Pid::from_child(&self.child), signal)
+            .map_err(|error| format!("{}: kill: {error}", self.cgroup))
     }
 
     /// Asks the kernel to take so many MiB from the service, as pressure on the host would.

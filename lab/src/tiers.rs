@@ -478,21 +478,24 @@ pub(crate) fn change_policy(text: &str) -> Result<(), Failed> {
 
 /// Demotion breaks the opt-out of web while the agent runs, and the agent repairs it.
 fn repair(agent: &mut Agent, web: &Service, checks: &mut Checks) -> Result<(), Failed> {
-    // It stands still meanwhile, so that rounds from now on have seen the whole break.
+    // It stands still meanwhile, so that rounds from now on have seen the whole break. So does web: the kernel takes few pages at once that are
+    // in use, and on a busy machine for minutes.
     agent.signal(Signal::STOP)?;
+    web.signal(Signal::STOP)?;
     if !is_before(6, 16)? {
         web.reclaim(20)?;
         checks.check(web.bytes()?[1] == 0, "demotion respects the opt-out on this kernel")?;
         // So another program breaks it.
         write("/sys/fs/cgroup/web/cpuset.mems", "0-1")?;
     }
-    // The kernel takes less at once where pages are in use, and a round that was under way may have put some back.
+    // It takes pages that were in use until now in a second try, and a round that was under way may have put some back.
     let mut tries = 0;
     while web.bytes()?[1] < 20 << 20 && tries < 100 {
         web.reclaim(20)?;
         tries += 1;
     }
     let [_, broken] = web.bytes()?;
+    web.signal(Signal::CONT)?;
     agent.signal(Signal::CONT)?;
     println!("web is opted out, and {} of it are on the slow tier", size(broken));
     checks.check(broken >= 10 << 20, "the opt-out is broken by 10 MiB or more (the control of the next)")?;
