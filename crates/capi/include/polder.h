@@ -5,7 +5,8 @@
  *
  * A call that ends in _open or _create makes a handle. The _close of its kind gives it up, once. NULL may be closed too.
  * A pool stays attached until every handle that was made with it is closed. Threads may share a pool and its objects. A forked
- * child may close its parent's handles; any other call with one fails with POLDER_ARGUMENT.
+ * child may close its parent's handles; any other call with one fails with POLDER_ARGUMENT. A call that has no status then returns NULL
+ * or 0, as it does for a handle that is NULL.
  *
  * Names of objects, rings and windows look like "/train/weights". They begin with "/" and have at most 255 bytes. They have no
  * control characters, and no parts that are empty, "." or "..". The name of a window may leave out its first "/": "w" and "/w" are

@@ -28,11 +28,22 @@ pub(crate) use exported;
 
 /// What a call that does one thing answers: 0 or a status.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    caught(body).map_or_else(Failure::tell, |()| 0)
+}
+
+/// What a call answers that has no status: `instead` where it fails, which `polder_error` explains.
+pub(crate) fn value<T>(instead: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
+    caught(body).unwrap_or_else(|failure| {
+        failure.tell();
+        instead
+    })
+}
+
+fn caught<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     // Whatever a panic left half done is behind a lock that is poisoned, or lost with the call.
-    let done = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         Err(Failure::new(Status::Other, "libpolder panicked; the message stands on stderr, please report it"))
-    });
-    done.map_or_else(Failure::tell, |()| 0)
+    })
 }
 
 /// What a handle points to; its first field, so that it points to that as well.
@@ -183,6 +194,8 @@ mod tests {
                 said.contains("this pool belongs to process") && said.contains("open it again here"),
                 "{said}"
             );
+            // SAFETY: as above.
+            assert_eq!(value(7, || unsafe { given(place, "pool") }.map(|_| 8)), 7);
             // SAFETY: as above.
             assert_eq!(unsafe { close(place) }, 0);
         })

@@ -83,7 +83,7 @@ exported! {
 
     /// The size of an object in bytes; 0 of null.
     extern "C" fn polder_object_size(object: *const Object) -> usize {
-        object.as_ref().map_or(0, |object| object.held().bytes() as usize)
+        guard::value(0, || Ok(guard::given(object, "object")?.held().bytes() as usize))
     }
 
     /// Copies bytes out, afresh.
@@ -116,20 +116,18 @@ exported! {
 
     /// Where an object is mapped; null where it is not, and of null.
     extern "C" fn polder_object_address(object: *const Object) -> *mut c_void {
-        let Some(object) = object.as_ref() else { return ptr::null_mut() };
-        let held = object.held();
-        let address = object.session.pool().memory().address(held.at(), held.bytes());
-        match address {
-            Some(address) => address.cast(),
-            None => {
+        guard::value(ptr::null_mut(), || {
+            let object = guard::given(object, "object")?;
+            let held = object.held();
+            let address = object.session.pool().memory().address(held.at(), held.bytes());
+            let refused = || {
                 let name = held.name();
                 Failure::argument(format!(
                     "{name} lies in a shadow, which has no address; read and write it by calls"
                 ))
-                .tell();
-                ptr::null_mut()
-            }
-        }
+            };
+            Ok(address.ok_or_else(refused)?.cast())
+        })
     }
 
     /// Publishes what this host stored in a range.

@@ -88,19 +88,11 @@ exported! {
 
     /// Where a rank's segment is mapped; null where it is not, and of null.
     extern "C" fn polder_window_address(window: *mut Window, rank: u32) -> *mut c_void {
-        let Some(window) = window.as_ref() else { return ptr::null_mut() };
-        let address = || {
-            window.held().address(rank)?.ok_or_else(|| {
-                Failure::argument("the window lies in a shadow, which has no address; put and get")
-            })
-        };
-        address().map_or_else(
-            |failure: Failure| {
-                failure.tell();
-                ptr::null_mut()
-            },
-            <*mut u8>::cast,
-        )
+        guard::value(ptr::null_mut(), || {
+            let address = guard::given(window, "window")?.held().address(rank)?;
+            let refused = || Failure::argument("the window lies in a shadow, which has no address; put and get");
+            Ok(address.ok_or_else(refused)?.cast())
+        })
     }
 
     /// Stores bytes in a rank's segment.
