@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
 use crate::tellers::lock;
+use crate::threads;
 
 /// What a thread runs.
 pub type Work<T> = Box<dyn FnOnce() -> T + Send>;
@@ -55,8 +56,7 @@ impl<T: Send + 'static> Background<T> {
         let mut started = Self { shared, threads: vec![] };
         for lane in 0..lanes {
             let shared = Arc::clone(&started.shared);
-            let named = std::thread::Builder::new().name(format!("{name}-{lane}"));
-            started.threads.push(named.spawn(move || shared.work(lane))?);
+            started.threads.push(threads::start(&format!("{name}-{lane}"), move || shared.work(lane))?);
         }
         Ok(started)
     }

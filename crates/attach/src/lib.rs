@@ -18,3 +18,4 @@ pub mod named_blocks;
 pub mod session;
 pub mod settings;
 pub mod tellers;
+pub mod threads;

@@ -20,6 +20,7 @@ use polder_pool::{
 };
 
 use crate::settings::{ByteCount, CoherenceChoice, Settings, Wrap};
+use crate::threads;
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +145,16 @@ pub enum SessionError {
     #[error("{path}: {source}; the pool tells a host that has booted again by it: mount -t proc proc /proc")]
     Boot {
         /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The system starts no thread for the heartbeat.
+    #[error(
+        "{path}: there is no thread for the heartbeat: {source}; raise the limit of processes (ulimit -u, or pids.max of the cgroup)"
+    )]
+    Thread {
+        /// The region.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -331,7 +342,8 @@ impl Session {
                 Refused::Pool(error) => refused(error),
             }
         })?;
-        let beat = Heartbeat::start(Arc::clone(&pool));
+        let beat = Heartbeat::start(Arc::clone(&pool))
+            .map_err(|source| SessionError::Thread { path: path.to_owned(), source })?;
         // Of two kernels that attach at once, one at least sees the other.
         expect_one_kernel()?;
         let coherence = pool.memory().coherence();
@@ -555,10 +567,10 @@ struct Heartbeat {
 }
 
 impl Heartbeat {
-    fn start<M: Memory + Send + Sync + 'static>(pool: Arc<Pool<M>>) -> Self {
+    fn start<M: Memory + Send + Sync + 'static>(pool: Arc<Pool<M>>) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let pause = pool.member().silence / 8;
-        let thread = std::thread::spawn(move || {
+        let thread = threads::start("polder-beat", move || {
             for beat in 1.. {
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                     return;
@@ -579,8 +591,8 @@ impl Heartbeat {
                     );
                 }
             }
-        });
-        Self { stop: Some(stop), thread: Some(thread), forks: forks() }
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), forks: forks() })
     }
 }
 
@@ -655,7 +667,7 @@ mod tests {
         let member = member(&scratch.settings(1), 1, !boot().unwrap());
         let plan = host_plan(&superblock, &member, scratch.0.clone()).unwrap();
         let other = Arc::new(Pool::attach(memory.attach(&plan).unwrap(), member).unwrap());
-        let beats = Heartbeat::start(Arc::clone(&other));
+        let beats = Heartbeat::start(Arc::clone(&other)).unwrap();
         for host in [0, 2] {
             let error = Session::open(&scratch.settings(host)).unwrap_err();
             assert!(matches!(error, SessionError::SecondKernel { host: 1, .. }), "{error}");

@@ -1,5 +1,6 @@
 //! A process that forks while another of its threads attaches to a pool for the first time, a child that uses the session of
-//! its parent, a process whose host's files are cut, and processes of containers that do not share /dev/shm.
+//! its parent, a process whose host's files are cut, processes of containers that do not share /dev/shm, a program that waits for
+//! a signal, and one that has no thread left.
 //!
 //! Its `main` is C's, as where Polder is a library in somebody's process. In a Rust program each thread notes its stack as it
 //! begins and as it ends, under a lock of the standard library's, and no child that is forked meanwhile can begin a thread.
@@ -9,6 +10,9 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::{Uid, getpid, getuid};
 use polder_attach::session::{self, Session};
 use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch, own_shm};
@@ -28,6 +32,8 @@ extern "C" fn main() -> i32 {
     let tests = || {
         a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it();
         a_host_file_that_is_cut_fails_the_next_calls_and_ends_nobody();
+        a_signal_that_the_program_blocks_waits_for_it();
+        a_process_without_a_thread_for_the_heartbeat_is_refused();
         containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing();
         children_attach_though_their_parents_were_just_attaching_when_they_forked();
     };
@@ -95,6 +101,46 @@ fn a_host_file_that_is_cut_fails_the_next_calls_and_ends_nobody() {
     assert_eq!(process, Ended::Exited(0));
 }
 
+fn a_signal_that_the_program_blocks_waits_for_it() {
+    let scratch = Scratch::new();
+    make(scratch.path());
+    let process = Child::fork(|| {
+        let session = open(scratch.path(), 0);
+        let mut signals = SigSet::empty();
+        signals.add(Signal::SIGUSR1);
+        signals.thread_block().unwrap();
+        // It ends a process with a thread that does not block it.
+        kill(getpid(), Signal::SIGUSR1).unwrap();
+        assert_eq!(signals.wait().unwrap(), Signal::SIGUSR1);
+        drop(session);
+    })
+    .wait();
+    assert_eq!(process, Ended::Exited(0));
+}
+
+fn a_process_without_a_thread_for_the_heartbeat_is_refused() {
+    const NOBODY: u32 = 65534;
+    let scratch = Scratch::new();
+    make(scratch.path());
+    let process = Child::fork(|| {
+        if getuid().is_root() {
+            // No limit holds for root.
+            for path in [scratch.path().to_owned(), scratch.path().join("pool")] {
+                std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+            let nobody = Uid::from_raw(NOBODY);
+            nix::unistd::setresuid(nobody, nobody, nobody).unwrap();
+        }
+        setrlimit(Resource::RLIMIT_NPROC, 1, 1).unwrap();
+        let refused = Session::open(&settings(scratch.path(), 0)).unwrap_err().to_string();
+        assert!(refused.contains("there is no thread for the heartbeat"), "{refused}");
+    })
+    .wait();
+    assert_eq!(process, Ended::Exited(0));
+    // It has detached: the host's files are gone.
+    assert_eq!(scratch.names(), ["pool"]);
+}
+
 /// Each container has the pool, and a /dev/shm of its own.
 fn containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing() {
     // Elsewhere than in /dev/shm, which a container does not see.
@@ -153,14 +199,17 @@ fn containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-fn open(folder: &Path, host: u16) -> Session {
-    let settings = Settings {
+fn settings(folder: &Path, host: u16) -> Settings {
+    Settings {
         pool: Some(folder.join("pool")),
         run: Some(folder.into()),
         host: Some(host),
         ..Settings::default()
-    };
-    Session::open(&settings).unwrap()
+    }
+}
+
+fn open(folder: &Path, host: u16) -> Session {
+    Session::open(&settings(folder, host)).unwrap()
 }
 
 fn children_attach_though_their_parents_were_just_attaching_when_they_forked() {

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use polder_attach::threads;
+
 /// Naps. What the longest costs with nothing to do: a thousand looks a second, half a percent of a core.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
@@ -38,8 +40,7 @@ impl ProgressThread {
     /// Starts it; `look` is one look, nothing once the domain is gone. It gets what it left there at the look before.
     pub(crate) fn start(look: impl FnMut(&mut u64) -> Option<Look> + Send + 'static) -> io::Result<Self> {
         let (wakes, woken) = channel();
-        let thread = thread::Builder::new().name("polder-progress".to_owned());
-        let thread = thread.spawn(move || run(look, &woken))?;
+        let thread = threads::start("polder-progress", move || run(look, &woken))?;
         Ok(Self { wakes, thread })
     }
 
