@@ -39,7 +39,36 @@ pub(crate) fn value<T>(instead: T, body: impl FnOnce() -> Result<T, Failure>) ->
     })
 }
 
+unsafe extern "C" {
+    /// Of the C library.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+const CANCEL_DISABLE: c_int = 1;
+
+/// The time in which this thread is not cancelled: the C library would unwind it through the call, and end the process there.
+struct Uncancelled {
+    before: c_int,
+}
+
+impl Uncancelled {
+    fn begin() -> Self {
+        let mut before = CANCEL_DISABLE;
+        // SAFETY: `before` may be written.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that the C library gave, and nothing to write.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
+}
+
 fn caught<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let _uncancelled = Uncancelled::begin();
     // Whatever a panic left half done is behind a lock that is poisoned, or lost with the call.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         Err(Failure::new(Status::Other, "libpolder panicked; the message stands on stderr, please report it"))
@@ -171,6 +200,14 @@ mod tests {
         // SAFETY: what `last` gives is a string of C until the next failure.
         let said = unsafe { CStr::from_ptr(crate::failure::last()) };
         assert!(said.to_str().unwrap().contains("please report it"), "{said:?}");
+    }
+
+    #[test]
+    fn a_thread_is_not_cancelled_within_a_call() {
+        let state = || Uncancelled::begin().before;
+        assert_eq!(state(), 0);
+        assert_eq!(value(7, || Ok(state())), CANCEL_DISABLE);
+        assert_eq!(state(), 0);
     }
 
     #[test]
