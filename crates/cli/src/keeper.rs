@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -10,8 +12,8 @@ use clap::{Args, ValueEnum};
 use polder_attach::session::{self, SessionError};
 use polder_attach::settings::{Settings, TimeSpan};
 use polder_front::{Teller, unwritten};
-use polder_pool::IdSource;
 use polder_pool::keeper::{Keeper, KeeperTask, ReplaceKeeper, next_incarnation};
+use polder_pool::{IdSource, Member};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -36,7 +38,7 @@ pub(crate) struct Arguments {
     /// How hosts get their ids from now on [default: as before, in a new pool launcher].
     #[arg(long)]
     ids: Option<Giver>,
-    /// Evict a host if all its processes are silent for this long, such as 10s [default: never].
+    /// Evict a host if all its processes are silent for this long, such as 10s; at least 1s [default: never].
     #[arg(long, value_name = "TIME")]
     evict_after: Option<TimeSpan>,
 }
@@ -52,7 +54,9 @@ enum Giver {
 /// Runs the keeper.
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    expect_patience(arguments.evict_after)?;
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
+    let place = place(path);
     let replace = if arguments.force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     // A reader that went away is an error, which ends the keeper, and not the process before it.
@@ -103,6 +107,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             }
             // Also nothing: it may be that what was said before could not be written.
             stdout.say(std::mem::take(&mut unsaid))?;
+            if self::place(path) != place {
+                let why = "this pool was removed, or another lies here now; start a keeper again";
+                return Err(Failure(format!("{}: {why}", path.display())));
+            }
             keeper.tick()?;
             visits.take_back(&mut keeper)
         };
@@ -117,6 +125,23 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
         }
         std::thread::sleep(TICK);
     }
+}
+
+/// That a host which gives its signs of life is never silent for so long.
+fn expect_patience(evict_after: Option<TimeSpan>) -> Result<(), Failure> {
+    // A few heartbeats come within that time.
+    let least = Member::new(0, 0).silence / 2;
+    match evict_after {
+        Some(TimeSpan(asked)) if asked < least => Err(Failure(format!(
+            "--evict-after is {asked:?}, and a host that lives may be silent for so long between two heartbeats; give at least {least:?}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Which file or device lies at a path.
+fn place(path: &Path) -> Option<(u64, u64)> {
+    path.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// How long a host that asks waits for an answer at most, beside the keeper's own work.

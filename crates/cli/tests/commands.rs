@@ -596,6 +596,35 @@ fn a_keeper_whose_reader_goes_away_ends_at_once_and_one_whose_reader_reads_nothi
 }
 
 #[test]
+fn a_keeper_ends_where_its_pool_was_removed_or_replaced() {
+    let desk = Desk::new();
+    for is_replaced in [false, true] {
+        desk.say("pool format --size 16MiB");
+        let mut keeper =
+            desk.command("keeper").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().starts_with("keeper 1 of "));
+        std::fs::remove_file(desk.pool()).unwrap();
+        if is_replaced {
+            desk.say("pool format --size 16MiB");
+        }
+        let line = refused(&keeper.wait_with_output().unwrap());
+        assert!(line.contains("this pool was removed, or another lies here now"), "{line}");
+        let _none = std::fs::remove_file(desk.pool());
+    }
+}
+
+#[test]
+fn a_keeper_that_would_evict_hosts_between_two_heartbeats_is_refused() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    for asked in ["0", "1ms", "999ms"] {
+        let line = desk.refusal(&format!("keeper --evict-after {asked}"));
+        assert!(line.contains("give at least 1s"), "{line}");
+    }
+}
+
+#[test]
 fn keepers_and_evictions_never_use_a_pool_up() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB --keepers 2");
