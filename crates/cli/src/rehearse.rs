@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
@@ -10,6 +11,7 @@ use polder_mem::HostPlan;
 use polder_mem::testing::tie;
 use polder_pool::Uuid;
 use rustix::process::{Pid, kill_process, test_kill_process};
+use signal_hook::consts::SIGTRAP;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
@@ -97,7 +99,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "--skip-site: no host has loaded a site {site:?}; --sites prints those that are reached"
         )));
     }
-    conclude(&ends, &reached, seed)
+    eprint!("{}", summary(&ends, &reached, seed));
+    let gaps = rack.gaps()?;
+    gaps.iter().for_each(|gap| eprintln!("polder: {gap}"));
+    let unfailing = if gaps.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(NOT_REHEARSED) };
+    Ok(ends.iter().find(|end| !end.success()).map_or(unfailing, |end| code_of(*end)))
 }
 
 impl Arguments {
@@ -107,24 +113,23 @@ impl Arguments {
     }
 }
 
-/// The exit status where programs succeeded and nothing was rehearsed.
-const NOTHING_MOVED: u8 = 2;
+/// The exit status where programs succeeded and a host of them was not rehearsed.
+const NOT_REHEARSED: u8 = 2;
 
-/// Says how each host ended that failed, and returns the first of their codes.
-fn conclude(ends: &[ExitStatus], reached: &[(u64, String)], seed: u64) -> Result<ExitCode, Failure> {
+/// Says how each host ended that failed, and what was reached.
+fn summary(ends: &[ExitStatus], reached: &[(u64, String)], seed: u64) -> String {
+    let mut lines = vec![];
     for (host, end) in ends.iter().enumerate().filter(|(_, end)| !end.success()) {
-        eprintln!("polder: host {host} failed: {end}");
+        let why = match end.signal() {
+            Some(SIGTRAP) => "; a program that handles, ignores or blocks SIGTRAP cannot be rehearsed",
+            _ => "",
+        };
+        lines.push(format!("polder: host {host} failed: {end}{why}\n"));
     }
-    let moved: u64 = reached.iter().map(|(count, _)| count).sum();
-    eprintln!("polder: {moved} flushes and non-temporal stores at {} sites (seed {seed})", reached.len());
-    let has_moved = !reached.is_empty();
-    if !has_moved {
-        eprintln!(
-            "polder: no line was moved between hosts: does the program flush what it maps of the file?"
-        );
-    }
-    let unmoved = if has_moved { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_MOVED) };
-    Ok(ends.iter().find(|end| !end.success()).map_or(unmoved, |end| code_of(*end)))
+    let count: u64 = reached.iter().map(|(count, _)| count).sum();
+    let sites = reached.len();
+    lines.push(format!("polder: {count} flushes and non-temporal stores at {sites} sites (seed {seed})\n"));
+    lines.concat()
 }
 
 /// The library, which is installed beside the command.
@@ -217,6 +222,7 @@ impl Drop for Running {
 struct Rack {
     folder: PathBuf,
     file: PathBuf,
+    hosts: u16,
 }
 
 /// How the name of a rack's folder begins; the process that made it follows.
@@ -239,7 +245,7 @@ impl Rack {
         remove_leftovers();
         let folder = Path::new(HostPlan::DIRECTORY).join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(at(&folder))?;
-        let rack = Self { folder, file: fs::canonicalize(file).map_err(at(file))? };
+        let rack = Self { folder, file: fs::canonicalize(file).map_err(at(file))?, hosts };
         let sized = |path: PathBuf, bytes| {
             File::create(&path).and_then(|file| file.set_len(bytes)).map_err(at(&path))
         };
@@ -251,12 +257,46 @@ impl Rack {
             fs::create_dir_all(folder.join("run")).map_err(at(&folder))?;
             copy_with_holes(&rack.file, &[folder.join("copy"), folder.join("base")])?;
             sized(folder.join("recent"), 8 << 10)?;
+            sized(folder.join("moved"), 8)?;
             let id = format!("{:032x}", Uuid::fresh().0);
             let pieces = [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]];
             let boot = folder.join("boot_id");
             fs::write(&boot, pieces.join("-") + "\n").map_err(at(&boot))?;
         }
         Ok(rack)
+    }
+
+    /// What was not rehearsed, each in a sentence.
+    fn gaps(&self) -> Result<Vec<String>, Failure> {
+        let (file, mut gaps) = (self.file.display(), vec![]);
+        let bytes = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).map_err(at(path));
+        let memory = bytes(&self.file)?;
+        let mut idle = vec![];
+        for host in 0..self.hosts {
+            let folder = self.folder.join(host.to_string());
+            let now = bytes(&folder.join("copy"))?;
+            if now != memory {
+                gaps.push(format!(
+                    "host {host} changed the size of {file} from {memory} to {now} bytes, and no line past either moves; give the file its size first"
+                ));
+            }
+            let moved = fs::read(folder.join("moved")).map_err(at(&folder))?;
+            if moved.iter().all(|byte| *byte == 0) {
+                idle.push(host);
+            }
+        }
+        if idle.len() == usize::from(self.hosts) {
+            gaps.push(format!(
+                "no line was moved between hosts: does the program flush what it maps of {file}?"
+            ));
+        } else {
+            gaps.extend(idle.iter().map(|host| {
+                format!(
+                    "host {host} moved no line: does its program flush what it maps of {file}, and is it linked dynamically and started with LD_PRELOAD?"
+                )
+            }));
+        }
+        Ok(gaps)
     }
 
     /// Whether a host has met the site that is left out.

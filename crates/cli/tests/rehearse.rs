@@ -45,7 +45,7 @@ impl Stage {
             }
         };
         let stage = Self { scratch, polder };
-        stage.compile(&[], "litmus");
+        stage.compile(&[], "litmus", "litmus");
         stage
     }
 
@@ -53,8 +53,8 @@ impl Stage {
         self.scratch.path().join(name).display().to_string()
     }
 
-    fn compile(&self, options: &[&str], name: &str) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rehearse/litmus.c");
+    fn compile(&self, options: &[&str], source: &str, name: &str) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/rehearse/{source}.c"));
         let mut compiler = Command::new("cc");
         compiler.args(["-O1", "-mclflushopt", "-mclwb", "-o", &self.path(name)]).args(options).arg(source);
         let done = compiler.output().expect("a C compiler is installed");
@@ -117,6 +117,67 @@ fn a_rehearsal_of_nothing_is_no_success() {
     assert!(String::from_utf8(done.stderr).unwrap().contains("no line was moved between hosts"));
 }
 
+/// The code of a rehearsal of `others.c`, and what it says but for the count of flushes.
+fn rehearsed(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
+    let done = stage.command(&[]).arg("--").args(words).output().unwrap();
+    let text = String::from_utf8(done.stderr).unwrap();
+    let said = text.lines().filter(|line| !line.contains("non-temporal stores at"));
+    (done.status.code(), said.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn a_host_or_a_part_of_the_file_that_was_not_rehearsed_is_named() {
+    let stage = Stage::new();
+    stage.compile(&[], "others", "others");
+    stage.compile(&["-static"], "others", "fixed");
+    fs::write(stage.path("elsewhere"), vec![0; 1 << 16]).unwrap();
+    let (program, shared, elsewhere) = (stage.path("others"), stage.path("shared"), stage.path("elsewhere"));
+    let nothing =
+        format!("polder: no line was moved between hosts: does the program flush what it maps of {shared}?");
+    // Flushes that reach no line of the file.
+    assert_eq!(rehearsed(&stage, &[&program, "heap", "{host}", &shared]), (Some(2), nothing.clone()));
+    assert_eq!(rehearsed(&stage, &[&program, "meets", "{host}", &elsewhere]), (Some(2), nothing));
+    let idle = format!(
+        "polder: host 1 moved no line: does its program flush what it maps of {shared}, and is it linked dynamically and started with LD_PRELOAD?"
+    );
+    assert_eq!(rehearsed(&stage, &[&program, "alone", "{host}", &shared]), (Some(2), idle.clone()));
+    let script = format!(
+        "test {{host}} = 0 || exec {} alone 0 {shared}; exec {program} alone 0 {shared}",
+        stage.path("fixed")
+    );
+    assert_eq!(rehearsed(&stage, &["sh", "-c", &script]), (Some(2), idle));
+    let (code, said) = rehearsed(&stage, &[&program, "grows", "{host}", &shared]);
+    for host in ["0", "1"] {
+        let size = format!("polder: host {host} changed the size of {shared} from 65536 to 131072 bytes");
+        assert!(code == Some(2) && said.contains(&size), "{code:?}: {said}");
+    }
+}
+
+#[test]
+fn a_program_that_blocks_all_signals_is_rehearsed_and_one_that_ignores_traps_is_told() {
+    let stage = Stage::new();
+    stage.compile(&[], "others", "others");
+    let (program, shared) = (stage.path("others"), stage.path("shared"));
+    assert_eq!(rehearsed(&stage, &[&program, "blocks", "{host}", &shared]), (Some(0), String::new()));
+    let (code, said) = rehearsed(&stage, &[&program, "ignores", "{host}", &shared]);
+    let why = "(SIGTRAP); a program that handles, ignores or blocks SIGTRAP cannot be rehearsed";
+    assert!(code == Some(128 + 5) && said.contains(why), "{code:?}: {said}");
+}
+
+#[test]
+fn children_and_memory_where_the_file_lay_are_right() {
+    let stage = Stage::new();
+    stage.compile(&["-pthread"], "others", "others");
+    let (program, shared) = (stage.path("others"), stage.path("shared"));
+    for name in ["moves", "forks"] {
+        assert_eq!(
+            rehearsed(&stage, &[&program, name, "{host}", &shared]),
+            (Some(0), String::new()),
+            "{name}"
+        );
+    }
+}
+
 #[test]
 fn sites_are_listed_and_a_program_fails_with_a_needed_one_left_out() {
     let stage = Stage::new();
@@ -161,7 +222,7 @@ fn what_cannot_be_rehearsed_is_refused_in_one_line() {
         let text = stage.refusal(file, program);
         assert!(text.contains(why), "{text}");
     }
-    stage.compile(&["-static"], "fixed");
+    stage.compile(&["-static"], "litmus", "fixed");
     let text = stage.refusal(&shared, &stage.path("fixed"));
     assert!(text.contains("fixed: it is linked statically"), "{text}");
     let mut bytes = fs::read(stage.path("litmus")).unwrap();

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a line.
 pub(crate) const LINE: u64 = 64;
@@ -45,8 +45,8 @@ struct Mapping {
     offset: u64,
 }
 
-/// The mappings of the file: no vector, because a signal handler fills it.
-struct Mappings {
+/// The mappings of the file, the first of them if there are more: no vector, because a signal handler fills it.
+pub(crate) struct Mappings {
     of_file: [Mapping; 256],
     count: usize,
 }
@@ -61,6 +61,8 @@ pub(crate) struct Host {
     base: &'static [Line],
     locks: &'static [AtomicU32],
     recent: &'static [AtomicU64],
+    /// How many lines of the file the host's programs have moved, in the first word.
+    moved: &'static [AtomicU64],
     sites: &'static [Record],
     /// Device and inode of the copy.
     file: (u64, u64),
@@ -82,6 +84,7 @@ impl Host {
             base: map(&folder.join("base"))?,
             locks: map(&shared.join("locks"))?,
             recent: map(&folder.join("recent"))?,
+            moved: map(&folder.join("moved"))?,
             sites: map(&shared.join("sites"))?,
             file: (of_copy.dev(), of_copy.ino()),
             mappings: Mutex::new(Mappings { of_file: [Mapping::default(); 256], count: 0 }),
@@ -105,6 +108,7 @@ impl Host {
 
     /// Notes a line that the program has moved, for the adversary.
     pub(crate) fn note(&self, line: u64) {
+        self.count_move(line);
         let [count, lines @ ..] = self.recent else { return };
         lines[count.fetch_add(1, SeqCst) as usize % lines.len()].store(line, SeqCst);
     }
@@ -120,6 +124,7 @@ impl Host {
     /// Stores bytes around the caches: the line is written back first if it is dirty, and leaves the cache. Write-combining
     /// buffers may drain at any time, so they drain at once.
     pub(crate) fn store(&self, mut offset: u64, mut bytes: &[u8]) {
+        self.count_move(offset / LINE);
         while !bytes.is_empty() {
             let (line, at) = (offset / LINE, (offset % LINE) as usize);
             let (piece, rest) = bytes.split_at(bytes.len().min(LINE as usize - at));
@@ -138,18 +143,19 @@ impl Host {
 
     /// Where in the file an address lies. `may_be_new`: whether an unknown address is worth a look at all mappings.
     pub(crate) fn offset_of(&self, address: u64, may_be_new: bool) -> Option<u64> {
-        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_stale = self.are_mappings_stale.swap(false, SeqCst);
-        if was_stale {
-            mappings.read(self.file);
+        let mut mappings = self.mappings();
+        if self.are_mappings_stale.swap(false, SeqCst) {
+            return mappings.read(self.file, address);
         }
-        mappings.offset_of(address).or_else(|| {
-            // The program may map by system calls of its own.
-            if may_be_new && !was_stale {
-                mappings.read(self.file);
-            }
-            mappings.offset_of(address)
-        })
+        let known = mappings.of_file[..mappings.count].iter().find_map(|mapping| mapping.offset_of(address));
+        // The program may map by system calls of its own, and what found no room in the table is looked up each time.
+        let may_be_there = may_be_new || mappings.count == mappings.of_file.len();
+        known.or_else(|| may_be_there.then(|| mappings.read(self.file, address)).flatten())
+    }
+
+    /// What is known of the mappings, as long as nobody else changes it.
+    pub(crate) fn mappings(&self) -> MutexGuard<'_, Mappings> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the mappings read again before they are used.
@@ -187,6 +193,13 @@ impl Host {
     /// A random number, from the seed.
     pub(crate) fn random(&self) -> u64 {
         splitmix(self.random.fetch_add(0x9e37_79b9_7f4a_7c15, SeqCst))
+    }
+
+    /// Counts what a program of the host moves, for `polder rehearse`.
+    fn count_move(&self, line: u64) {
+        if let ([moved, ..], Some(_)) = (self.moved, self.index(line)) {
+            moved.fetch_add(1, SeqCst);
+        }
     }
 
     fn index(&self, line: u64) -> Option<usize> {
@@ -251,27 +264,30 @@ impl Host {
     }
 }
 
-impl Mappings {
+impl Mapping {
+    /// Where in the file an address lies.
     fn offset_of(&self, address: u64) -> Option<u64> {
-        let of_file = self.of_file[..self.count].iter();
-        let mapping = of_file.clone().find(|mapping| (mapping.begin..mapping.end).contains(&address))?;
-        Some(address - mapping.begin + mapping.offset)
+        (self.begin..self.end).contains(&address).then(|| address - self.begin + self.offset)
     }
+}
 
-    /// Reads which addresses of this process are mappings of the file, without allocating memory.
-    fn read(&mut self, file: (u64, u64)) {
+impl Mappings {
+    /// Reads which addresses of this process are mappings of the file, without allocating memory, and where in it `address` lies.
+    fn read(&mut self, file: (u64, u64), address: u64) -> Option<u64> {
         self.count = 0;
-        let Ok(mut maps) = File::open("/proc/self/maps") else { return };
+        let mut found = None;
+        let mut maps = File::open("/proc/self/maps").ok()?;
         // What counts stands at the beginning of each row, before a path of any length.
         let (mut chunk, mut row, mut length) = ([0_u8; 4096], [0_u8; 128], 0);
         while let Ok(count @ 1..) = maps.read(&mut chunk) {
             for &byte in &chunk[..count] {
                 if byte == b'\n' {
-                    if let Some(mapping) = mapping_of(&row[..length], file)
-                        && let Some(place) = self.of_file.get_mut(self.count)
-                    {
-                        *place = mapping;
-                        self.count += 1;
+                    if let Some(mapping) = mapping_of(&row[..length], file) {
+                        found = found.or(mapping.offset_of(address));
+                        if let Some(place) = self.of_file.get_mut(self.count) {
+                            *place = mapping;
+                            self.count += 1;
+                        }
                     }
                     length = 0;
                 } else if length < row.len() {
@@ -280,6 +296,7 @@ impl Mappings {
                 }
             }
         }
+        found
     }
 }
 
@@ -385,7 +402,7 @@ mod tests {
                 sized(path, bytes);
             }
             let hosts = ["0", "1"].map(|host| {
-                for file in ["copy", "base", "recent"] {
+                for file in ["copy", "base", "recent", "moved"] {
                     sized(&format!("{host}/{file}"), 4096);
                 }
                 Host::open(&folder.join(host), 7).unwrap()
@@ -457,6 +474,37 @@ mod tests {
         let at = |line: usize| std::ptr::from_ref(&host.copy[line]) as u64;
         assert_eq!(host.offset_of(at(3), true), Some(192));
         assert_eq!(host.offset_of(std::ptr::from_ref(&host) as u64, true), None);
+    }
+
+    #[test]
+    fn an_address_is_found_behind_more_mappings_than_the_table_has() {
+        let (rack, [host, _]) = Rack::new("many-maps");
+        let copy = File::open(rack.0.join("0/copy")).unwrap();
+        let mapped = || {
+            let (access, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+            // SAFETY: a new mapping, whose arguments are those of mmap.
+            unsafe { libc::syscall(libc::SYS_mmap, 0_usize, 4096, access, shared, copy.as_raw_fd(), 0_usize) }
+        };
+        let addresses: Vec<_> = (0..600).map(|_| mapped() as u64).collect();
+        for may_be_new in [true, false] {
+            let found = addresses.iter().filter(|at| host.offset_of(**at + 64, may_be_new) == Some(64));
+            assert_eq!(found.count(), 600, "{may_be_new}");
+        }
+        for at in addresses {
+            // SAFETY: mapped above, and not used any more.
+            unsafe { libc::syscall(libc::SYS_munmap, at, 4096) };
+        }
+    }
+
+    #[test]
+    fn what_a_program_moves_of_the_file_is_counted_for_its_host() {
+        let (_rack, [host, other]) = Rack::new("moved");
+        host.note(1);
+        host.store(128, &[1; 8]);
+        // Past the end of the file.
+        host.note(64);
+        host.store(4096, &[1; 8]);
+        assert_eq!([&host, &other].map(|host| host.moved[0].load(SeqCst)), [2, 0]);
     }
 
     #[test]

@@ -7,8 +7,10 @@
 
 mod adversary;
 mod code;
+mod forks;
 mod host;
 mod namespace;
+mod signals;
 mod trap;
 
 use std::ffi::{c_int, c_long, c_void};
@@ -38,7 +40,7 @@ extern "C" fn start() {
     if std::env::var_os("POLDER_REHEARSE_ADVERSARY").is_some() {
         adversary::run(host, seed);
     }
-    if let Err(error) = trap::install() {
+    if let Err(error) = forks::watch().and_then(|()| trap::install()) {
         refuse(&error.to_string());
     }
 }
@@ -76,6 +78,24 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     // SAFETY: the caller's arguments, for the same call.
     let at = unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, file, offset) };
+    HOST.get().into_iter().for_each(Host::forget_mappings);
+    at as *mut c_void
+}
+
+/// The program's `mremap`. What it leaves may be mapped again by the C library itself, whose calls do not come here.
+///
+/// # Safety
+/// As mremap of the C library, whose last argument is there where the flags say so.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    bytes: usize,
+    new_bytes: usize,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments, for the same call, which takes the last where the flags say so.
+    let at = unsafe { libc::syscall(libc::SYS_mremap, address, bytes, new_bytes, flags, new_address) };
     HOST.get().into_iter().for_each(Host::forget_mappings);
     at as *mut c_void
 }

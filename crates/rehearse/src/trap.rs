@@ -6,11 +6,12 @@ use std::io;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::HOST;
 use crate::code::{Action, Address, Site, objects};
 use crate::host::{Host, LINE, Move, Text};
+use crate::signals::unblock_trap;
 
 /// `int3`.
 const TRAP: u8 = 0xcc;
@@ -18,7 +19,10 @@ const TRAP: u8 = 0xcc;
 /// All sites, sorted by address: replaced as a whole, and never freed, because another thread may be in the handler.
 static SITES: AtomicPtr<Vec<&'static Site>> = AtomicPtr::new(null_mut());
 /// The text of each file whose sites are known.
-static SCANNED: Mutex<Vec<(&'static str, u64)>> = Mutex::new(vec![]);
+static SCANNED: Mutex<Scanned> = Mutex::new(vec![]);
+/// Each by its name and by what is added to its addresses.
+pub(crate) type Scanned = Vec<(&'static str, u64)>;
+
 /// What the dynamic linker calls whenever it has loaded a file, for debuggers.
 static LINKER_HOOK: AtomicU64 = AtomicU64::new(0);
 /// What the program had in place of our handler.
@@ -26,6 +30,7 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Puts traps into all that is loaded, now and later.
 pub(crate) fn install() -> io::Result<()> {
+    unblock_trap();
     // SAFETY: all zeros is a value of this type.
     let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_trap as *const () as usize;
@@ -44,9 +49,14 @@ pub(crate) fn install() -> io::Result<()> {
     hook_linker()
 }
 
+/// The files whose sites are known, as long as nobody else adds one.
+pub(crate) fn scanned() -> MutexGuard<'static, Scanned> {
+    SCANNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Puts traps into what was loaded since the last call.
 fn scan() -> io::Result<()> {
-    let mut scanned = SCANNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scanned = scanned();
     // SAFETY: what was stored there is never freed.
     let known = unsafe { SITES.load(SeqCst).as_ref() };
     let mut sites = known.cloned().unwrap_or_default();
