@@ -87,14 +87,29 @@ impl FromStr for ByteCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeSpan(pub Duration);
 
+impl TimeSpan {
+    /// A century stands for ever: what is added to a clock must have an end.
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+    /// So many seconds; nothing where it is no number from 0 on.
+    #[must_use]
+    pub fn of_seconds(seconds: f64) -> Option<Self> {
+        Duration::try_from_secs_f64(seconds).ok().map(Self::at_most_for_ever)
+    }
+
+    fn at_most_for_ever(span: Duration) -> Self {
+        Self(span.min(Self::LONGEST))
+    }
+}
+
 impl FromStr for TimeSpan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || "expected a time such as 30s, 500ms or 2min".to_owned();
         match text.parse::<f64>() {
-            Ok(seconds) => Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| expected()),
-            Err(_) => humantime::parse_duration(text).map(Self).map_err(|_| expected()),
+            Ok(seconds) => Self::of_seconds(seconds).ok_or_else(expected),
+            Err(_) => humantime::parse_duration(text).map(Self::at_most_for_ever).map_err(|_| expected()),
         }
     }
 }
@@ -435,6 +450,17 @@ mod tests {
         assert_eq!(settings.quota, Some(ByteCount(8 << 30)));
         assert_eq!(settings.memory_per_rank, Some(ByteCount(4 << 20)));
         assert_eq!(settings.timeout, Some(TimeSpan(Duration::from_millis(500))));
+    }
+
+    #[test]
+    fn a_span_can_be_added_to_a_clock_however_long_it_is() {
+        for text in ["1e19", "500000000000y", "18000000000000000000"] {
+            let TimeSpan(span) = text.parse().unwrap();
+            assert!(std::time::Instant::now().checked_add(span).is_some(), "{text}");
+        }
+        for text in ["-1", "nan", "inf", "1e300"] {
+            assert!(text.parse::<TimeSpan>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name, value and
 //! range. True and False are whole numbers of Python, and never meant as one.
 
-use std::time::Duration;
-
 use polder_attach::settings::{ByteCount, TimeSpan};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
@@ -96,7 +94,6 @@ impl Seconds {
     pub(crate) fn span(self) -> PyResult<TimeSpan> {
         let refused = |said: String| argument(format!("timeout is {said}; give a number from 0 on"));
         let seconds = self.0.map_err(refused)?;
-        let span = Duration::try_from_secs_f64(seconds);
-        span.map(TimeSpan).map_err(|_| refused(format!("{seconds} s")))
+        TimeSpan::of_seconds(seconds).ok_or_else(|| refused(format!("{seconds} s")))
     }
 }
