@@ -192,6 +192,28 @@ def test_one_thread_of_a_window_has_a_lock_at_a_time(scratch: Path, monkeypatch:
     assert (library.polder_window_close(window), library.polder_pool_close(pool)) == (0, 0)
 
 
+def test_a_second_receiver_and_a_second_rank_are_refused_by_the_names_that_the_caller_gave(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLDER_RUN", str(scratch))
+    library = ctypes.CDLL(str(Path(sys.prefix) / "lib/libpolder.so"))
+    library.polder_error.restype = ctypes.c_char_p
+    polder._core.format(scratch / "pool", "64MiB", hosts=2)
+    pool, sender, receiver, second = (ctypes.c_void_p() for _ in range(4))
+    assert library.polder_pool_open(str(scratch / "pool").encode(), 0, ctypes.byref(pool)) == 0
+    assert library.polder_ring_create(pool, b"/ring", 0, 0, ctypes.byref(sender)) == 0
+    assert library.polder_ring_open(pool, b"/ring", ctypes.c_uint64(0), ctypes.byref(receiver)) == 0
+    assert library.polder_ring_open(pool, b"/ring", ctypes.c_uint64(0), ctypes.byref(second)) == 3
+    assert library.polder_error().startswith(b"the ring /ring has a receiver")
+    window, again, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(0)
+    assert library.polder_window_create(pool, b"w", 0, 1, ctypes.c_size_t(64), none, ctypes.byref(window)) == 0
+    assert library.polder_window_create(pool, b"w", 0, 1, ctypes.c_size_t(64), none, ctypes.byref(again)) == 3
+    assert library.polder_error().startswith(b"rank 0 of the window w is taken")
+    assert library.polder_window_close(window) == 0
+    assert (library.polder_receiver_close(receiver), library.polder_sender_close(sender)) == (0, 0)
+    assert library.polder_pool_close(pool) == 0
+
+
 def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
     program = compiled(scratch, "ring")
     with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):

@@ -112,7 +112,8 @@ int polder_object_refresh(const polder_object *object, size_t offset, size_t byt
  * cells. 0 and 0 mean 8 cells of 64 KiB, which suits most. */
 int polder_ring_create(polder_pool *pool, const char *name, uint32_t cells, uint32_t cell_bytes, polder_sender **sender);
 
-/* Opens the ring `name` to receive. Waits until it exists, and returns POLDER_NOT_FOUND if it does not in time. */
+/* Opens the ring `name` to receive. Waits until it exists, and returns POLDER_NOT_FOUND if it does not in time. The result is
+ * POLDER_EXISTS if another process has opened it. */
 int polder_ring_open(polder_pool *pool, const char *name, uint64_t timeout_ms, polder_receiver **receiver);
 
 /* Sends a message. Waits for a receiver and for room. Once this returns, the receiver gets the message, even if this process dies. */

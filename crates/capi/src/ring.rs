@@ -10,6 +10,7 @@ use polder_pool::PoolError;
 use polder_pool::channel;
 use polder_pool::ring::RingShape;
 
+use crate::failure::{Failure, Status};
 use crate::guard::{self, exported};
 use crate::pool::Pool;
 
@@ -57,7 +58,8 @@ exported! {
     ) -> c_int {
         let open = || {
             let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
-            let end = Mutex::new(channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms))?);
+            let opened = channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms));
+            let end = Mutex::new(opened.map_err(|error| refused(name, error))?);
             Ok(Receiver { end, _session: Arc::clone(session) })
         };
         guard::made(receiver, open)
@@ -116,6 +118,19 @@ exported! {
     /// Receives no more.
     extern "C" fn polder_receiver_close(receiver: *mut Receiver) -> c_int {
         guard::close(receiver)
+    }
+}
+
+/// Why a ring cannot be opened. What exists already is an object of the receiver's, which the caller has not named.
+fn refused(ring: &str, error: PoolError) -> Failure {
+    match error {
+        PoolError::Exists { .. } => Failure::new(
+            Status::Exists,
+            format!(
+                "the ring {ring} has a receiver, or had one; one process receives from a ring: make another ring for this one"
+            ),
+        ),
+        other => other.into(),
     }
 }
 

@@ -68,8 +68,8 @@ exported! {
     ) -> c_int {
         let create = || {
             let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
-            let held =
-                Mutex::new(PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64)?);
+            let made = PoolWindow::create(Arc::clone(session.pool()), name, rank, ranks, bytes as u64);
+            let held = Mutex::new(made.map_err(|error| refused(name, rank, error))?);
             let window = Window { held, _session: Arc::clone(session) };
             let missing = format!("a rank has not come to window {name}");
             window.until(timeout_ms, &missing, |held| match held.join() {
@@ -215,6 +215,19 @@ exported! {
             let window = guard::given(window, "window")?;
             Ok(window.held().renew(rank, offset as u64, bytes as u64)?)
         })
+    }
+}
+
+/// Why a window cannot be made. What exists already is an object of the window's, which the caller has not named.
+fn refused(window: &str, rank: u32, error: PoolError) -> Failure {
+    match error {
+        PoolError::Exists { .. } => Failure::new(
+            Status::Exists,
+            format!(
+                "rank {rank} of the window {window} is taken, by a process that lives or by one that died (`polder pool sweep` removes what it left)"
+            ),
+        ),
+        other => other.into(),
     }
 }
 
