@@ -179,6 +179,26 @@ fn children_and_memory_where_the_file_lay_are_right() {
 }
 
 #[test]
+fn a_library_that_is_loaded_again_has_its_traps_again() {
+    let stage = Stage::new();
+    stage.compile(&["-pthread"], "others", "others");
+    stage.compile(&["-pthread", "-shared", "-fPIC"], "others", "libothers.so");
+    let words = [
+        "--",
+        &stage.path("others"),
+        "reloads",
+        "{host}",
+        &stage.path("shared"),
+        &stage.path("libothers.so"),
+    ];
+    let done = stage.command(&["--sites"]).args(words).output().unwrap();
+    let text = String::from_utf8(done.stdout).unwrap();
+    // Of both hosts together.
+    let is_found = text.lines().any(|line| line.trim().starts_with("20 flush libothers.so+0x"));
+    assert!(done.status.success() && is_found, "{text}");
+}
+
+#[test]
 fn sites_are_listed_and_a_program_fails_with_a_needed_one_left_out() {
     let stage = Stage::new();
     let done = stage.litmus(&["--sites"], "write_back_payload", "right");

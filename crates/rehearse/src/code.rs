@@ -118,9 +118,7 @@ pub(crate) fn objects() -> Vec<Object> {
         // SAFETY: a string that ends with a zero.
         let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy();
         let name = Path::new(&*path).file_name().map_or("".into(), |name| name.to_string_lossy());
-        let is_of_system =
-            ["libc.so", "libc-", "ld-linux", "linux-vdso"].iter().any(|it| name.starts_with(it));
-        if !has_own && !is_of_system {
+        if !has_own && !is_of_system(&name) {
             // A few bytes for each file, for as long as the process runs.
             object.name = if name.is_empty() { program() } else { name.into_owned().leak() };
             objects.push(object);
@@ -131,6 +129,11 @@ pub(crate) fn objects() -> Vec<Object> {
     // SAFETY: `add` takes what is passed here, which lives as long as the call.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut objects).cast()) };
     objects
+}
+
+/// Whether a file is a part of the C library, or of the kernel. `libc-2.31.so` is its older name.
+fn is_of_system(name: &str) -> bool {
+    ["libc.so.", "libc-2.", "ld-linux", "linux-vdso"].iter().any(|it| name.starts_with(it))
 }
 
 fn program() -> &'static str {
@@ -296,6 +299,16 @@ mod tests {
         ];
         for (code, action, operand) in cases {
             assert_eq!(found(code), [(0x1000, *action, *operand)], "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn a_library_whose_name_begins_like_the_c_librarys_is_the_programs() {
+        for name in ["libc.so.6", "libc-2.31.so", "ld-linux-x86-64.so.2", "linux-vdso.so.1"] {
+            assert!(is_of_system(name), "{name}");
+        }
+        for name in ["libc-client.so.2007e", "libc.so", "libcxl.so.1", ""] {
+            assert!(!is_of_system(name), "{name}");
         }
     }
 

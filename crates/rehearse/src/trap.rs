@@ -18,7 +18,7 @@ const TRAP: u8 = 0xcc;
 
 /// All sites, sorted by address: replaced as a whole, and never freed, because another thread may be in the handler.
 static SITES: AtomicPtr<Vec<&'static Site>> = AtomicPtr::new(null_mut());
-/// The text of each file whose sites are known.
+/// The text of each loaded file whose sites are known.
 static SCANNED: Mutex<Scanned> = Mutex::new(vec![]);
 /// Each by its name and by what is added to its addresses.
 pub(crate) type Scanned = Vec<(&'static str, u64)>;
@@ -54,14 +54,17 @@ pub(crate) fn scanned() -> MutexGuard<'static, Scanned> {
     SCANNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts traps into what was loaded since the last call.
+/// Puts traps into what was loaded since the last call. The linker calls it after what it has unloaded, too.
 fn scan() -> io::Result<()> {
     let mut scanned = scanned();
     // SAFETY: what was stored there is never freed.
     let known = unsafe { SITES.load(SeqCst).as_ref() };
     let mut sites = known.cloned().unwrap_or_default();
     let mut ranges = vec![];
-    for object in objects() {
+    let objects = objects();
+    // What was unloaded has no traps where it is loaded again.
+    scanned.retain(|file| objects.iter().any(|object| (object.name, object.bias) == *file));
+    for object in objects {
         if scanned.contains(&(object.name, object.bias)) {
             continue;
         }

@@ -1,5 +1,6 @@
-// others NAME HOST FILE: programs that are rehearsed in part, or not at all.
+// others NAME HOST FILE [LIBRARY]: programs that are rehearsed in part, or not at all, or in a way of their own.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <immintrin.h>
 #include <pthread.h>
@@ -33,6 +34,20 @@ static int moved(volatile uint64_t *lines) {
     return there != MAP_FAILED && *lines == 8 && *there == 7;
 }
 
+void flush_one(void *line) { _mm_clflush(line); }
+
+// Flushes ten times by a library, which is unloaded each time.
+static int reloaded(volatile uint64_t *lines, const char *path) {
+    for (int round = 0; round < 10; round++) {
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        void (*flush)(void *) = library ? (void (*)(void *))dlsym(library, "flush_one") : NULL;
+        if (!flush) return 0;
+        flush((void *)lines);
+        if (dlclose(library)) return 0;
+    }
+    return 1;
+}
+
 static volatile uint64_t *all;
 static volatile int is_over;
 static void *flushes(void *unused) {
@@ -63,7 +78,7 @@ static int forked(volatile uint64_t *lines) {
 }
 
 int main(int count, char **words) {
-    if (count != 4) return 3;
+    if (count < 4) return 3;
     const char *name = words[1];
     host = atoi(words[2]);
     int file = open(words[3], O_RDWR);
@@ -86,5 +101,6 @@ int main(int count, char **words) {
     meet(lines);
     if (!strcmp(name, "moves")) return !moved(lines);
     if (!strcmp(name, "forks")) return !forked(lines);
+    if (!strcmp(name, "reloads")) return !reloaded(lines, words[4]);
     return 0;
 }
