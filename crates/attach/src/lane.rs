@@ -15,6 +15,7 @@ use polder_pool::wait::Patience;
 
 use crate::session::Session;
 use crate::tellers::{Tellers, Then, lock};
+use crate::threads;
 
 /// How long what is queued may take when a group is closed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -141,8 +142,7 @@ impl Lane {
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
-            let named = std::thread::Builder::new().name("polder-group".to_owned());
-            *worker = Some(named.spawn(move || shared.work())?);
+            *worker = Some(threads::start("polder-group", move || shared.work())?);
         }
         Ok(())
     }

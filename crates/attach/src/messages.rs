@@ -26,6 +26,7 @@ use slab::Slab;
 use crate::lane::Ticket;
 use crate::session::Session;
 use crate::tellers::{Tellers, lock};
+use crate::threads;
 
 /// The kind of a program's messages.
 pub const MESSAGE: u8 = 1;
@@ -475,8 +476,7 @@ impl<B: MessageBuffer + Send + 'static> Station<B> {
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
-            let named = std::thread::Builder::new().name("polder-messages".to_owned());
-            *worker = Some(named.spawn(move || shared.work())?);
+            *worker = Some(threads::start("polder-messages", move || shared.work())?);
         }
         Ok(())
     }

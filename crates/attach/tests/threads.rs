@@ -1,4 +1,5 @@
-//! The threads of a process: calls of a group run in their order beside the program, and messages come while nobody waits.
+//! The threads of a process: calls of a group run in their order beside the program, messages come while nobody waits, and none of them takes
+//! a signal of the program.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -43,6 +44,25 @@ impl LaneCall for Meeting {
     }
 }
 
+/// There are threads of this name, once they have given it to themselves, and none takes SIGUSR1.
+fn expect_signals_blocked(name: &str) {
+    let named = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        statuses.filter(|status| status.starts_with(&format!("Name:\t{name}\n"))).collect::<Vec<_>>()
+    };
+    let blocked = |status: &String| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap() >> 9 & 1 == 1
+    };
+    let until = std::time::Instant::now() + LONG;
+    while named().is_empty() && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let named = named();
+    assert!(!named.is_empty() && named.iter().all(blocked), "{named:?}");
+}
+
 /// Does the same on two ranks, each on a host and a thread of its own.
 fn on_two_ranks(act: impl Fn(usize, Lane, Arc<Session>) + Sync) {
     let scratch = Scratch::new();
@@ -70,6 +90,7 @@ fn calls_run_in_their_order_and_a_closed_group_takes_no_more() {
         assert_eq!(heard.recv_timeout(LONG).unwrap(), Ok(()));
         assert!(tickets.iter().all(|ticket| ticket.outcome() == Some(Ok(()))));
         assert!(lane.is_idle_within(LONG));
+        expect_signals_blocked("polder-group");
         lane.run(&call(4), Some(LONG)).unwrap();
         assert_eq!(*notes.lock().unwrap(), [1, 2, 3, 4]);
         lane.close().unwrap();
@@ -110,5 +131,6 @@ fn a_message_comes_while_nobody_waits_and_says_which_rank_sent_it() {
         let message = channel.start(sending).unwrap();
         assert_eq!(message.ticket.outcome_within(LONG), Some(Ok(())));
         assert_eq!(message.source.get().copied(), receives.then_some(0));
+        expect_signals_blocked("polder-messages");
     });
 }
