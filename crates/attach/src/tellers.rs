@@ -6,20 +6,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use nix::sys::signal::SigSet;
 use polder_pool::PoolError;
 
 /// What is called with how an operation ended.
 pub type Then = Box<dyn FnOnce(Result<(), PoolError>) + Send>;
 
 /// The threads of one group.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Tellers(Arc<Shared>);
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     /// There is more to tell, a thread has told, or all is over.
     turn: Condvar,
+    /// Signals that the program blocks. What is told runs its code, and the processes that this starts block what their maker does. The
+    /// thread that starts a teller blocks all.
+    signals: Option<SigSet>,
+}
+
+impl Default for Tellers {
+    /// To be called on a thread of the program.
+    fn default() -> Self {
+        let (state, turn) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Shared { state, turn, signals: SigSet::thread_get_mask().ok() }))
+    }
 }
 
 #[derive(Default)]
@@ -51,6 +62,9 @@ impl Tellers {
     }
 
     fn work(&self) {
+        if let Some(signals) = self.0.signals {
+            let _set = signals.thread_set_mask();
+        }
         let mut state = lock(&self.0.state);
         loop {
             if let Some((then, outcome)) = state.waiting.pop_front() {

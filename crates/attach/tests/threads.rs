@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use nix::sys::signal::SigSet;
 use polder_attach::lane::{Lane, LaneCall};
 use polder_attach::messages::{Channel, MESSAGE, Sending, Station};
 use polder_attach::session::Session;
@@ -49,7 +50,10 @@ fn expect_signals_blocked(name: &str) {
     let named = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
-        statuses.filter(|status| status.starts_with(&format!("Name:\t{name}\n"))).collect::<Vec<_>>()
+        // One that is over, and still there, blocks nothing.
+        let is_over = |status: &str| status.contains("\nState:\tX") || status.contains("\nState:\tZ");
+        let of_name = |status: &String| status.starts_with(&format!("Name:\t{name}\n")) && !is_over(status);
+        statuses.filter(of_name).collect::<Vec<_>>()
     };
     let blocked = |status: &String| {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
@@ -86,8 +90,12 @@ fn calls_run_in_their_order_and_a_closed_group_takes_no_more() {
         lane.start().unwrap();
         let tickets = [1, 2, 3].map(|number| lane.submit(Box::new(call(number)), Some(LONG)).unwrap());
         let (told, heard) = mpsc::channel();
-        tickets[2].when_done(Box::new(move |outcome| told.send(outcome).unwrap()));
-        assert_eq!(heard.recv_timeout(LONG).unwrap(), Ok(()));
+        let before = SigSet::thread_get_mask().unwrap();
+        tickets[2].when_done(Box::new(move |outcome| {
+            let blocked = SigSet::thread_get_mask().unwrap();
+            told.send((outcome, blocked == before)).unwrap();
+        }));
+        assert_eq!(heard.recv_timeout(LONG).unwrap(), (Ok(()), true), "code of the program has its signals");
         assert!(tickets.iter().all(|ticket| ticket.outcome() == Some(Ok(()))));
         assert!(lane.is_idle_within(LONG));
         expect_signals_blocked("polder-group");
