@@ -113,7 +113,7 @@ impl Arguments {
     }
 }
 
-/// The exit status where programs succeeded and a host of them was not rehearsed.
+/// The exit status where programs succeeded and a host or a part of the file was not rehearsed.
 const NOT_REHEARSED: u8 = 2;
 
 /// Says how each host ended that failed, and what was reached.
