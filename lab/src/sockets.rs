@@ -71,6 +71,8 @@ pub(crate) fn run() -> Result<u32, Failed> {
     // It stands still meanwhile, so that it does not repair what is not broken yet.
     agent.signal(Signal::STOP)?;
     for service in both {
+        // So does the service: the kernel takes few pages at once that are in use.
+        service.signal(Signal::STOP)?;
         for _ in 0..20 {
             let fast: u64 = service.bytes()?.iter().sum();
             if fast < (MIB as u64) << 18 {
@@ -78,6 +80,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
             }
             service.reclaim(4)?;
         }
+        service.signal(Signal::CONT)?;
     }
     show("demoted further", &both)?;
     let low = |service: &Service| -> Result<bool, Failed> {

@@ -815,6 +815,7 @@ impl<K: Kernel> Agent<K> {
             Ok(true) => bytes,
             // It moved less: some, or none.
             Ok(false) => {
+                cgroup.sum_up(kernel);
                 present.view.seen.fast.saturating_sub(self.bytes_on(&self.tiers.fast, cgroup)?).min(bytes)
             }
         };

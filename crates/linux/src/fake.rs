@@ -349,8 +349,8 @@ impl Tree {
         self.change(path, |group| group.shared = bytes);
     }
 
-    /// So many bytes of the cgroup `path` have just come up, and are counted as slow until its `cpu.stat` is read; so are as many of what its
-    /// `cpuset.mems` brings up from now on.
+    /// So many bytes of the cgroup `path` have just come up, and are counted as slow until its `cpu.stat` is read. As many of what its
+    /// `cpuset.mems` brings up from now on are counted late too.
     pub fn count_late(&self, path: &str, bytes: u64) {
         self.change(path, |group| (group.counts_late, group.late) = (bytes, bytes));
     }
