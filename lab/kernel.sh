@@ -36,6 +36,8 @@ if [ ! -e "$folder/vmlinux" ] || [ $has_drivers = no ] || [ "$(cat "$folder/rele
     echo "lab: fetching $real $version$apart" >&2
     unpacked=$(mktemp -d "$folder/unpack.XXXXXX")
     trap 'rm -rf "$unpacked"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
     (cd "$unpacked" && apt-get $options download -qq "$real" $apart 2>/dev/null &&
         for deb in ./*.deb; do dpkg -x "$deb" .; done)
     # A bzImage holds the kernel, compressed; the boot by PVH wants it as it is.

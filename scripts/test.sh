@@ -19,7 +19,8 @@ step() {
 }
 
 # A test that hangs ends and is named; libtest says which has been running for over a minute.
-limited() { timeout --verbose -k 10 40m "$@"; }
+# `wait` ends by a signal, which waits for a program else; and what runs beside a shell would ignore Ctrl-C.
+limited() { timeout --verbose -k 10 40m env --default-signal=INT "$@" & wait $!; }
 
 # What others have left before, and what of it goes meanwhile, is not ours: `find` fails where a file vanishes under it.
 before=$(scripts/left_in_shm.sh || true)
@@ -50,8 +51,9 @@ verify_lane() {
 mkdir -p out
 verify_lane >out/verify-lane.log 2>&1 &
 verify=$!
-first="" lab=""
-trap 'for one in $verify $first $lab; do kill "$one" $(pgrep -P "$one") 2>/dev/null || :; done' EXIT
+# Ends a process and all below it.
+fell() { for below in $(pgrep -P "$1"); do fell "$below"; done; kill "$1" 2>/dev/null || :; }
+trap 'for one in $(pgrep -P $$); do fell "$one"; done' EXIT
 # Also by Ctrl-C: a signal alone would end the script without the trap before, and the lanes ignore it.
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -91,10 +93,11 @@ if $own_shm true 2>/dev/null; then
     first=$!
     lab_lane >out/lab-lane.log 2>&1 &
     lab=$!
-    (second_lane) || failed="the second lane, above the first; "
+    second_lane &
+    second=$!
+    wait "$second" || failed="the second lane, above the first; "
     wait "$first" || failed="${failed}the first lane, above the lab's; "
     wait "$lab" || failed="${failed}the lab's lane, above the model's; "
-    first="" lab=""
     cat out/first-lane.log out/lab-lane.log
 else
     printf '\n== one lane, because this user may not mount a /dev/shm of its own\n'

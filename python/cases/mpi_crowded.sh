@@ -11,6 +11,8 @@ for _ in $(seq $((8 * $(nproc)))); do
     busy="$busy $!"
 done
 trap 'kill $busy' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 for round in 1 2 3; do
     # shellcheck disable=SC2086

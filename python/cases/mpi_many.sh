@@ -6,6 +6,8 @@ ranks=64
 "$1" -O1 "$(dirname "$0")/../tests/ranks/many.c" -o many || exit 1
 pool=$(mktemp -u /dev/shm/polder-case-XXXXXX)
 trap 'rm -f "$pool"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 polder pool format --pool "$pool" --size 1GiB >formatted || exit 1
 
 # once NAME COMMAND...: runs it, and prints what it says of memory and time.
