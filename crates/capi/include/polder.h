@@ -113,7 +113,7 @@ int polder_object_refresh(const polder_object *object, size_t offset, size_t byt
 int polder_ring_create(polder_pool *pool, const char *name, uint32_t cells, uint32_t cell_bytes, polder_sender **sender);
 
 /* Opens the ring `name` to receive. Waits until it exists, and returns POLDER_NOT_FOUND if it does not in time. The result is
- * POLDER_EXISTS if another process has opened it. */
+ * POLDER_EXISTS if it has been opened to receive before. */
 int polder_ring_open(polder_pool *pool, const char *name, uint64_t timeout_ms, polder_receiver **receiver);
 
 /* Sends a message. Waits for a receiver and for room. Once this returns, the receiver gets the message, even if this process dies. */
@@ -133,7 +133,8 @@ int polder_receiver_close(polder_receiver *receiver);
 /* In a window, every rank of a group of processes has a segment of memory, and all ranks put into and get from all segments. Ranks count
  * from 0. Threads may share a window, and take turns. */
 
-/* Makes this rank's segment of `bytes` zeros in the window `name`, and waits until all `ranks` have made theirs. */
+/* Makes this rank's segment of `bytes` zeros in the window `name`, and waits until all `ranks` have made theirs. The
+ * result is POLDER_EXISTS if the rank is taken. */
 int polder_window_create(polder_pool *pool, const char *name, uint32_t rank, uint32_t ranks, size_t bytes, uint64_t timeout_ms,
                          polder_window **window);
 
