@@ -371,7 +371,7 @@ impl<K: Kernel> Agent<K> {
                     row.demoted += bytes;
                     self.demote(present, bytes, reason)
                 }
-                PageMove::BringBack { .. } => self.bring_back(present, &mut round.alarms),
+                PageMove::BringBack { bytes, .. } => self.bring_back(present, bytes, &mut round.alarms),
                 PageMove::Promote { bytes, .. } => {
                     let promoted = self.promote(present, bytes);
                     row.promoted = *promoted.as_ref().unwrap_or(&0);
@@ -847,23 +847,25 @@ impl<K: Kernel> Agent<K> {
         Ok(nodes.iter().filter_map(|node| memory.get(node)).map(|memory| memory.bytes()).sum())
     }
 
-    /// Bytes of a cgroup on the slow tier, once the kernel has summed up what it knows.
-    fn summed_up_on_slow(&self, cgroup: &Cgroup) -> Result<u64, KernelError> {
-        cgroup.sum_up(self.settings.kernel());
-        self.bytes_on(&self.tiers.slow, cgroup)
-    }
-
     /// Migrates what lies on the slow tier against an opt-out, and says what is left. Pages that came up by themselves may still be counted
-    /// there.
-    fn bring_back(&mut self, present: &Present, alarms: &mut Vec<Alarm>) -> Result<(), KernelError> {
-        let found = self.summed_up_on_slow(&present.cgroup)?;
+    /// there until the kernel sums up.
+    fn bring_back(
+        &mut self,
+        present: &Present,
+        mut found: u64,
+        alarms: &mut Vec<Alarm>,
+    ) -> Result<(), KernelError> {
+        if present.cgroup.sum_up(self.settings.kernel()) {
+            found = self.bytes_on(&self.tiers.slow, &present.cgroup)?;
+        }
         if found == 0 {
             return Ok(());
         }
         let mut left = found;
         if !self.settings.is_dry() {
             self.keep_to_fast(&present.cgroup, true)?;
-            left = self.summed_up_on_slow(&present.cgroup)?;
+            present.cgroup.sum_up(self.settings.kernel());
+            left = self.bytes_on(&self.tiers.slow, &present.cgroup)?;
         }
         alarms.push(Alarm::OptOutBroken { service: present.service.name.to_string(), found, left });
         Ok(())

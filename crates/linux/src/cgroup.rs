@@ -171,9 +171,9 @@ impl Cgroup {
     }
 
     /// Has the kernel sum up what each CPU has counted of the cgroup. Without that [`Cgroup::memory`] may lack what last happened to some pages
-    /// for 2 s, or more on a busy host. Linux 6.12 sums up where `cpu.stat` is read; 7.3 does not.
-    pub fn sum_up(&self, kernel: &impl Kernel) {
-        drop(kernel.read(&self.file("cpu.stat")));
+    /// for 2 s, or more on a busy host. Linux 6.12 sums up where `cpu.stat` is read; 7.3 does not. Returns whether there is such a file.
+    pub fn sum_up(&self, kernel: &impl Kernel) -> bool {
+        kernel.read(&self.file("cpu.stat")).is_ok()
     }
 
     /// Checks that the kernel can take pages of the cgroup to the nodes `slow`.
