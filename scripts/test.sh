@@ -19,7 +19,8 @@ step() {
 }
 
 # A test that hangs ends and is named; libtest says which has been running for over a minute.
-# `wait` ends by a signal, which waits for a program else; and what runs beside a shell would ignore Ctrl-C.
+# A signal ends `wait` at once, but a program in the foreground has to end before the shell acts on it. What a shell starts in the
+# background ignores Ctrl-C, unless `env` says otherwise.
 limited() { timeout --verbose -k 10 40m env --default-signal=INT "$@" & wait $!; }
 
 # What others have left before, and what of it goes meanwhile, is not ours: `find` fails where a file vanishes under it.

@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// Signals of an instruction that went wrong: the kernel ends a process whose thread blocks them.
+/// Signals of an instruction that went wrong: the kernel ends a process if its thread blocks them.
 const FAULTS: [Signal; 6] =
     [Signal::SIGBUS, Signal::SIGSEGV, Signal::SIGILL, Signal::SIGFPE, Signal::SIGTRAP, Signal::SIGSYS];
 

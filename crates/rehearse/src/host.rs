@@ -153,7 +153,7 @@ impl Host {
         known.or_else(|| may_be_there.then(|| mappings.read(self.file, address)).flatten())
     }
 
-    /// What is known of the mappings, as long as nobody else changes it.
+    /// What is known of the mappings. No other thread changes it before the guard is dropped.
     pub(crate) fn mappings(&self) -> MutexGuard<'_, Mappings> {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -372,7 +372,7 @@ fn map<T>(path: &Path) -> io::Result<&'static [T]> {
     // The rest of the last page is there too.
     let bytes = file.metadata()?.len().next_multiple_of(4096) as usize;
     let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a new mapping, whose arguments are those of mmap.
+    // SAFETY: a new mapping, by the arguments of mmap.
     let at =
         unsafe { libc::syscall(libc::SYS_mmap, 0_usize, bytes, access, shared, file.as_raw_fd(), 0_usize) };
     if at == -1 {

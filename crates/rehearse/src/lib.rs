@@ -82,7 +82,7 @@ pub unsafe extern "C" fn mmap(
     at as *mut c_void
 }
 
-/// The program's `mremap`. What it leaves may be mapped again by the C library itself, whose calls do not come here.
+/// The program's `mremap`. The C library may map again what it leaves, by calls that do not come here.
 ///
 /// # Safety
 /// As mremap of the C library, whose last argument is there where the flags say so.

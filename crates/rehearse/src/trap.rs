@@ -18,7 +18,7 @@ const TRAP: u8 = 0xcc;
 
 /// All sites, sorted by address: replaced as a whole, and never freed, because another thread may be in the handler.
 static SITES: AtomicPtr<Vec<&'static Site>> = AtomicPtr::new(null_mut());
-/// The text of each loaded file whose sites are known.
+/// The text of each loaded file that has its traps.
 static SCANNED: Mutex<Scanned> = Mutex::new(vec![]);
 /// Each by its name and by what is added to its addresses.
 pub(crate) type Scanned = Vec<(&'static str, u64)>;
@@ -49,7 +49,7 @@ pub(crate) fn install() -> io::Result<()> {
     hook_linker()
 }
 
-/// The files whose sites are known, as long as nobody else adds one.
+/// The files that have their traps. No other thread adds one before the guard is dropped.
 pub(crate) fn scanned() -> MutexGuard<'static, Scanned> {
     SCANNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
