@@ -5,13 +5,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
+use polder_mem::threads;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
 use crate::tellers::lock;
-use crate::threads;
 
 /// What a thread runs.
 pub type Work<T> = Box<dyn FnOnce() -> T + Send>;
@@ -56,7 +56,9 @@ impl<T: Send + 'static> Background<T> {
         let mut started = Self { shared, threads: vec![] };
         for lane in 0..lanes {
             let shared = Arc::clone(&started.shared);
-            started.threads.push(threads::start(&format!("{name}-{lane}"), move || shared.work(lane))?);
+            started.threads.push(threads::start(Builder::new().name(format!("{name}-{lane}")), move || {
+                shared.work(lane)
+            })?);
         }
         Ok(started)
     }

@@ -5,17 +5,16 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use polder_mem::AnyMemory;
+use polder_mem::{AnyMemory, threads};
 use polder_pool::PoolError;
 use polder_pool::group::{Group, GroupOptions, Interrupt, JoinedGroup};
 use polder_pool::wait::Patience;
 
 use crate::session::Session;
 use crate::tellers::{Tellers, Then, lock};
-use crate::threads;
 
 /// How long what is queued may take when a group is closed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -142,7 +141,8 @@ impl Lane {
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
-            *worker = Some(threads::start("polder-group", move || shared.work())?);
+            *worker =
+                Some(threads::start(Builder::new().name("polder-group".to_owned()), move || shared.work())?);
         }
         Ok(())
     }

@@ -18,4 +18,3 @@ pub mod named_blocks;
 pub mod session;
 pub mod settings;
 pub mod tellers;
-pub mod threads;

@@ -12,10 +12,10 @@
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use polder_mem::AnyMemory;
+use polder_mem::{AnyMemory, threads};
 use polder_pool::endpoint::{
     Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer, Watch,
 };
@@ -26,7 +26,6 @@ use slab::Slab;
 use crate::lane::Ticket;
 use crate::session::Session;
 use crate::tellers::{Tellers, lock};
-use crate::threads;
 
 /// The kind of a program's messages.
 pub const MESSAGE: u8 = 1;
@@ -476,7 +475,9 @@ impl<B: MessageBuffer + Send + 'static> Station<B> {
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
-            *worker = Some(threads::start("polder-messages", move || shared.work())?);
+            *worker = Some(threads::start(Builder::new().name("polder-messages".to_owned()), move || {
+                shared.work()
+            })?);
         }
         Ok(())
     }

@@ -5,10 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use bytesize::ByteSize;
-use polder_mem::{AnyMemory, Coherence, HostError, HostPlan, Memory, Region, RegionError, RegionKind, forks};
+use polder_mem::{
+    AnyMemory, Coherence, HostError, HostPlan, Memory, Region, RegionError, RegionKind, forks, threads,
+};
 use polder_platform::shell_word;
 
 use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
@@ -20,7 +22,6 @@ use polder_pool::{
 };
 
 use crate::settings::{ByteCount, CoherenceChoice, Settings, Wrap};
-use crate::threads;
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -570,7 +571,7 @@ impl Heartbeat {
     fn start<M: Memory + Send + Sync + 'static>(pool: Arc<Pool<M>>) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let pause = pool.member().silence / 8;
-        let thread = threads::start("polder-beat", move || {
+        let thread = threads::start(Builder::new().name("polder-beat".to_owned()), move || {
             for beat in 1.. {
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                     return;

@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -56,7 +54,6 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     expect_patience(arguments.evict_after)?;
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
-    let place = place(path);
     let replace = if arguments.force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     // A reader that went away is an error, which ends the keeper, and not the process before it.
@@ -76,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
     let evict_after = arguments.evict_after.map(|span| span.0);
     let task = KeeperTask { incarnation, id_source, evict_after };
     let mut keeper = Keeper::start_replacing(memory.clone(), task, replace)?;
-    let (mut visits, mut asked) = (Visits::start(memory, settings), None);
+    let (mut visits, mut asked) = (Visits::start(memory.clone(), settings), None);
     let mut unsaid = format!("keeper {incarnation} of {} runs; stop it with Ctrl-C\n", path.display());
     let mut epoch = 0;
     loop {
@@ -107,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             }
             // Also nothing: it may be that what was said before could not be written.
             stdout.say(std::mem::take(&mut unsaid))?;
-            if self::place(path) != place {
+            if !memory.region().is_at(path, true).unwrap_or(false) {
                 let why = "this pool was removed, or another lies here now; start a keeper again";
                 return Err(Failure(format!("{}: {why}", path.display())));
             }
@@ -137,11 +134,6 @@ fn expect_patience(evict_after: Option<TimeSpan>) -> Result<(), Failure> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// Which file or device lies at a path.
-fn place(path: &Path) -> Option<(u64, u64)> {
-    path.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// How long a host that asks waits for an answer at most, beside the keeper's own work.

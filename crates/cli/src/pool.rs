@@ -557,7 +557,7 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool)
 fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
     let memory = session::open_memory(path, settings.coherence.unwrap_or_default())?;
     // Any user that may write a folder could have put a link there: what is lost is what was named.
-    if !memory.region().is_at(path)? {
+    if !memory.region().is_at(path, false)? {
         let leads = path.canonicalize()?;
         return Err(Failure(format!("{} is a link to {}; name that", path.display(), leads.display())));
     }

@@ -35,6 +35,7 @@ mod shm;
 mod slice;
 #[doc(hidden)]
 pub mod testing;
+pub mod threads;
 #[cfg(feature = "instruments")]
 mod wrapped;
 

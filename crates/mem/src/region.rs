@@ -226,12 +226,14 @@ impl Region {
         Ok((region, DraftRegion { file: named, path: path.into() }))
     }
 
-    /// Whether what is mapped is what `path` names itself, not what a link there leads to.
+    /// Whether what is mapped is what `path` names: itself, or what a link there leads to if `follow` says so.
     ///
     /// # Errors
     /// When the path or the mapped file cannot be looked at.
-    pub fn is_at(&self, path: impl AsRef<Path>) -> io::Result<bool> {
-        let (named, mapped) = (path.as_ref().symlink_metadata()?, self.file.metadata()?);
+    pub fn is_at(&self, path: impl AsRef<Path>, follow: bool) -> io::Result<bool> {
+        let path = path.as_ref();
+        let (named, mapped) =
+            (if follow { path.metadata() } else { path.symlink_metadata() }?, self.file.metadata()?);
         Ok((named.dev(), named.ino()) == (mapped.dev(), mapped.ino()))
     }
 

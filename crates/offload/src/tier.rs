@@ -14,10 +14,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use polder_mem::forks;
+use polder_mem::{forks, threads};
 
 use crate::buffer::{Buffer, PAGE};
 use crate::error::TierError;
@@ -129,7 +129,9 @@ impl TierFile {
         let serve = || {
             let shared = Arc::clone(&shared);
             // A stack counts as memory of this process, and these threads need next to none.
-            thread::Builder::new().stack_size(STACK).spawn(move || shared.serve())
+            threads::start(Builder::new().name("polder-tier".to_owned()).stack_size(STACK), move || {
+                shared.serve()
+            })
         };
         match (0..THREADS).map(|_| serve()).collect::<io::Result<_>>() {
             Ok(threads) => Ok(Self { shared, threads }),
@@ -452,6 +454,27 @@ mod tests {
         for (index, transfer) in read {
             assert!(*transfer.wait().expect("read") == *pattern(index), "{index}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn its_threads_take_none_of_the_signals_of_a_program() {
+        let _tier = TierFile::create(&disk(), PAGE as u64).expect("a tier");
+        let mut seen = 0;
+        for task in std::fs::read_dir("/proc/self/task").expect("it") {
+            // A thread of another test may have ended.
+            let Ok(status) = std::fs::read_to_string(task.expect("one").path().join("status")) else {
+                continue;
+            };
+            if status.starts_with("Name:\tpolder-tier\n") {
+                let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).expect("a mask");
+                let blocked = u64::from_str_radix(blocked, 16).expect("bits");
+                let asked = [libc::SIGTERM, libc::SIGUSR1, libc::SIGALRM];
+                assert!(asked.iter().all(|signal| blocked >> (signal - 1) & 1 == 1), "{blocked:x}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= THREADS, "{seen}");
     }
 
     #[test]

@@ -6,10 +6,10 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use polder_attach::threads;
+use polder_mem::threads;
 
 /// Naps. What the longest costs with nothing to do: a thousand looks a second, half a percent of a core.
 const SHORTEST: Duration = Duration::from_micros(50);
@@ -40,7 +40,8 @@ impl ProgressThread {
     /// Starts it; `look` is one look, nothing once the domain is gone. It gets what it left there at the look before.
     pub(crate) fn start(look: impl FnMut(&mut u64) -> Option<Look> + Send + 'static) -> io::Result<Self> {
         let (wakes, woken) = channel();
-        let thread = threads::start("polder-progress", move || run(look, &woken))?;
+        let thread =
+            threads::start(Builder::new().name("polder-progress".to_owned()), move || run(look, &woken))?;
         Ok(Self { wakes, thread })
     }
 

@@ -17,6 +17,8 @@ pub(crate) enum Deviation {
     SilenceIsEnough,
     /// What the host's own file does not know is taken for dead, without watching it.
     FileKnowsAll,
+    /// A process comes with words of its own while the last one of its host is about to say that the host has left.
+    LeftIsGone,
     /// A member does not look after the directory: the suites of membership leave that alone.
     WithoutObjects,
     /// A proxy stays at the shard that came first until every queue has it at its head.

@@ -171,7 +171,7 @@ pub enum PoolError {
         waited_ms: u64,
     },
     /// An incarnation of the keeper that cannot start, or go on.
-    #[error("keeper incarnation {asked} cannot run: {highest} has run; take a higher one")]
+    #[error("keeper incarnation {asked} cannot run: {highest} has run; {}", next_keeper(*highest))]
     KeeperIncarnation {
         /// The incarnation.
         asked: u16,
@@ -526,5 +526,13 @@ impl PoolError {
             }
             other => other,
         }
+    }
+}
+
+/// The way out for a keeper that cannot run after `highest`.
+const fn next_keeper(highest: u16) -> &'static str {
+    match highest {
+        u16::MAX => "that is the highest there is, so the pool has to be formatted anew",
+        _ => "take a higher one",
     }
 }

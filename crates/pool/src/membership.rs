@@ -257,7 +257,11 @@ impl Heartbeat {
     /// What the line says now; `None` while it is torn, which is no news.
     pub(crate) fn read<M: Memory>(memory: &M, at: Offset) -> Result<Option<Self>, Fault> {
         let words = line::read(memory, at)?;
-        Ok(words.map(|[count, incarnation, ..]| Self { count, incarnation }))
+        Ok(words.map(|words| Self::decode(&words)))
+    }
+
+    pub(crate) const fn decode(&[count, incarnation, ..]: &Words) -> Self {
+        Self { count, incarnation }
     }
 }
 
@@ -291,14 +295,15 @@ impl HeartbeatMonitor {
     /// # Errors
     /// [`Fault`] when the memory itself fails.
     pub fn is_silent<M: Memory>(&mut self, memory: &M, at: Offset) -> Result<bool, Fault> {
+        // A process that is stopped before it has looked, or after that, does not count the time.
+        let asked = memory.now();
         let beat = Heartbeat::read(memory, at)?;
-        let now = memory.now();
-        let (last, since) = self.seen.entry(at).or_insert((beat.unwrap_or_default(), now));
+        let (last, since) = self.seen.entry(at).or_insert_with(|| (beat.unwrap_or_default(), memory.now()));
         match beat {
-            Some(beat) if beat != *last => (*last, *since) = (beat, now),
+            Some(beat) if beat != *last => (*last, *since) = (beat, memory.now()),
             _ => {}
         }
-        Ok(now >= *since + self.silence)
+        Ok(asked >= *since + self.silence)
     }
 }
 
@@ -313,7 +318,9 @@ pub(crate) fn any_heartbeat<M: Memory>(
 ) -> Result<bool, Fault> {
     let deadline = memory.now() + silence;
     let first = lines.clone().map(|at| Heartbeat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
-    while memory.now() < deadline {
+    loop {
+        // A process that was stopped meanwhile looks once more.
+        let is_late = memory.now() >= deadline;
         for (at, old) in lines.clone().zip(&first) {
             let new = Heartbeat::read(memory, at)?;
             // A line that was torn and is whole is a sign of life as well: somebody wrote it.
@@ -321,9 +328,11 @@ pub(crate) fn any_heartbeat<M: Memory>(
                 return Ok(true);
             }
         }
+        if is_late {
+            return Ok(false);
+        }
         memory.yield_now();
     }
-    Ok(false)
 }
 
 /// What somebody asks of the keeper.

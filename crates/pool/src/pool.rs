@@ -661,6 +661,8 @@ fn last_incarnation<M: Memory>(
 /// Refuses a process whose run directory does not know all that live as its host. Its words hold the incarnation of each
 /// process that entered through them. A process line with a later one was written through other words, or through a file
 /// that was removed. Whether that process lives is seen by its heartbeat, which is watched for as long as one may be silent.
+/// The line of a process that has left is watched too while the host's says that it is live: the last one to leave writes
+/// that after its own.
 // SYNC: `Local::enter` stores the incarnation before its process publishes a line or a beat with it.
 fn expect_known<M: Memory>(
     memory: &M,
@@ -675,36 +677,46 @@ fn expect_known<M: Memory>(
         let line = Process::read_own(memory, layout, host, slot)?;
         let at = layout.heartbeat_line(host, slot);
         let is_unknown = match line {
-            Some(line) => line.state == ProcessState::Live && !is_known(slot, line.incarnation),
+            Some(line) => !is_known(slot, line.incarnation),
             // It is torn: its beats say whose it is.
             None => Heartbeat::read(memory, at)?.is_none_or(|beat| !is_known(slot, beat.incarnation)),
         };
         if is_unknown {
-            unknown.push((slot, at, line.map_or(0, |line| line.pid)));
+            let is_there = line.is_none_or(|line| line.state == ProcessState::Live);
+            unknown.push((slot, at, line.map_or(0, |line| line.pid), is_there));
         }
     }
-    // Those of another boot are judged by the host line and the view.
-    let settle = member.timeout.min(SETTLE);
-    if unknown.is_empty() || HostLine::read_torn(memory, layout, host, settle)?.0.boot != boot {
+    if unknown.is_empty() {
         return Ok(());
     }
-    let before =
-        unknown.iter().map(|&(_, at, _)| Heartbeat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    // Those of another boot are judged by the host line and the view.
+    let (host_line, _) = HostLine::read_torn(memory, layout, host, member.timeout.min(SETTLE))?;
+    let any_is_there = unknown.iter().any(|&(.., is_there)| is_there);
+    let is_leaving = host_line.state == HostState::Live && !Deviation::LeftIsGone.is_on();
+    if host_line.boot != boot || !(any_is_there || is_leaving) {
+        return Ok(());
+    }
+    // A line that is torn at every look is a sign of life as well, if it is torn in another way.
+    let beats = |at| line::load_torn(memory, at);
+    let before = unknown.iter().map(|&(_, at, ..)| beats(at)).collect::<Result<Vec<_>, _>>()?;
     let deadline = memory.now() + member.silence;
-    while memory.now() < deadline {
-        for (&(slot, at, pid), before) in unknown.iter().zip(&before) {
-            match Heartbeat::read(memory, at)? {
-                beat @ Some(Heartbeat { incarnation, .. })
-                    if beat != *before && !is_known(slot, incarnation) =>
-                {
-                    return Err(PoolError::Apart { host, slot: slot.0, pid });
-                }
-                _ => {}
+    loop {
+        // A process that was stopped meanwhile looks once more.
+        let is_late = memory.now() >= deadline;
+        for (&(slot, at, pid, _), before) in unknown.iter().zip(&before) {
+            let now = beats(at)?;
+            if now != *before && !is_known(slot, Heartbeat::decode(&now.0).incarnation) {
+                return Err(PoolError::Apart { host, slot: slot.0, pid });
             }
+        }
+        let host_line =
+            line::load(memory, layout.host_line(host))?.and_then(|words| HostLine::decode(&words));
+        let has_left = !any_is_there && host_line.is_some_and(|line| line.state != HostState::Live);
+        if has_left || is_late {
+            return Ok(());
         }
         memory.yield_now();
     }
-    Ok(())
 }
 
 fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Result<ProcessSlot, PoolError> {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Coherence, Memory, ProcessSlot};
+use polder_mem::{Bell, Coherence, Memory, ProcessSlot};
 
 use crate::claim::{Claimant, GrantedId, IdClaim};
 use crate::deviation::Deviation;
@@ -75,6 +75,7 @@ pub(super) fn canaries() -> Vec<Suite> {
     let about = "another boot takes the id of a host that stands still";
     let place = "a keeper takes the place of one that has not ended";
     let trusting = "a process takes what its host's file does not know for dead";
+    let hasty = "a process comes while the last one of its host is about to say that the host has left";
     vec![
         Suite::new("takeover-silence-is-enough", about, |seed| {
             Deviation::SilenceIsEnough.during(|| takeover(seed))
@@ -82,6 +83,9 @@ pub(super) fn canaries() -> Vec<Suite> {
         Suite::new("succession-place-in-use", place, |seed| places(seed, ReplaceKeeper::Unseen)),
         Suite::new("run-directories-file-knows-all", trusting, |seed| {
             Deviation::FileKnowsAll.during(|| run_directories(seed))
+        }),
+        Suite::new("run-directories-left-is-gone", hasty, |seed| {
+            Deviation::LeftIsGone.during(|| run_directories(seed))
         }),
     ]
 }
@@ -710,13 +714,22 @@ fn stand(pool: &Pool<ModelMemory>, beliefs: &RefCell<BTreeMap<u64, u64>>, stage:
 
 /// Two processes of one host, with caches that the hardware keeps in step, but with words of their own each. The first has
 /// made objects, if the pool has any, and gives signs of life until the second was refused; then it leaves, or it dies before.
+/// The one that leaves is stopped for a while in some schedules, and the second comes then; in others the second is stopped.
 fn run_directories(seed: u64) -> Outcome {
     let (superblock, layout) = with_names();
     let mut world = World::new(seed, shape(2, &layout, Coherence::Coherent));
+    let (dies, leaves_slowly, comes_slowly) = (seed & 3 == 0, seed & 3 == 1, seed & 3 == 2);
+    // Many times as long as a heartbeat may take to be seen, as in every sound configuration. Who leaves is stopped for a shorter time,
+    // and who comes may be stopped for a longer one.
+    let [silence, nap] = match seed & 3 {
+        1 => [Duration::from_secs(600), Duration::ZERO],
+        2 => [Duration::from_secs(60), Duration::from_secs(1)],
+        _ => [100 * SILENCE, Duration::ZERO],
+    };
+    let its_layout = layout.clone();
     let join = move |memory, pid| {
-        // Many times as long as a heartbeat may take to be seen, as in every sound configuration.
-        let member = Member { pid, silence: 100 * SILENCE, ..member(0, 7) };
-        Pool::attach_in(memory, superblock, layout.clone(), member)
+        let member = Member { pid, silence, ..member(0, 7) };
+        Pool::attach_in(memory, superblock, its_layout.clone(), member)
     };
     let (made, lives, refused) = (Made::default(), Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
     let old = world.setup_as(0, 0, |memory| join(memory, 1)).expect("nobody else is there");
@@ -725,19 +738,35 @@ fn run_directories(seed: u64) -> Outcome {
     let old = world.spawn(0, 0, move |memory| {
         while its_refusals.get() == 0 {
             old.beat().expect("nobody else is this host");
-            memory.pause();
+            match nap {
+                Duration::ZERO => memory.pause(),
+                nap => {
+                    let seen = memory.announce_sleep(Bell(0));
+                    memory.sleep(Bell(0), seen, memory.now() + nap);
+                }
+            }
         }
         its_life.set(false);
+        if leaves_slowly {
+            memory.crash_after(Crash::Pause, seed >> 2 & 127);
+        }
         old.detach().expect("no other process shares its words");
     });
-    if seed & 3 == 0 {
+    if dies {
         world.crash_within(old, Crash::Process, 500);
         let its_life = Rc::clone(&lives);
         world.spawn_after_crash(old, 0, 0, move |_| its_life.set(false));
     }
+    let is_there = move |memory: &ModelMemory| {
+        let line = Process::read_own(memory, &layout, 0, ProcessSlot(0)).expect("memory that is there");
+        line.is_none_or(|line| line.state == ProcessState::Live)
+    };
     let (given, join_anew) = (Rc::clone(&made), join.clone());
-    world.spawn(1, 0, move |memory| {
+    let new = world.spawn(1, 0, move |memory| {
         let new = loop {
+            while leaves_slowly && refused.get() > 0 && is_there(&memory) {
+                memory.pause();
+            }
             match join_anew(memory.clone(), 2) {
                 Ok(new) => break new,
                 Err(PoolError::Apart { host: 0, slot: 0, pid: 0 | 1 }) => refused.set(refused.get() + 1),
@@ -747,7 +776,12 @@ fn run_directories(seed: u64) -> Outcome {
         };
         assert!(!lives.get(), "it was let in beside a process that lives");
         work(&new, ["/c", "/d"], &given);
+        let line = HostLine::read(&memory, new.layout(), 0, PATIENCE).expect("a whole host line");
+        assert_eq!((line.state, line.boot), (HostState::Live, 7), "what its host says while it is in");
     });
+    if comes_slowly {
+        world.crash_within(new, Crash::Pause, 500);
+    }
     world.check(1, move |memory| {
         let pool = join(memory, 3).expect("nobody else is there");
         for name in made.take() {

@@ -15,14 +15,14 @@ const FAULTS: [Signal; 6] =
 /// # Errors
 /// When the system starts no thread.
 pub fn start<T: Send + 'static>(
-    name: &str,
+    thread: Builder,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let mut signals = SigSet::all();
     FAULTS.into_iter().for_each(|fault| signals.remove(fault));
     // The thread takes over what its maker blocks, so that no signal finds it before it blocks any.
     let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    let started = Builder::new().name(name.to_owned()).spawn(run);
+    let started = thread.spawn(run);
     before.thread_set_mask()?;
     started
 }
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn a_thread_blocks_all_signals_but_faults_and_its_maker_none_more() {
         let before = SigSet::thread_get_mask().unwrap();
-        let blocked = start("test", || SigSet::thread_get_mask().unwrap()).unwrap().join().unwrap();
+        let blocked = start(Builder::new(), || SigSet::thread_get_mask().unwrap()).unwrap().join().unwrap();
         for signal in Signal::iterator().filter(|it| ![Signal::SIGKILL, Signal::SIGSTOP].contains(it)) {
             assert_eq!(blocked.contains(signal), !FAULTS.contains(&signal), "{signal}");
         }
