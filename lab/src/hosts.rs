@@ -279,7 +279,12 @@ fn windows<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
         window.get(other, 0, &mut word).unwrap();
         assert_eq!(word, u64::from(round).to_le_bytes(), "what {other} exposed");
         window.put(other, 67, &[round; 30]).unwrap();
-        window.update(0, 128, 4, &mut |bytes| bytes[0] += 1).unwrap();
+        window
+            .update(0, 128, 4, &mut |bytes| {
+                bytes[0] += 1;
+                true
+            })
+            .unwrap();
         let mut place = LockPlace::default();
         until(pool, || window.try_lock(0, Access::Exclusive, &mut place));
         window.get(0, 192, &mut word).unwrap();

@@ -106,7 +106,7 @@ fn a_segment_that_is_not_of_this_window_is_corrupt() {
 }
 
 #[test]
-fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_too_long() {
+fn an_update_waits_for_another_of_its_target_and_names_whoever_takes_too_long() {
     let pools = pools();
     let mut ranks = windows(&pools, [16; 3]);
     let [first, second, _] = &mut ranks[..] else { panic!("three ranks") };
@@ -118,14 +118,16 @@ fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_to
             Ok(true),
             "it is another lock"
         );
-        let late = first.put(2, 9, &[8]).unwrap_err();
+        first.put(2, 5, &[5]).unwrap();
+        let late = first.update(2, 9, 1, &mut |_| true).unwrap_err();
         let is_named = matches!(late, PoolError::Timeout { peer, sequence: 1, .. } if peer.host == 1);
         assert!(is_named, "{late}");
         bytes.fill(9);
+        true
     });
     update.unwrap();
     first.put(2, 4, &[6]).unwrap();
-    assert_eq!(got(first, 2, 0, 16), [9, 9, 9, 9, 6, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+    assert_eq!(got(first, 2, 0, 16), [9, 9, 9, 9, 6, 5, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
 }
 
 #[test]
@@ -254,6 +256,7 @@ fn everything<M: Memory>(pool: &Arc<Pool<M>>, rank: u32) {
             .update(2, 32, 8, &mut |word| {
                 let count = u64::from_le_bytes((&*word).try_into().unwrap()) + 1;
                 word.copy_from_slice(&count.to_le_bytes());
+                true
             })
             .unwrap();
         let mut place = LockPlace::default();

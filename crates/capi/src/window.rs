@@ -145,7 +145,7 @@ exported! {
         number: u64,
         before: *mut u64,
     ) -> c_int {
-        let add = |was: u64| was.wrapping_add(number);
+        let add = |was: u64| Some(was.wrapping_add(number));
         change(window, (rank, offset), before, add)
     }
 
@@ -158,7 +158,7 @@ exported! {
         number: u64,
         before: *mut u64,
     ) -> c_int {
-        let swap = |was: u64| if was == expected { number } else { was };
+        let swap = |was: u64| (was == expected).then_some(number);
         change(window, (rank, offset), before, swap)
     }
 
@@ -237,17 +237,18 @@ unsafe fn change(
     window: *mut Window,
     (rank, offset): (u32, usize),
     before: *mut u64,
-    next: impl Fn(u64) -> u64,
+    next: impl Fn(u64) -> Option<u64>,
 ) -> c_int {
     guard::status(|| {
         // SAFETY: by this function's contract.
         let window = unsafe { guard::given(window, "window") }?;
         let mut was = 0;
         let mut change = |bytes: &mut [u8]| {
-            if let Ok(word) = <[u8; 8]>::try_from(&*bytes) {
-                was = u64::from_le_bytes(word);
-                bytes.copy_from_slice(&next(was).to_le_bytes());
-            }
+            let Ok(word) = <[u8; 8]>::try_from(&*bytes) else { return false };
+            was = u64::from_le_bytes(word);
+            let Some(next) = next(was) else { return false };
+            bytes.copy_from_slice(&next.to_le_bytes());
+            true
         };
         window.held().update(rank, offset as u64, 8, &mut change)?;
         // SAFETY: by this function's contract.

@@ -556,9 +556,11 @@ impl<A: Abi> Window<A> {
         let mut before = vec![0; theirs.bytes()];
         let mut swap = |bytes: &mut [u8]| {
             before.copy_from_slice(bytes);
-            if *before == *compare {
+            let is_equal = *before == *compare;
+            if is_equal {
                 bytes.copy_from_slice(&origin);
             }
+            is_equal
         };
         let (offset, bytes) = (at.unsigned_abs(), theirs.bytes() as u64);
         let updated = self.state().pooled.update(segment, offset, bytes, &mut swap);
@@ -625,6 +627,7 @@ impl<A: Abi> Window<A> {
                     }
                     Some(ours) => failed |= self.reduce(basic, &ours[range.clone()], bytes, op),
                 }
+                ours.is_some()
             };
             let updated = self.state().pooled.update(segment, offset, run.bytes as u64, &mut change);
             updated.map_err(|error| Failure::pool::<A>(&error))?;

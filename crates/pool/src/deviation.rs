@@ -7,6 +7,10 @@ pub(crate) enum Deviation {
     LowerDoesNotWait,
     /// It looks at the others first, and takes without announcing.
     CheckThenSet,
+    /// An update stores whole words where bytes beside it may be another's, and where nothing is changed.
+    WholeWords,
+    /// A wait for a lock of a window ends with the patience for one holder, also where others have it after another.
+    WaitsOnce,
     /// Extents are used again without a look at who holds them open.
     IgnoreAnnouncements,
     /// An extent is free before what its host stored there has reached memory.

@@ -32,12 +32,13 @@ mod place;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use polder_mem::{Memory, Offset};
+use polder_mem::{Coherence, Memory, Offset};
 
 use self::epoch::Epoch;
 pub use self::lock::{Access, LockPlace};
 use self::lock::{Claim, Lock};
 use self::place::{Segment, Word, object_bytes, own_words, segment_name};
+use crate::deviation::Deviation;
 use crate::name::Name;
 use crate::object::Object;
 use crate::owned::{self, Kind};
@@ -194,7 +195,8 @@ impl<M: Memory> Window<M> {
         Ok(self.pool.memory().address(at, bytes))
     }
 
-    /// Stores `from` to the bytes from `offset` on of `target`. Bytes that are no whole words take the target's update lock.
+    /// Stores `from` to the bytes from `offset` on of `target`. Bytes that are no whole words take the target's update lock, unless
+    /// the hardware keeps caches in step.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Memory`]; where it takes a lock, those of
@@ -214,16 +216,20 @@ impl<M: Memory> Window<M> {
         if from.is_empty() {
             return Ok(());
         }
-        let start = at.0.next_multiple_of(WORD) - at.0;
-        let (head, rest) = from.split_at(from.len().min(start as usize));
-        let (words, tail) = rest.split_at(rest.len() - rest.len() % WORD as usize);
-        if !words.is_empty() {
-            self.pool.memory().copy_in_nt(at + head.len() as u64, words)?;
+        let memory = self.pool.memory();
+        if stores_bytes(memory) {
+            return store_bytes(memory, at, from);
+        }
+        let [head, words, tail] = parts(at, from);
+        if !words.1.is_empty() {
+            memory.copy_in_nt(words.0, words.1)?;
         }
         self.locked(target, |window| {
-            let behind = at + (head.len() + words.len()) as u64;
-            for (at, part) in [(at, head), (behind, tail)].into_iter().filter(|(_, part)| !part.is_empty()) {
-                window.change(at, part.len(), &mut |bytes| bytes.copy_from_slice(part))?;
+            for (at, part) in [head, tail].into_iter().filter(|(_, part)| !part.is_empty()) {
+                window.change(at, part.len(), &mut |bytes| {
+                    bytes.copy_from_slice(part);
+                    true
+                })?;
             }
             Ok(())
         })
@@ -250,8 +256,9 @@ impl<M: Memory> Window<M> {
         self.pool.memory().mfence();
     }
 
-    /// Lets `change` change the bytes from `offset` on of `target`. No other update changes any of them meanwhile, and no put that
-    /// takes the update lock. It is visible when this returns.
+    /// Lets `change` change the bytes from `offset` on of `target`, and say whether it has. No other update changes any of them
+    /// meanwhile, and no put that takes the update lock. It is visible when this returns. Where the hardware keeps caches in step, the
+    /// bytes beside them are left alone, and may be stored by others meanwhile.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Timeout`] with the rank that has the lock for
@@ -262,7 +269,7 @@ impl<M: Memory> Window<M> {
         target: u32,
         offset: u64,
         bytes: u64,
-        change: &mut dyn FnMut(&mut [u8]),
+        change: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<(), PoolError> {
         let at = self.range(target, offset, bytes)?;
         self.locked(target, |window| window.change(at, bytes as usize, change))
@@ -309,12 +316,12 @@ impl<M: Memory> Window<M> {
         done
     }
 
-    /// Changes `bytes` bytes at `at`, and stores the words that hold them past the caches.
+    /// Changes `bytes` bytes at `at`, and stores the words that hold them past the caches, or the bytes alone.
     fn change(
         &mut self,
         at: Offset,
         bytes: usize,
-        change: &mut dyn FnMut(&mut [u8]),
+        change: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<(), PoolError> {
         let skip = (at.0 % WORD) as usize;
         let start = Offset(at.0 - skip as u64);
@@ -326,8 +333,12 @@ impl<M: Memory> Window<M> {
         // SYNC: pairs with `release` of the rank that held the lock before.
         memory.fence_invalidations();
         memory.copy_out(start, words)?;
-        change(&mut words[skip..skip + bytes]);
-        Ok(memory.copy_in_nt(start, words)?)
+        let changed = &mut words[skip..skip + bytes];
+        match change(changed) || Deviation::WholeWords.is_on() {
+            false => Ok(()),
+            true if stores_bytes(memory) => store_bytes(memory, at, changed),
+            true => Ok(memory.copy_in_nt(start, words)?),
+        }
     }
 
     fn segment(&self, rank: u32) -> Result<&Segment, PoolError> {
@@ -366,4 +377,30 @@ impl<M: Memory> Drop for Window<M> {
         objects.for_each(|object| self.pool.close(object));
         own.into_iter().for_each(|own| self.pool.abandon(own));
     }
+}
+
+/// Whether a part of a word can be stored while others store the rest of it: where every cache has the same line.
+fn stores_bytes<M: Memory>(memory: &M) -> bool {
+    memory.coherence() == Coherence::Coherent && !Deviation::WholeWords.is_on()
+}
+
+/// Stores these bytes and no others.
+fn store_bytes<M: Memory>(memory: &M, at: Offset, from: &[u8]) -> Result<(), PoolError> {
+    let [head, (first_word, words), tail] = parts(at, from);
+    if !words.is_empty() {
+        memory.copy_in_nt(first_word, words)?;
+    }
+    for (at, part) in [head, tail].into_iter().filter(|(_, part)| !part.is_empty()) {
+        memory.copy_in(at, part)?;
+    }
+    Ok(())
+}
+
+/// Bytes before the first whole word, whole words, and the rest, each with its place.
+fn parts(at: Offset, bytes: &[u8]) -> [(Offset, &[u8]); 3] {
+    let start = at.0.next_multiple_of(WORD) - at.0;
+    let (head, rest) = bytes.split_at(bytes.len().min(start as usize));
+    let (words, tail) = rest.split_at(rest.len() - rest.len() % WORD as usize);
+    let first_word = at + head.len() as u64;
+    [(at, head), (first_word, words), (first_word + words.len() as u64, tail)]
 }

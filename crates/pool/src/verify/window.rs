@@ -9,10 +9,10 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
-use polder_mem::{Coherence, Memory, Offset};
+use polder_mem::{Bell, Coherence, Memory, Offset};
 
 use super::group::Dice;
-use super::stage::{Stage, attached, pool_of, shape_of};
+use super::stage::{PATIENCE, Stage, attached, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::window::{Access, LockPlace, Window};
@@ -25,7 +25,13 @@ pub(super) fn suites() -> Vec<Suite> {
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "numbers of a lock are drawn without saying so first";
-    vec![Suite::new("window-check-then-set", about, |seed| Deviation::CheckThenSet.during(|| window(seed)))]
+    let brief = "a wait for a lock ends though one after another has it";
+    let wide = "an update stores the whole words that hold its bytes, and what it has not changed";
+    vec![
+        Suite::new("window-check-then-set", about, |seed| Deviation::CheckThenSet.during(|| window(seed))),
+        Suite::new("window-whole-words", wide, |seed| Deviation::WholeWords.during(|| window(seed))),
+        Suite::new("window-waits-once", brief, |seed| Deviation::WaitsOnce.during(|| window(seed))),
+    ]
 }
 
 const HOSTS: u16 = 2;
@@ -40,6 +46,12 @@ const PAIR: [u64; 2] = [0, 64];
 /// Where the scene of updates counts, how many bytes each count has, and the byte beside them of each rank.
 const COUNTERS: [(u64, u64); 3] = [(8, 8), (16, 2), (20, 3)];
 const BESIDE: [u64; 3] = [18, 19, 23];
+/// Where each rank stores, by plain stores, how far it is, and the others ask by updates that change nothing.
+const PROGRESS: u64 = 24;
+/// How often it stores it between two calls.
+const STEPS: u8 = 12;
+/// The scene in which a rank waits for several that have the lock one after another.
+const IN_A_QUEUE: usize = 6;
 
 static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry {
@@ -107,19 +119,23 @@ fn window(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 11);
     let hosts: &[u16] = [&[0, 1][..], &[0, 1, 1], &[0, 0, 1], &[1, 0, 1]][dice.roll(4) as usize];
     // Whether somebody may die in them, and the others do all they have to then.
-    let scenes: [(Scene, bool, bool); 6] = [
+    let scenes: [(Scene, bool, bool); 7] = [
         (fences, false, false),
         (counters, true, true),
         (exclusion, true, true),
         (readers, false, false),
         (epochs, true, false),
         (buffers, false, false),
+        (queue, false, true),
     ];
-    let (scene, mortal, goes_on) = scenes[dice.roll(6) as usize];
+    let played = dice.roll(scenes.len() as u64) as usize;
+    let (scene, mortal, goes_on) = scenes[played];
     let crashes = [None, None, Some(Crash::Process), Some(Crash::Host), Some(Crash::Pause)];
     let crash = if mortal { crashes[dice.roll(5) as usize] } else { None };
     let kernels = match crash {
         Some(Crash::Process) => Kernels::Shared,
+        // Nobody gives signs of life while it has the lock.
+        _ if played == IN_A_QUEUE => Kernels::Shared,
         _ => dice.kernels(),
     };
     let coherence = if dice.roll(6) == 0 { Coherence::Coherent } else { Coherence::Software };
@@ -355,11 +371,19 @@ fn fences(rank: &mut Rank) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// All count together in words and parts of words of all; the bytes beside them are put meanwhile.
+/// All count together in words and parts of words of all; the bytes beside them are put meanwhile. Where caches are coherent, the
+/// ranks store bytes beside them in their own segments, too.
 fn counters(rank: &mut Rank) -> Result<(), PoolError> {
     let ranks = rank.ranks() as u64;
-    for _ in 0..3 {
+    for round in 1..=3 {
         let target = rank.dice.roll(ranks) as usize;
+        if rank.memory.coherence() == Coherence::Coherent {
+            for step in 0..STEPS {
+                rank.store_own(BESIDE[rank.me], &[round * STEPS + step]);
+                rank.store_own(PROGRESS, &[round * STEPS + step; 8]);
+            }
+            rank.window.update(target as u32, PROGRESS, 8, &mut |_| false)?;
+        }
         if rank.dice.roll(3) == 0 {
             rank.window.put(target as u32, BESIDE[rank.me], &[0x55])?;
             rank.witness.data.borrow_mut()[target][BESIDE[rank.me] as usize] = 0x55;
@@ -371,12 +395,29 @@ fn counters(rank: &mut Rank) -> Result<(), PoolError> {
         }
         let (offset, bytes) = COUNTERS[rank.dice.roll(3) as usize];
         rank.begin();
-        rank.window.update(target as u32, offset, bytes, &mut |bytes| bytes[0] += 1)?;
+        rank.window.update(target as u32, offset, bytes, &mut |bytes| {
+            bytes[0] += 1;
+            true
+        })?;
         if shares {
             rank.window.unlock(target as u32);
         }
         rank.finish();
     }
+    Ok(())
+}
+
+/// Each has the update lock of one rank for the better part of the time that a call waits for one holder.
+fn queue(rank: &mut Rank) -> Result<(), PoolError> {
+    let memory = rank.memory.clone();
+    rank.begin();
+    rank.window.update(0, COUNTERS[0].0, 8, &mut |bytes| {
+        let (until, seen) = (memory.now() + PATIENCE * 2 / 3, memory.announce_sleep(Bell(0)));
+        memory.sleep(Bell(0), seen, until);
+        bytes[0] += 1;
+        true
+    })?;
+    rank.finish();
     Ok(())
 }
 
@@ -487,6 +528,9 @@ fn judge(world: &mut World, witness: &Rc<Witness>) {
                 let is_right = put == bytes[offset as usize] || witness.is_doomed(rank);
                 assert!(is_right, "what {rank} put beside the counters of {target}");
             }
+            let stored = &witness.data.borrow()[target][PROGRESS as usize..][..8];
+            let is_right = stored == &bytes[PROGRESS as usize..][..8] || witness.is_doomed(target);
+            assert!(is_right, "what {target} has stored by itself: {stored:?}");
         }
         let sum = |counts: &RefCell<Vec<u64>>| counts.borrow().iter().sum::<u64>();
         let range = sum(&witness.flushed)..=sum(&witness.begun);

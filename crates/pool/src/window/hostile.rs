@@ -89,7 +89,10 @@ fn act(victim: &mut Window<Heap>, script: &mut Script<'_>) {
     match script.byte() % 9 {
         0 => drop(victim.put(target, offset, &vec![7; length])),
         1 => drop(victim.get(target, offset, &mut vec![0; length])),
-        2 => drop(victim.update(target, offset, script.near(8), &mut |bytes| bytes.fill(9))),
+        2 => drop(victim.update(target, offset, script.near(8), &mut |bytes| {
+            bytes.fill(9);
+            true
+        })),
         3 => {
             let access = if length % 2 == 0 { Access::Shared } else { Access::Exclusive };
             // Long enough that it asks whether the other lives.

@@ -161,39 +161,57 @@ impl<M: Memory> Window<M> {
         is_it
     }
 
-    /// Takes a lock for this process alone, or waits for it as long as a call may.
+    /// Takes a lock for this process alone, or waits for it as long as a call may while the same rank has it.
     pub(super) fn take(&mut self, lock: Lock) -> Result<(), PoolError> {
         let mut claim = self.draw(lock, Access::Exclusive)?;
-        let mut deadline = None;
+        let mut patience = None;
         loop {
             // Who was stopped beyond its deadline looks once more.
-            let is_late = deadline.is_some_and(|deadline| self.pool.memory().now() >= deadline);
-            let error = match self.advance(lock, &mut claim) {
-                Ok(true) => return Ok(()),
-                Ok(false) if !is_late => {
-                    self.rest(&claim, &mut deadline);
-                    continue;
+            let is_late = patience.is_some_and(|(_, deadline)| self.pool.memory().now() >= deadline);
+            let came = self.advance(lock, &mut claim);
+            let waits = came.and_then(|came| match came {
+                true => Ok(false),
+                false => self.rest(lock, &claim, &mut patience, is_late).map(|()| true),
+            });
+            match waits {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    self.release(lock);
+                    return Err(error);
                 }
-                Ok(false) => self.late(&claim),
-                Err(error) => error,
-            };
-            self.release(lock);
-            return Err(error);
+            }
         }
     }
 
-    /// Lets others go on.
-    fn rest(&self, claim: &Claim, deadline: &mut Option<Nanos>) {
+    /// Lets others go on. `patience` is the place of the one that is next, or has the lock, and until when it may keep it.
+    fn rest(
+        &self,
+        lock: Lock,
+        claim: &Claim,
+        patience: &mut Option<((u64, u32), Nanos)>,
+        is_late: bool,
+    ) -> Result<(), PoolError> {
         let memory = self.pool.memory();
         if claim.turn.looks < SPINS {
-            return memory.pause();
+            memory.pause();
+            return Ok(());
         }
-        deadline.get_or_insert_with(|| memory.now() + self.pool.member().timeout);
+        if patience.is_none() || is_late {
+            let first = self.first(lock)?;
+            match *patience {
+                Some((same, _)) if same == first || Deviation::WaitsOnce.is_on() => {
+                    return Err(self.late(first.1));
+                }
+                _ => *patience = Some((first, memory.now() + self.pool.member().timeout)),
+            }
+        }
         memory.yield_now();
+        Ok(())
     }
 
-    fn late(&self, claim: &Claim) -> PoolError {
-        let (rank, timeout) = (self.other(claim.turn.passed), self.pool.member().timeout);
+    fn late(&self, rank: u32) -> PoolError {
+        let timeout = self.pool.member().timeout;
         PoolError::Timeout {
             peer: self.segments[rank as usize].process.peer(),
             what: "the update lock of a window, which is with rank",
@@ -232,16 +250,42 @@ impl<M: Memory> Window<M> {
 
     /// The highest number that anybody has.
     fn highest(&self, lock: Lock) -> Result<u64, PoolError> {
+        let mut highest = 0;
+        self.numbers(lock, |_, number| highest = highest.max(number))?;
+        Ok(highest)
+    }
+
+    /// Who of the others comes first of those that live and have a number: that number, and the rank.
+    fn first(&self, lock: Lock) -> Result<(u64, u32), PoolError> {
+        let mut first = (u64::MAX, 0);
+        self.numbers(lock, |rank, number| {
+            if number > 0 && !self.segments[rank as usize].gone {
+                first = first.min((number, rank));
+            }
+        })?;
+        Ok(first)
+    }
+
+    /// Gives `each` the number of every other rank, 0 where it has none.
+    fn numbers(&self, lock: Lock, mut each: impl FnMut(u32, u64)) -> Result<(), PoolError> {
         let memory = self.pool.memory();
-        let words = || (0..self.segments.len() - 1).map(|index| self.lock_word(lock, self.other(index)));
-        words().for_each(|at| memory.invalidate(at, 8));
+        let words = || {
+            (0..self.segments.len() - 1)
+                .map(|index| self.other(index))
+                .map(|rank| (rank, self.lock_word(lock, rank)))
+        };
+        words().for_each(|(_, at)| memory.invalidate(at, 8));
         // SYNC: pairs with `announce`.
         memory.fence_invalidations();
-        words().try_fold(0, |highest, at| {
+        for (rank, at) in words() {
             let number = self.ticket(at, memory.load(at)?)?.map_or(0, |ticket| ticket.number);
             // No rank comes so far in centuries.
-            if (number + 1) >> NUMBER_BITS != 0 { Err(corrupt(at)) } else { Ok(highest.max(number)) }
-        })
+            if (number + 1) >> NUMBER_BITS != 0 {
+                return Err(corrupt(at));
+            }
+            each(rank, number);
+        }
+        Ok(())
     }
 
     fn ticket(&self, at: Offset, word: u64) -> Result<Option<Ticket>, PoolError> {
