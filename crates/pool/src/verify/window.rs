@@ -126,7 +126,7 @@ fn window(seed: u64) -> Outcome {
         (readers, false, false),
         (epochs, true, false),
         (buffers, false, false),
-        (queue, false, true),
+        (queue, true, true),
     ];
     let played = dice.roll(scenes.len() as u64) as usize;
     let (scene, mortal, goes_on) = scenes[played];

@@ -184,29 +184,31 @@ impl<M: Memory> Window<M> {
         }
     }
 
-    /// Lets others go on. `patience` is the place of the one that is next, or has the lock, and until when it may keep it.
+    /// Lets others go on. `patience` is the number and the rank of the one that is next, or has the lock, and until when it may keep it.
     fn rest(
-        &self,
+        &mut self,
         lock: Lock,
         claim: &Claim,
         patience: &mut Option<((u64, u32), Nanos)>,
         is_late: bool,
     ) -> Result<(), PoolError> {
-        let memory = self.pool.memory();
         if claim.turn.looks < SPINS {
-            memory.pause();
+            self.pool.memory().pause();
             return Ok(());
         }
         if patience.is_none() || is_late {
-            let first = self.first(lock)?;
-            match *patience {
-                Some((same, _)) if same == first || Deviation::WaitsOnce.is_on() => {
-                    return Err(self.late(first.1));
-                }
-                _ => *patience = Some((first, memory.now() + self.pool.member().timeout)),
+            let first = self.first(lock, claim)?;
+            let is_same = patience.is_some_and(|(same, _)| same == first);
+            if is_same {
+                // Others may have passed it, where it will never go on.
+                self.check_liveness(first.1)?;
             }
+            if is_same && !self.segments[first.1 as usize].gone || is_late && Deviation::WaitsOnce.is_on() {
+                return Err(self.late(first.1));
+            }
+            *patience = Some((first, self.pool.memory().now() + self.pool.member().timeout));
         }
-        memory.yield_now();
+        self.pool.memory().yield_now();
         Ok(())
     }
 
@@ -255,9 +257,10 @@ impl<M: Memory> Window<M> {
         Ok(highest)
     }
 
-    /// Who of the others comes first of those that live and have a number: that number, and the rank.
-    fn first(&self, lock: Lock) -> Result<(u64, u32), PoolError> {
-        let mut first = (u64::MAX, 0);
+    /// Who of the others comes first of those that live and have a number: that number, and the rank. Where none has one, the rank that
+    /// is waited for is choosing it.
+    fn first(&self, lock: Lock, claim: &Claim) -> Result<(u64, u32), PoolError> {
+        let mut first = (u64::MAX, self.other(claim.turn.passed));
         self.numbers(lock, |rank, number| {
             if number > 0 && !self.segments[rank as usize].gone {
                 first = first.min((number, rank));
