@@ -97,6 +97,12 @@ impl TimeSpan {
         Duration::try_from_secs_f64(seconds).ok().map(Self::at_most_for_ever)
     }
 
+    /// So many milliseconds.
+    #[must_use]
+    pub fn of_millis(millis: u64) -> Self {
+        Self::at_most_for_ever(Duration::from_millis(millis))
+    }
+
     fn at_most_for_ever(span: Duration) -> Self {
         Self(span.min(Self::LONGEST))
     }
@@ -458,6 +464,7 @@ mod tests {
             let TimeSpan(span) = text.parse().unwrap();
             assert!(std::time::Instant::now().checked_add(span).is_some(), "{text}");
         }
+        assert_eq!(TimeSpan::of_millis(u64::MAX), "1e19".parse().unwrap(), "one rule for every front");
         for text in ["-1", "nan", "inf", "1e300"] {
             assert!(text.parse::<TimeSpan>().is_err(), "{text}");
         }

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use polder_attach::session::Session;
+use polder_attach::settings::TimeSpan;
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::channel;
@@ -58,7 +58,7 @@ exported! {
     ) -> c_int {
         let open = || {
             let (Pool(session), name) = (guard::given(pool, "pool")?, guard::text(name, "name")?);
-            let opened = channel::Receiver::open(Arc::clone(session.pool()), name, timeout(timeout_ms));
+            let opened = channel::Receiver::open(Arc::clone(session.pool()), name, TimeSpan::of_millis(timeout_ms).0);
             let end = Mutex::new(opened.map_err(|error| refused(name, error))?);
             Ok(Receiver { end, _session: Arc::clone(session) })
         };
@@ -76,7 +76,7 @@ exported! {
         guard::status(|| {
             let (sender, from) = (guard::given(sender, "sender")?, guard::source(from.cast(), bytes)?);
             let mut end = sender.end.lock().unwrap_or_else(PoisonError::into_inner);
-            Ok(end.push(tag, from, timeout(timeout_ms))?)
+            Ok(end.push(tag, from, TimeSpan::of_millis(timeout_ms).0)?)
         })
     }
 
@@ -93,7 +93,7 @@ exported! {
             let (receiver, into) =
                 (guard::given(receiver, "receiver")?, guard::target(into.cast(), room)?);
             let mut end = receiver.end.lock().unwrap_or_else(PoisonError::into_inner);
-            let popped = end.pop(into, timeout(timeout_ms));
+            let popped = end.pop(into, TimeSpan::of_millis(timeout_ms).0);
             let seen = match &popped {
                 Ok(envelope) => Some(*envelope),
                 Err(PoolError::Argument { .. }) => end.peek()?,
@@ -132,9 +132,4 @@ fn refused(ring: &str, error: PoolError) -> Failure {
         ),
         other => other.into(),
     }
-}
-
-/// A day stands for ever: what is added to a clock must have an end.
-fn timeout(timeout_ms: u64) -> Duration {
-    Duration::from_millis(timeout_ms.min(86_400_000))
 }

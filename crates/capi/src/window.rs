@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use polder_attach::session::Session;
+use polder_attach::settings::TimeSpan;
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::window::Window as PoolWindow;
@@ -42,7 +43,7 @@ impl Window {
             if step(&mut self.held())? {
                 return Ok(());
             }
-            if began.elapsed() >= Duration::from_millis(timeout_ms) {
+            if began.elapsed() >= TimeSpan::of_millis(timeout_ms).0 {
                 let why = format!("{what} within {timeout_ms} ms; look at the other ranks, or wait longer");
                 return Err(Failure::new(Status::Timeout, why));
             }
