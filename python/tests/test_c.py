@@ -214,6 +214,24 @@ def test_a_second_receiver_and_a_second_rank_are_refused_by_the_names_that_the_c
     assert library.polder_pool_close(pool) == 0
 
 
+def test_a_late_receiver_is_told_in_terms_of_c(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLDER_RUN", str(scratch))
+    library = ctypes.CDLL(str(Path(sys.prefix) / "lib/libpolder.so"))
+    library.polder_error.restype = ctypes.c_char_p
+    polder._core.format(scratch / "pool", "64MiB", hosts=2)
+    pool, sender, receiver = (ctypes.c_void_p() for _ in range(3))
+    assert library.polder_pool_open(str(scratch / "pool").encode(), 1, ctypes.byref(pool)) == 0
+    assert library.polder_ring_create(pool, b"/ring", 1, 64, ctypes.byref(sender)) == 0
+    assert library.polder_ring_open(pool, b"/ring", ctypes.c_uint64(0), ctypes.byref(receiver)) == 0
+    pushes = [library.polder_ring_push(sender, 0, b"x", ctypes.c_size_t(1), ctypes.c_uint64(0)) for _ in range(2)]
+    assert pushes == [0, 5]
+    said = library.polder_error()
+    assert b"raise timeout_ms, or look at that process" in said
+    assert b"timeout=" not in said
+    assert (library.polder_receiver_close(receiver), library.polder_sender_close(sender)) == (0, 0)
+    assert library.polder_pool_close(pool) == 0
+
+
 def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
     program = compiled(scratch, "ring")
     with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):

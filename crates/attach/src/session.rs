@@ -21,7 +21,7 @@ use polder_pool::{
     Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
 
-use crate::settings::{ByteCount, CoherenceChoice, Settings, Wrap};
+use crate::settings::{ByteCount, CoherenceChoice, Settings, TIMEOUT, Wrap, in_terms_of};
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -260,7 +260,7 @@ impl ProcessSession {
         }
         let settings = Settings::load(Settings::default()).map_err(|error| error.to_string())?;
         before(&settings);
-        let session = Arc::new(Session::open(&settings).map_err(|error| error.to_string())?);
+        let session = Arc::new(Session::open(&settings).map_err(|error| in_terms_of(TIMEOUT, &error))?);
         *kept = Some((Arc::clone(&session), polder_mem::forks()));
         Ok(session)
     }

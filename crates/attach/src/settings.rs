@@ -206,6 +206,16 @@ impl Wrap {
     }
 }
 
+/// The way to wait longer for a program whose calls take no time of their own.
+pub const TIMEOUT: &str = "POLDER_TIMEOUT";
+
+/// An error of a pool in the words of another front than Python's, whose argument errors name as the way to wait longer: `longer` is what
+/// the reader has instead.
+#[must_use]
+pub fn in_terms_of(longer: &str, error: &impl fmt::Display) -> String {
+    error.to_string().replace("timeout= or POLDER_TIMEOUT", longer)
+}
+
 /// What a user has set. `None` leaves the value to a lower source, and at last to the caller's default.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -432,6 +442,8 @@ fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(from: D) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use polder_pool::PoolError;
+
     use super::*;
 
     fn environment(pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
@@ -467,6 +479,18 @@ mod tests {
         assert_eq!(TimeSpan::of_millis(u64::MAX), "1e19".parse().unwrap(), "one rule for every front");
         for text in ["-1", "nan", "inf", "1e300"] {
             assert!(text.parse::<TimeSpan>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_to_each_front_how_to_wait_longer_there() {
+        let (group, peer) = ("/train".to_owned(), polder_pool::Peer::new(1, 7));
+        let absent = PoolError::Absent { rank: 1, group, waited_ms: 50 };
+        let late = PoolError::Timeout { peer, what: "a message", epoch: 1, sequence: 2, waited_ms: 50 };
+        let broken = PoolError::Broken { what: "ring", cause: Box::new(late.clone()) };
+        for error in [absent, late, broken] {
+            let text = in_terms_of("timeout_ms", &error);
+            assert!(text.contains("raise timeout_ms") && !text.contains("timeout="), "{text}");
         }
     }
 

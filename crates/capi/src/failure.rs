@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::io::ErrorKind;
 
 use polder_attach::session::SessionError;
-use polder_attach::settings::SettingsError;
+use polder_attach::settings::{SettingsError, TIMEOUT, in_terms_of};
 use polder_mem::{HostError, RegionError};
 use polder_pool::PoolError;
 
@@ -52,6 +52,11 @@ impl Failure {
         Self::new(Status::Argument, why)
     }
 
+    /// Why a call failed that takes a time.
+    pub(crate) fn of_timed(error: PoolError) -> Self {
+        Self::new(status(&error), in_terms_of("timeout_ms", &error))
+    }
+
     /// Keeps the sentence for this thread, and gives the number.
     pub(crate) fn tell(self) -> c_int {
         let why = CString::new(self.why.replace('\0', "\\0")).unwrap_or_default();
@@ -63,7 +68,7 @@ impl Failure {
 
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
-        Self::new(status(&error), error.to_string())
+        Self::new(status(&error), in_terms_of(TIMEOUT, &error))
     }
 }
 
@@ -90,7 +95,7 @@ impl From<SessionError> for Failure {
             SessionError::System { source, .. } if source.kind() == ErrorKind::NotFound => Status::NotFound,
             _ => Status::Other,
         };
-        Self::new(status, error.to_string())
+        Self::new(status, in_terms_of(TIMEOUT, &error))
     }
 }
 

@@ -76,7 +76,7 @@ exported! {
         guard::status(|| {
             let (sender, from) = (guard::given(sender, "sender")?, guard::source(from.cast(), bytes)?);
             let mut end = sender.end.lock().unwrap_or_else(PoisonError::into_inner);
-            Ok(end.push(tag, from, TimeSpan::of_millis(timeout_ms).0)?)
+            end.push(tag, from, TimeSpan::of_millis(timeout_ms).0).map_err(Failure::of_timed)
         })
     }
 
@@ -102,7 +102,7 @@ exported! {
             if let (Some(seen), Some(bytes)) = (seen, bytes.as_mut()) {
                 *bytes = seen.bytes as usize;
             }
-            let envelope = popped?;
+            let envelope = popped.map_err(Failure::of_timed)?;
             if let Some(tag) = tag.as_mut() {
                 *tag = envelope.tag;
             }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use polder_attach::log::{LevelFilter, LogFilter};
-use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, in_terms_of};
 use polder_front::Failure;
 use polder_measure::ring;
 
@@ -174,7 +174,13 @@ enum Second {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    let run = |cli| run(cli).map_err(|failure| in_terms_of_options(&failure));
     polder_front::main(command(), mpi::with_np(std::env::args_os().collect()), run)
+}
+
+/// A failure as a user of the command can act on it.
+fn in_terms_of_options(failure: &Failure) -> Failure {
+    Failure(in_terms_of("--timeout or POLDER_TIMEOUT", failure))
 }
 
 /// What a bare `polder` says.
@@ -255,5 +261,24 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Second(Second::Ring(second)) => ring::second(&second).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_option_that_waits_longer() {
+        let peer = polder_pool::Peer::new(1, 7);
+        let late = polder_pool::PoolError::Timeout {
+            peer,
+            what: "the lock of a shard",
+            epoch: 1,
+            sequence: 0,
+            waited_ms: 3,
+        };
+        let said = in_terms_of_options(&late.into()).to_string();
+        assert!(said.contains("raise --timeout or POLDER_TIMEOUT, or look at"), "{said}");
     }
 }

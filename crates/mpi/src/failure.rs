@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::io::Write as _;
 
+use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_pool::PoolError;
 
 use crate::abi::Abi;
@@ -36,7 +37,8 @@ impl Failure {
             error,
             PoolError::PeerDead { .. } | PoolError::Evicted { .. } | PoolError::GaveUp { .. }
         );
-        Self::new(code, if ends { format!("{error}; {END}") } else { error.to_string() })
+        let why = in_terms_of(TIMEOUT, error);
+        Self::new(code, if ends { format!("{why}; {END}") } else { why })
     }
 }
 

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
 use polder_attach::session::{ProcessSession, Session};
+use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_mem::Serial;
 
 use crate::abi::{Abi, Aint};
@@ -108,9 +109,9 @@ impl<A: Abi> Shim<A> {
     fn take(&self, bytes: Aint, info: A::Handle) -> Option<*mut u8> {
         self.library().filter(|library| is_fit(library, bytes, info))?;
         let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
-        let taken = self
-            .session()
-            .and_then(|session| pieces.take(session, bytes as u64).map_err(|error| error.to_string()));
+        let taken = self.session().and_then(|session| {
+            pieces.take(session, bytes as u64).map_err(|error| in_terms_of(TIMEOUT, &error))
+        });
         taken.inspect_err(|why| tracing::info!("{bytes} bytes are the MPI library's: {why}")).ok()
     }
 

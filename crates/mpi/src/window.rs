@@ -13,6 +13,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use polder_attach::session::Session;
+use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_mem::{AnyMemory, Coherence, Memory, Serial, SerialGuard};
 use polder_pool::PoolError;
 use polder_pool::window::Window as PoolWindow;
@@ -1079,7 +1080,7 @@ fn agree<A: Abi, T>(
     made: Result<T, PoolError>,
 ) -> Result<Option<T>, Failure> {
     if let Err(error) = &made {
-        say(&format!("a window stays with the MPI library: {error}"));
+        say(&format!("a window stays with the MPI library: {}", in_terms_of(TIMEOUT, error)));
     }
     let all = library.all(comm, made.is_ok())?;
     Ok(made.ok().filter(|_| all))

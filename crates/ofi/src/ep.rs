@@ -94,7 +94,7 @@ unsafe extern "C" fn close(ep: *mut Fid) -> c_int {
         session::tally(closed.link.sent_bytes());
         // Outside the lock, for it waits for peers to come for their messages.
         if let Err(error) = closed.link.close() {
-            tracing::warn!("{error}");
+            tracing::warn!("{}", log::words(&error));
         }
         // SAFETY: as above; a program closes once.
         unsafe { EndpointHandle::close(ep.cast()) };

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use polder_attach::log::LogFilter;
+use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_pool::PoolError;
 
 use tracing::field::{Field, Visit};
@@ -39,10 +40,15 @@ pub(crate) fn start(provider: *const Provider) {
     drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());
 }
 
+/// An error in the words of a program that libfabric serves.
+pub(crate) fn words(error: &PoolError) -> String {
+    in_terms_of(TIMEOUT, error)
+}
+
 /// Logs an error. That a peer is dead or of another job, or the pool is full, stands on stderr too, once, with what a user of MPI can do: programs
 /// show no more of it than a number.
 pub(crate) fn tell(error: &PoolError) {
-    tracing::error!("{error}");
+    tracing::error!("{}", words(error));
     static SAID: Mutex<BTreeSet<(&str, u16, u32)>> = Mutex::new(BTreeSet::new());
     let what = match error {
         PoolError::PeerDead { peer, .. } => ("dead", peer.host, peer.pid),
@@ -52,7 +58,7 @@ pub(crate) fn tell(error: &PoolError) {
         _ => return,
     };
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
-        say(&format!("{error}; {END}"));
+        say(&format!("{}; {END}", words(error)));
     }
 }
 

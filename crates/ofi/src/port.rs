@@ -187,7 +187,7 @@ impl Port {
         self.progress(ledger)?;
         let Some(Arrival { from, label, bytes }) = self.link.peek(filter) else {
             match filter.from.and_then(|from| self.watch(from)) {
-                Some(error) => self.fail(ledger, &operation, errno_of(&error), None, &error.to_string()),
+                Some(error) => self.fail(ledger, &operation, errno_of(&error), None, &log::words(&error)),
                 None => self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived"),
             }
             return Ok(());
@@ -260,7 +260,7 @@ impl Port {
                 self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
             }
             (Claim::Lost(error), _) => {
-                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string())
+                self.fail(ledger, &operation, errno_of(&error), None, &log::words(&error))
             }
             (Claim::Coming(Some(_)) | Claim::Unwanted, _) => return Err(Errno::INVAL),
         }
@@ -387,7 +387,7 @@ impl Port {
                 // Who asks for a message of it is told.
                 Role::Watch(peer) => drop(self.watched.insert(peer, Some(error))),
                 Role::ReceiveAnswer(number) => {
-                    let failure = (errno_of(&error), error.to_string());
+                    let failure = (errno_of(&error), log::words(&error));
                     self.decided(ledger, number, operation, Err(failure));
                 }
                 Role::SendPayload(number) => self.payload_out(ledger, number),
@@ -397,9 +397,9 @@ impl Port {
                     self.keep(&error);
                 }
                 Role::SendNote => self.keep(&error),
-                Role::Discard | Role::ReceiveNote => tracing::debug!("{error}"),
+                Role::Discard | Role::ReceiveNote => tracing::debug!("{}", log::words(&error)),
                 Role::Send | Role::Receive | Role::ReceiveMany(_) => {
-                    self.end(ledger, operation, errno_of(&error), &error.to_string());
+                    self.end(ledger, operation, errno_of(&error), &log::words(&error));
                 }
             },
             // It was counted as sent, for its bytes were the program's again.
@@ -473,7 +473,7 @@ impl Port {
     fn lost(&mut self, ledger: &mut Ledger, context: Context, error: PoolError) {
         match self.claims.remove(&context) {
             Some(Claim::Coming(Some((_, operation)))) => {
-                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string());
+                self.fail(ledger, &operation, errno_of(&error), None, &log::words(&error));
             }
             Some(Claim::Coming(None)) => drop(self.claims.insert(context, Claim::Lost(error))),
             _ => log::tell(&error),
