@@ -232,6 +232,24 @@ def test_a_late_receiver_is_told_in_terms_of_c(scratch: Path, monkeypatch: pytes
     assert library.polder_pool_close(pool) == 0
 
 
+def test_an_evicted_host_gets_no_address(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLDER_RUN", str(scratch))
+    library = ctypes.CDLL(str(Path(sys.prefix) / "lib/libpolder.so"))
+    library.polder_error.restype = ctypes.c_char_p
+    library.polder_object_address.restype = ctypes.c_void_p
+    polder._core.format(scratch / "pool", "64MiB", hosts=2)
+    pool, held, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(64)
+    assert library.polder_pool_open(str(scratch / "pool").encode(), 1, ctypes.byref(pool)) == 0
+    assert library.polder_object_create(pool, b"/object", size, ctypes.byref(held)) == 0
+    assert library.polder_object_address(held)
+    subprocess.run([POLDER, "pool", "evict", "1", "--pool", scratch / "pool"], check=True, capture_output=True)
+    while library.polder_object_write(held, ctypes.c_size_t(0), bytes(64), size) == 0:
+        pass
+    assert library.polder_object_address(held) is None
+    assert b"host 1 was evicted" in library.polder_error()
+    assert (library.polder_object_close(held), library.polder_pool_close(pool)) == (0, 0)
+
+
 def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
     program = compiled(scratch, "ring")
     with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):

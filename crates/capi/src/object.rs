@@ -118,7 +118,7 @@ exported! {
     extern "C" fn polder_object_address(object: *const Object) -> *mut c_void {
         guard::value(ptr::null_mut(), || {
             let object = guard::given(object, "object")?;
-            let held = object.held();
+            let held = object.held_by_member()?;
             let address = object.session.pool().memory().address(held.at(), held.bytes());
             let refused = || {
                 let name = held.name();
