@@ -60,8 +60,10 @@ def test_versions_are_published_and_two_are_kept(pool: polder.Pool) -> None:
         same(older, filled(2))
     with pytest.raises(polder.NotFoundError, match="keeps no version 2 in this pool"):
         polder.weights.open("llm", 2, pool=pool)
-    with pytest.raises(polder.NotFoundError):
-        polder.weights.open("other", pool=pool)
+    missing = r"no weights other were published in this pool; .*polder\.weights\.publish"
+    for number in (None, 1):
+        with pytest.raises(polder.NotFoundError, match=missing):
+            polder.weights.open("other", number, pool=pool)
 
 
 def test_a_fingerprint_is_of_the_contents(pool: polder.Pool) -> None:

@@ -196,15 +196,23 @@ def open(name: str, number: int | None = None, *, pool: Pool | None = None) -> "
     Raises
     ------
     NotFoundError
-        There is none. The error names those that are kept.
+        There is none. The error names those that are kept, if any was published.
     CorruptError
         It holds other bytes than were written.
     """
     store = _store(name, pool)
     try:
-        return Weights(name, store.open(number))
+        version = store.open(number)
+    except NotFoundError as error:
+        if store.marked() > 0:
+            raise
+        raise NotFoundError(
+            f"no weights {name} were published in this pool; name the pool that has them, publish them "
+            "(polder.weights.publish), or let polder.weights.wait wait for them"
+        ) from error
     finally:
         store.close()
+    return Weights(name, version)
 
 
 def wait(name: str, newer_than: int = 0, *, timeout: float | None = None, pool: Pool | None = None) -> "Weights":
