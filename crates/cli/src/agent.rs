@@ -49,7 +49,13 @@ pub(crate) enum Command {
         record: PathBuf,
     },
     /// Restore the settings that a killed agent left changed.
-    Restore(JournalArguments),
+    Restore {
+        #[command(flatten)]
+        journal: JournalArguments,
+        /// Restore those of a copy of /proc and /sys below this folder, where the journal lies too.
+        #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath, value_parser = copy_of_files)]
+        root: PathBuf,
+    },
     /// Write a made-up host with three services, and a policy for it: --root FOLDER tries the agent there.
     Example {
         /// A folder that is not there, or is empty.
@@ -146,12 +152,12 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Check(arguments) => check(arguments),
         Command::Explain(arguments) => explain(arguments),
         Command::Replay { record } => decide_anew(record),
-        Command::Restore(arguments) => {
+        Command::Restore { journal: JournalArguments { journal: path }, root } => {
             drop_capabilities()?;
-            let (host, journal) = (Host::new(), text(&arguments.journal)?);
+            let (host, journal) = (Host::below(root), text(path)?);
             let nothing = format!("nothing to restore: no agent was killed with {journal}");
             // An agent that fails before it has a journal is followed by this too.
-            if arguments.journal == Path::new(JOURNAL) && !host.had(&journal) {
+            if path == Path::new(JOURNAL) && !host.had(&journal) {
                 println!("{nothing}");
                 return Ok(ExitCode::SUCCESS);
             }

@@ -172,12 +172,26 @@ fn a_host_has_one_agent_and_the_second_names_it() {
     running.program.0.wait().unwrap();
     assert_eq!(demotion(root), "true", "the control");
     let said = text(&other(&[]).stderr);
-    let remedy = format!("polder agent restore --journal {}", root.join("agent.journal").display());
+    let remedy = format!("polder agent restore --root {} --journal /agent.journal", root.display());
     assert!(
         said.contains("an agent that was killed left settings changed") && said.contains(&remedy),
         "{said}"
     );
-    let again = agent(root, &["--rounds", "1"]).output().unwrap();
+    // Without the root, it would set what is noted on this machine itself, where this process may not.
+    let journal = root.join("agent.journal");
+    let itself = Command::new("unshare")
+        .args(["--user", "--map-root-user", env!("CARGO_BIN_EXE_polder"), "agent", "restore", "--journal"])
+        .arg(&journal)
+        .output()
+        .unwrap();
+    let said = text(&itself.stderr);
+    let refused = format!(
+        "it notes settings of the copy below {0}, and would be restored to this machine itself; give --root {0}",
+        root.display()
+    );
+    assert!(!itself.status.success() && said.contains(&refused), "{said}");
+    assert_eq!((demotion(root).as_str(), journal.exists()), ("true", true));
+    let again = polder(&["agent", "restore", "--journal", "/agent.journal", "--root"], root);
     assert!(again.status.success() && text(&again.stdout).contains("restored "), "{again:?}");
     assert!(other(&[]).status.success());
     assert_eq!(demotion(root), "false");

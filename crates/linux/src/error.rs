@@ -47,6 +47,23 @@ pub enum KernelError {
         /// What became of the settings.
         outcome: String,
     },
+    /// A journal notes settings of other files than those that would be restored.
+    #[error(
+        "{path}: it notes settings of {}, and would be restored to {}; {}",
+        files(noted.as_ref()), files(here.as_ref()),
+        noted.as_ref().map_or_else(
+            || "leave --root out".to_owned(),
+            |root| format!("give --root {root}, and the journal as a path below that"),
+        )
+    )]
+    OtherFiles {
+        /// The journal.
+        path: String,
+        /// Below which folder the copy lies whose settings were changed; none for the machine's own.
+        noted: Option<String>,
+        /// Below which folder they would be restored.
+        here: Option<String>,
+    },
     /// Another process changes the settings of the host.
     #[error("another agent runs on this host{}; stop it, or wait for its end", holder.as_ref().map_or_else(String::new, |it| format!(": {it}")))]
     Held {
@@ -56,6 +73,10 @@ pub enum KernelError {
     /// The machine lacks what tiering needs.
     #[error("{0}")]
     Missing(String),
+}
+
+fn files(copied: Option<&String>) -> String {
+    copied.map_or_else(|| "this machine itself".to_owned(), |root| format!("the copy below {root}"))
 }
 
 impl KernelError {

@@ -755,6 +755,10 @@ impl Kernel for Tree {
         self.now.get()
     }
 
+    fn copied(&self) -> Option<String> {
+        None
+    }
+
     fn read(&self, path: &str) -> Result<String, KernelError> {
         self.pass();
         let group = self.split(path).and_then(|(folder, name)| self.read_group(&folder, name));

@@ -63,10 +63,10 @@ impl Host {
             it.journal != journal && self.read_own(&it.journal).is_ok_and(|text| !text.is_empty())
         };
         if let Some(Holder { journal, .. }) = last.filter(is_left) {
-            let left = self.at(&journal);
+            let root = self.copied().map_or_else(String::new, |root| format!(" --root {root}"));
             return Err(KernelError::Missing(format!(
-                "an agent that was killed left settings changed, as {0} notes; give them back with: polder agent restore --journal {0}",
-                left.display()
+                "an agent that was killed left settings changed, as {} notes; give them back with: polder agent restore{root} --journal {journal}",
+                self.at(&journal).display()
             )));
         }
         // A full disk keeps no agent from running: then nobody is told who it is.
@@ -155,6 +155,11 @@ impl Kernel for Host {
     fn now(&self) -> Duration {
         let now = clock_gettime(ClockId::Monotonic);
         Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+    }
+
+    fn copied(&self) -> Option<String> {
+        let root = self.root.canonicalize().unwrap_or_else(|_| self.root.clone());
+        (root != Path::new("/")).then(|| root.to_string_lossy().into_owned())
     }
 
     fn read(&self, path: &str) -> Result<String, KernelError> {
@@ -331,9 +336,9 @@ mod tests {
         // As after a kill. A restore keeps the name of the journal, should it be killed too.
         drop(host.lock_to_restore().unwrap().unwrap());
         let refused = host.lock_all("/b.journal").unwrap_err().to_string();
-        let path = folder.path().join("a.journal");
+        let root = folder.path().display();
         assert!(
-            refused.ends_with(&format!("polder agent restore --journal {}", path.display())),
+            refused.ends_with(&format!("polder agent restore --root {root} --journal /a.journal")),
             "{refused}"
         );
         drop(host.lock_all("/a.journal").unwrap());

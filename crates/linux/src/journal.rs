@@ -29,15 +29,18 @@ struct Record {
     /// Whether it is a folder that was made, in place of a setting that was changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     made: bool,
+    /// Below which folder the file lies, if it is one of a copy and not of the machine's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below: Option<String>,
     /// In a line alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sum: Option<u64>,
 }
 
 impl Record {
-    fn of(path: &str, inode: Option<u64>, was: &str) -> Self {
+    fn of(kernel: &impl Kernel, path: &str, inode: Option<u64>, was: &str) -> Self {
         let (path, was) = (path.to_owned(), was.to_owned());
-        Self { path, inode, was, same_effect: None, made: false, sum: None }
+        Self { path, inode, was, same_effect: None, made: false, below: kernel.copied(), sum: None }
     }
 
     /// What tells it from records of other settings.
@@ -97,16 +100,28 @@ fn damaged(path: &str, (line, why): (usize, String), outcome: String) -> KernelE
     KernelError::Damaged { path: path.to_owned(), line, why, outcome }
 }
 
+/// Refuses records of other files than the kernel's here.
+fn expect_of(kernel: &impl Kernel, journal: &str, records: &[Record]) -> Result<(), KernelError> {
+    let here = kernel.copied();
+    match records.iter().find(|record| record.below != here) {
+        Some(Record { below, .. }) => {
+            Err(KernelError::OtherFiles { path: journal.to_owned(), noted: below.clone(), here })
+        }
+        None => Ok(()),
+    }
+}
+
 /// Examines the journal that a killed agent left at `journal`, if there is one.
 ///
 /// # Errors
-/// [`KernelError::Damaged`] with the first line that is no record; otherwise as reading fails.
+/// [`KernelError::OtherFiles`]; [`KernelError::Damaged`] with the first line that is no record; otherwise as reading fails.
 pub fn check_journal(kernel: &impl Kernel, journal: &str) -> Result<(), KernelError> {
     let text = match kernel.read_own(journal) {
         Err(error) if error.is_gone() => return Ok(()),
         text => text?,
     };
-    let damage = Record::all(&text).1;
+    let (records, damage) = Record::all(&text);
+    expect_of(kernel, journal, &records)?;
     damage.map_or(Ok(()), |damage| Err(damaged(journal, damage, "its setting cannot be restored".to_owned())))
 }
 
@@ -185,7 +200,8 @@ impl<K: Kernel> Settings<K> {
     /// Restores what an earlier process left changed, if it was killed, and goes on with an empty journal at `journal`.
     ///
     /// # Errors
-    /// As restoring fails; the journal stays then. [`KernelError::Damaged`] where a line of it is no record: those of the others are
+    /// As restoring fails; the journal stays then. [`KernelError::OtherFiles`] where it was written for another root: nothing is restored.
+    /// [`KernelError::Damaged`] where a line of it is no record: those of the others are
     /// restored.
     pub fn start(kernel: K, journal: &str) -> Result<(Self, Vec<Restored>), KernelError> {
         let mut settings = Self { planned: None, ..Self::dry(kernel, journal) };
@@ -199,6 +215,7 @@ impl<K: Kernel> Settings<K> {
             // appended to it.
             return Ok((settings, Vec::new()));
         }
+        expect_of(&settings.kernel, journal, &records)?;
         settings.noted = records.iter().map(Record::key).collect();
         settings.records = records;
         if let Some(damage) = damage {
@@ -289,7 +306,7 @@ impl<K: Kernel> Settings<K> {
         let inode = self.cgroup_inode(path)?;
         let was = self.now(path)?;
         if !self.is_dry() {
-            let record = Record { same_effect, ..Record::of(path, inode, &was) };
+            let record = Record { same_effect, ..Record::of(&self.kernel, path, inode, &was) };
             if !self.noted.contains(&record.key()) {
                 self.note(record)?;
             }
@@ -322,7 +339,7 @@ impl<K: Kernel> Settings<K> {
     /// # Errors
     /// [`KernelError::Missing`] where it is there already; otherwise as recording or making it fails.
     pub fn make(&mut self, path: &str) -> Result<(), KernelError> {
-        let record = Record { made: true, ..Record::of(path, None, "") };
+        let record = Record { made: true, ..Record::of(&self.kernel, path, None, "") };
         if self.noted.contains(&record.key()) {
             return Ok(());
         }

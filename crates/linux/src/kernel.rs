@@ -62,6 +62,9 @@ pub trait Kernel {
     /// Time since a moment in the past, by a clock that never goes back.
     fn now(&self) -> Duration;
 
+    /// The folder below which a copy of a kernel's files is used; [`None`] where they are the machine's own.
+    fn copied(&self) -> Option<String>;
+
     /// The text of a file.
     ///
     /// # Errors
@@ -160,6 +163,10 @@ pub(crate) fn number(text: &str) -> Option<u64> {
 impl<K: Kernel> Kernel for &K {
     fn now(&self) -> Duration {
         (**self).now()
+    }
+
+    fn copied(&self) -> Option<String> {
+        (**self).copied()
     }
 
     fn read(&self, path: &str) -> Result<String, KernelError> {
