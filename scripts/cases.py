@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import limited
+
 HOME = Path(__file__).resolve().parent.parent
 CASES = HOME / "python" / "cases"
 #: Gives a command a /dev/shm of its own, and fails if it leaves a pool there.
@@ -71,14 +73,13 @@ def run(name: str, start: Start, environment: dict[str, str], own_shm: list[str]
 
     Then the end of what a program said that went wrong, or all that one said that measures.
     """
-    limit = [*own_shm, "timeout", "--kill-after=30", str(start.seconds)]
-    command = limit + [part.format(CASES / name) for part in shlex.split(start.command)]
+    command = own_shm + [part.format(CASES / name) for part in shlex.split(start.command)]
     path = os.pathsep.join([str(HOME / ".venv" / "bin"), os.environ["PATH"]])
     set_here = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment}
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        ended = subprocess.run(command, cwd=folder, env=set_here, check=False, **piped)
+        ended = limited.run(start.seconds, 30, command, cwd=folder, env=set_here, **piped)
     outcome = {0: "right", 124: f"LATE, over {start.seconds} s"}.get(
         ended.returncode, f"WRONG, exit {ended.returncode}"
     )
@@ -97,6 +98,7 @@ def main() -> int:
     only = parser.parse_args().only
     if unlisted := {path.name for path in CASES.iterdir() if path.is_file()} ^ set(TABLE) ^ PARTS:
         sys.exit(f"{sorted(unlisted)}: a program without a row in {__file__}, or a row without a program")
+    limited.end_when_told()
     may_mount = subprocess.run([OWN_SHM, "true"], capture_output=True, check=False).returncode == 0
     own_shm = [OWN_SHM] if may_mount else []
     runs = [(name, start, it) for name, start in sorted(TABLE.items()) if only in name for it in start.environments]

@@ -18,7 +18,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import limited
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Gives a command a /dev/shm of its own: what ranks that are killed leave there goes with it.
+OWN_SHM = str(ROOT / "scripts/own_shm.sh")
 CACHE = ROOT / ".cache"
 PYTHON = CACHE / "mpich/bin/python"
 POLDER = ROOT / ".venv/bin/polder"
@@ -96,8 +100,7 @@ def launch(library: str, way: str, ranks: int, scratch: Path, limit: int, progra
         abi = "openmpi" if library == "openmpi" else "mpich"
         environment["LD_PRELOAD"] = str(ROOT / f".venv/lib/polder/libpolder-{abi}.so")
     # A job that is told to end ends its ranks.
-    command: list[str | Path] = ["timeout", "--kill-after=10", str(limit)]
-    command.append(CACHE / library / "bin" / ("mpirun" if library == "openmpi" else "mpiexec"))
+    command: list[str | Path] = [CACHE / library / "bin" / ("mpirun" if library == "openmpi" else "mpiexec")]
     if library == "openmpi":
         environment["MPI4PY_LIBMPI"] = str(CACHE / "openmpi/lib/libmpi.so.40")
         # Other ways to TCP have abilities of their own: MPI_Comm_revoke reaches nobody over any libfabric provider.
@@ -109,8 +112,8 @@ def launch(library: str, way: str, ranks: int, scratch: Path, limit: int, progra
         where = ["-x", f"POLDER_HOST={host}"] if library == "openmpi" else ["-env", "POLDER_HOST", str(host)]
         command += [":"] * (host > 0) + ["-n", str(count), *where, *program]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        done = subprocess.run(
-            command, env=environment, cwd=CACHE / SUITE, stdout=output, stderr=subprocess.STDOUT, check=False
+        done = limited.run(
+            limit, 10, command, env=environment, cwd=CACHE / SUITE, stdout=output, stderr=subprocess.STDOUT
         )
         output.seek(0)
         text = output.read()
@@ -203,8 +206,12 @@ def main() -> int:
     parser.add_argument("--all-over-tcp", action="store_true", help="also what does not fail over the pool")
     parser.add_argument("--limit", type=int, default=120, help="seconds for a file of the suite")
     parser.add_argument("--log", type=Path, help="a folder for what files said of which something failed")
+    parser.add_argument("--in-own-shm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("tests", nargs="*", help="files of mpi4py's suite, as test_rma; all without")
     given = parser.parse_args()
+    if not given.in_own_shm and subprocess.run([OWN_SHM, "true"], capture_output=True, check=False).returncode == 0:
+        os.execv(OWN_SHM, [OWN_SHM, sys.executable, __file__, "--in-own-shm", *sys.argv[1:]])
+    limited.end_when_told()
     libraries = given.libraries.split(",")
     install({*libraries} if given.tests else {*libraries, "impi"})
     bad = False

@@ -1,6 +1,9 @@
 """What `make cases` says of the programs that it runs."""
 
 import importlib.util
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +20,7 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("cases", ROOT / "scripts/cases.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     spec.loader.exec_module(script)
     monkeypatch.setattr(script, "CASES", tmp_path)
     monkeypatch.setattr(sys, "argv", ["cases.py"])
@@ -58,3 +62,32 @@ def test_a_program_that_leaves_a_pool_is_wrong(
     line, why = capsys.readouterr().out.splitlines()
     assert line.startswith("WRONG, exit 1 ") and why == "    left in /dev/shm: /dev/shm/polder-left"
     assert not Path("/dev/shm/polder-left").exists()
+
+
+#: A case that says which process it is, and runs until it is ended.
+INTERRUPTED = """
+import pathlib, sys
+sys.path.insert(0, {scripts!r})
+import cases
+cases.CASES = pathlib.Path({folder!r})
+cases.TABLE, cases.PARTS = {{"waits": cases.Start("sh {{}}")}}, set()
+sys.argv = ["cases.py"]
+cases.main()
+"""
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_program_ends_with_the_script_that_runs_it(tmp_path: Path, told: signal.Signals) -> None:
+    (programs := tmp_path / "programs").mkdir()
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    (programs / "waits").write_text(f"echo $$ >{started}; exec sleep 3600")
+    script = INTERRUPTED.format(scripts=str(ROOT / "scripts"), folder=str(programs))
+    interruptible = ["env", "--default-signal", sys.executable, "-c", script]
+    with subprocess.Popen(interruptible, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        program = os.pidfd_open(int(started.read_text()))
+        running.send_signal(told)
+    assert running.returncode != 0
+    # It has been told, and may yet be about to end.
+    assert select.select([program], [], [], 60)[0], "it runs on"
+    os.close(program)
