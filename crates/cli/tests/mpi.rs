@@ -324,6 +324,26 @@ fn the_program_gets_the_settings_and_its_end_is_that_of_the_command() {
 }
 
 #[test]
+fn machines_that_are_not_reached_are_said_once_and_what_to_sweep_there() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "echo unreachable: b >&2; exit 255");
+    let output = bench.output("run -n 2 --hosts a,b -- true");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.matches("unreachable: b\n").count()), (Some(255), 1), "{said}");
+    assert!(said.contains("polder: cannot clean up after the job: not all of a, b were reached"), "{said}");
+    // After a job that went well nothing has said it yet.
+    let sweep_fails = "case \"$*\" in *sweep*) echo unreachable: b >&2; exit 255;; esac";
+    bench.install("bin/mpiexec", MPICH, sweep_fails);
+    let output = bench.output("run -n 2 --hosts a,b -- true");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("unreachable: b\npolder: cannot clean up"), "{said}");
+    bench.install("bin/mpiexec", MPICH, "case \"$*\" in *sweep*) echo swept >&2;; esac");
+    let output = bench.output("run -n 2 --hosts a,b -- true");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("swept\n") && !said.contains("clean up"), "{said}");
+}
+
+#[test]
 fn a_signal_is_handed_on_and_the_end_waited_for() {
     let bench = Bench::new();
     bench.install("bin/mpiexec", MPICH, "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -16,6 +16,7 @@ use polder_mem::{Coherence, HostPlan, Memory};
 use polder_platform::shell_word;
 use polder_pool::format::MAX_PROCESSES;
 use polder_pool::{Geometry, Superblock, read_superblock};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -131,7 +132,8 @@ impl Run {
         if status.as_ref().map_or(true, |status| status.signal().is_some()) {
             kill_marked(&cleanup.mark);
         }
-        if let Err(failure) = self.clean_up(&cleanup, install, &variables, settings) {
+        let is_well = status.as_ref().is_ok_and(ExitStatus::success);
+        if let Err(failure) = self.clean_up(&cleanup, install, &variables, settings, is_well) {
             eprintln!("polder: cannot clean up after the job: {failure}");
         }
         drop(guard);
@@ -291,14 +293,16 @@ impl Run {
 }
 
 impl Run {
-    /// Removes what ranks that were killed have left in the pool, on each machine of the job.
+    /// Removes what ranks that were killed have left in the pool, on each machine of the job, which ended well or did not.
     fn clean_up(
         &self,
         cleanup: &Cleanup,
         install: &Install,
         variables: &[(String, String)],
         settings: &Settings,
+        is_well: bool,
     ) -> Result<(), Failure> {
+        let mut swept = Ok(());
         if !self.hosts.is_empty() {
             // Each host knows which of its processes are gone.
             let sections: Vec<_> =
@@ -307,10 +311,27 @@ impl Run {
             let sweep = [&*polder, "pool", "sweep", "--job", &cleanup.job.to_string()].map(str::to_owned);
             let words = install.library.arguments(&sections, variables, &sweep);
             let mut command = Command::new(&install.mpiexec);
-            command.args(words).envs(variables.iter().cloned()).stdout(Stdio::null());
-            passing_signals(&mut command, &install.mpiexec)?;
+            // No pipe: what it starts may outlive it.
+            let mut said = File::from(memfd_create("polder-sweep", MemfdFlags::CLOEXEC)?);
+            command
+                .args(words)
+                .envs(variables.iter().cloned())
+                .stdout(Stdio::null())
+                .stderr(said.try_clone()?);
+            let status = passing_signals(&mut command, &install.mpiexec)?;
+            // Why it reached no machine, the job has said.
+            if is_well || status.success() {
+                said.rewind()?;
+                io::copy(&mut said, &mut io::stderr())?;
+            }
+            if !status.success() {
+                let (hosts, job) = (self.hosts.join(", "), cleanup.job);
+                swept = Err(Failure(format!(
+                    "not all of {hosts} were reached to remove what ranks left; run `polder pool sweep --job {job}` on each where one ran"
+                )));
+            }
         }
-        cleanup.run(settings)
+        cleanup.run(settings).and(swept)
     }
 }
 
