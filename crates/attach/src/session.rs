@@ -1,7 +1,7 @@
 //! How a process of an edge comes to a pool: from settings to a region, the host's files, an attached pool and its
 //! heartbeat.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -118,7 +118,7 @@ pub enum SessionError {
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The host's files cannot be had.
-    #[error(transparent)]
+    #[error("{}{}", .0, remedy(.0))]
     Host(#[from] HostError),
     /// Processes with another run directory are this host in the pool.
     #[error(
@@ -168,6 +168,18 @@ pub enum SessionError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// What to do about a run directory that cannot be one, as the end of the sentence.
+fn remedy(error: &HostError) -> &'static str {
+    match error {
+        HostError::System { source, remedy: "", .. }
+            if [ErrorKind::ReadOnlyFilesystem, ErrorKind::NotADirectory].contains(&source.kind()) =>
+        {
+            "; set POLDER_RUN to a directory in which the processes of this host may make files, as in /dev/shm"
+        }
+        _ => "",
+    }
 }
 
 /// A pool as an edge meets it.

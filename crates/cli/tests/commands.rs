@@ -40,6 +40,25 @@ impl Desk {
         command
     }
 
+    /// A command with mounts of its own, which `script` changes first.
+    fn behind(&self, script: &str, arguments: &str) -> Command {
+        let asked = self.command(arguments);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+        command
+            .arg(format!("{script} && exec \"$@\""))
+            .arg("sh")
+            .arg(asked.get_program())
+            .args(asked.get_args());
+        for (name, value) in asked.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
     /// What a command says that does what it should.
     fn say(&self, arguments: &str) -> String {
         said(arguments, &self.command(arguments).output().unwrap())
@@ -83,29 +102,27 @@ fn start(mut command: Command) -> (Running, impl Iterator<Item = String>) {
 #[test]
 fn without_proc_a_command_says_that_it_is_missing_and_how_to_have_it() {
     let desk = Desk::new();
-    let apart = |arguments: &str| {
-        let asked = desk.command(arguments);
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-        command
-            .arg("umount -l /proc && exec \"$@\"")
-            .arg("sh")
-            .arg(asked.get_program())
-            .args(asked.get_args());
-        for (name, value) in asked.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        refused(&command.output().unwrap())
-    };
+    let apart = |arguments: &str| refused(&desk.behind("umount -l /proc", arguments).output().unwrap());
     for arguments in ["pool format --size 64MiB", "pool stat"] {
         let line = apart(arguments);
         assert!(line.ends_with(": mount -t proc proc /proc\n"), "{arguments}: {line}");
         // The control, which makes the pool for the next.
         desk.say(arguments);
     }
+}
+
+#[test]
+fn a_run_directory_in_which_no_file_can_be_made_is_named_with_what_to_do() {
+    let desk = Desk::new();
+    desk.say("pool format --size 64MiB");
+    let run = desk.scratch.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    let remedy = "; set POLDER_RUN to a directory in which the processes of this host may make files";
+    let script = format!("mount -t tmpfs -o ro none {}", run.display());
+    let read_only = refused(&desk.behind(&script, "pool sweep").env("POLDER_RUN", &run).output().unwrap());
+    assert!(read_only.contains("Read-only file system") && read_only.contains(remedy), "{read_only}");
+    let file = refused(&desk.command("pool sweep").env("POLDER_RUN", desk.pool()).output().unwrap());
+    assert!(file.contains("Not a directory") && file.contains(remedy), "{file}");
 }
 
 #[test]
