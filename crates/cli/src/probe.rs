@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let begin = Instant::now();
     let (text, noise) = measured(&arguments.disk, &arguments.dax)?;
-    fs::write(out, &text).map_err(wrong)?;
+    polder_front::replace(out, &text).map_err(wrong)?;
     let noise = noise.map_or_else(String::new, |noise| {
         format!("; half of the samples of a kernel lay within {:.1}% of their median", 100.0 * noise)
     });

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 
-pub use output::{Teller, complain, print, unwritten};
+pub use output::{Teller, complain, print, replace, unwritten};
 
 /// Why a command failed: one line, for people.
 #[derive(Debug)]

@@ -1,8 +1,10 @@
 //! What commands print: where nobody can read it, a command ends with one line that says so.
 
 use std::fmt;
+use std::fs::{self, Metadata};
 use std::io::{ErrorKind, Result as Written, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +21,29 @@ pub fn print(words: fmt::Arguments<'_>) {
 /// Prints to stderr; of one that cannot be written to nobody can be told.
 pub fn complain(words: fmt::Arguments<'_>) {
     drop(std::io::stderr().write_fmt(words));
+}
+
+/// Writes a file whole or not at all: a full disk and a kill leave what was there. What is no regular file, such as a pipe, is written to,
+/// and so is a file in a folder in which no other can be made.
+///
+/// # Errors
+/// As the file system refuses.
+pub fn replace(path: &Path, text: &str) -> Written<()> {
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let found = target.metadata().ok();
+    let Some(name) = target.file_name().filter(|_| found.as_ref().is_none_or(Metadata::is_file)) else {
+        return fs::write(path, text);
+    };
+    let draft = target.with_file_name(format!("{}.{}.new", name.display(), std::process::id()));
+    let write = || {
+        fs::write(&draft, text)?;
+        found.map_or(Ok(()), |found| fs::set_permissions(&draft, found.permissions()))?;
+        fs::rename(&draft, &target)
+    };
+    write().or_else(|error| {
+        drop(fs::remove_file(&draft));
+        if error.kind() == ErrorKind::PermissionDenied { fs::write(path, text) } else { Err(error) }
+    })
 }
 
 /// What `work` returns, or that what it printed could not be written.
@@ -116,9 +141,60 @@ pub fn unwritten(error: &std::io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
     use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::PathBuf;
 
     use super::*;
+
+    /// A folder that is gone when the test ends.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("polder-front-{name}-{}", std::process::id()));
+            fs::create_dir(&folder).unwrap();
+            Self(folder)
+        }
+
+        fn files(&self) -> usize {
+            fs::read_dir(&self.0).unwrap().count()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_with_its_mode_and_behind_its_link() {
+        let folder = Folder::new("whole");
+        let (file, link) = (folder.0.join("file"), folder.0.join("link"));
+        replace(&file, "one").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        symlink("file", &link).unwrap();
+        replace(&link, "two").unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        let text = fs::read_to_string(&file).unwrap();
+        assert_eq!((&*text, mode, link.is_symlink(), folder.files()), ("two", 0o600, true, 2));
+        replace(Path::new("/dev/null"), "three").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_whole_stays() {
+        let folder = Folder::new("stays");
+        let file = folder.0.join("file");
+        replace(&file, "one").unwrap();
+        // In the way, as a full disk is.
+        fs::create_dir(folder.0.join(format!("file.{}.new", std::process::id()))).unwrap();
+        replace(&file, "two").unwrap_err();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "one");
+        replace(&folder.0.join("none/file"), "two").unwrap_err();
+        assert_eq!(folder.files(), 2);
+    }
 
     /// Longer than any wait of a test.
     const LONG: Duration = Duration::from_secs(600);
