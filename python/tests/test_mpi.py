@@ -381,6 +381,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return compile_once
 
 
+def test_a_call_on_a_window_returns_before_its_thread_is_cancelled(
+    scratch: Path, compiled: Callable[..., Path]
+) -> None:
+    command: list[str | Path] = [POLDER, "mpi", "run", "-n", "2", "--emulate", "2", "--mpiexec", MPICH / "mpiexec"]
+    environment = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
+    environment["POLDER_RUN"] = str(scratch)
+    command.append(compiled("cancelled"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stdout + done.stderr
+
+
 def test_ranks_that_share_a_core_do_not_wait_for_each_others_time_slices(scratch: Path) -> None:
     core = min(os.sched_getaffinity(0))
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):

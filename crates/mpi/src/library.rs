@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
+use polder_border::Uncancelled;
 use polder_mem::Serial;
 
 use crate::abi::{Abi, Aint, Count, Handles};
@@ -370,6 +371,7 @@ impl<A: Abi> Library<A> {
 
     /// Lets the library go on with what it has to do, which other ranks may wait for.
     pub(crate) fn progress(&self, comm: A::Handle) {
+        let _uncancelled = Uncancelled::begin();
         let mut found = 0;
         let numbers = &A::NUMBERS;
         let ignore = ptr::without_provenance_mut(numbers.status_ignore);

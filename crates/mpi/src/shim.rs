@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
 use polder_attach::session::{ProcessSession, Session};
 use polder_attach::settings::{TIMEOUT, in_terms_of};
+use polder_border::Uncancelled;
 use polder_mem::Serial;
 
 use crate::abi::{Abi, Aint};
@@ -215,13 +216,20 @@ fn find<A: Abi>(windows: &mut Windows<A>, handle: A::Handle) -> Option<*const Wi
 
 /// Says on stderr what failed, and gives the number that the program is told.
 fn report(call: &str, rank: u32, failure: &Failure) -> c_int {
+    let _uncancelled = Uncancelled::begin();
     say(&format!("{call} of rank {rank}: {}", failure.why));
     failure.code
 }
 
+/// A panic as a failure, of a call whose thread is not cancelled meanwhile.
+fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let _uncancelled = Uncancelled::begin();
+    caught::<A, T>(body)
+}
+
 /// A panic as a failure.
 #[inline]
-fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+fn caught<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         let why = "the shim panicked; the message stands above, please report it";
         Err(Failure::new(A::NUMBERS.error.other, why))
@@ -240,7 +248,8 @@ pub fn on<A: Preload>(
 ) -> c_int {
     let shim = A::shim();
     let mut rank = 0;
-    let done = guarded::<A, _>(|| {
+    // What waits, and what calls the library, keeps cancellations out: a put takes as long as that does.
+    let done = caught::<A, _>(|| {
         let Some(window) = shim.window(win) else { return Ok(false) };
         rank = window.rank();
         if let Some(target) = target {
@@ -388,6 +397,7 @@ pub fn give_back<A: Preload>(base: *mut c_void, real: impl FnOnce() -> c_int) ->
 /// MPI_Finalize. The program's functions that delete attributes of MPI_COMM_SELF run in it: until it returns, windows and memory are used
 /// and freed.
 pub fn end<A: Preload>(real: impl FnOnce() -> c_int) -> c_int {
+    let _uncancelled = Uncancelled::begin();
     A::shim().tracer.end();
     let code = real();
     A::shim().end();

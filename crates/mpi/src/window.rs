@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use polder_attach::session::Session;
 use polder_attach::settings::{TIMEOUT, in_terms_of};
+use polder_border::Uncancelled;
 use polder_mem::{AnyMemory, Coherence, Memory, Serial, SerialGuard};
 use polder_pool::PoolError;
 use polder_pool::window::Window as PoolWindow;
@@ -279,11 +280,13 @@ impl<A: Abi> Window<A> {
         &self,
         mut step: impl FnMut(&mut PoolWindow<AnyMemory>) -> Result<bool, PoolError>,
     ) -> Result<(), Failure> {
+        let mut uncancelled = None;
         loop {
             let done = step(&mut self.state().pooled);
             if done.map_err(|error| Failure::pool::<A>(&error))? {
                 return Ok(());
             }
+            uncancelled.get_or_insert_with(Uncancelled::begin);
             self.library.progress(self.comm);
             polder_mem::give_up();
         }
@@ -706,6 +709,7 @@ impl<A: Abi> Window<A> {
             self.state().pooled.flush();
             return Ok(());
         };
+        let _uncancelled = Uncancelled::begin();
         let Library { win_flush, win_flush_all, .. } = self.library;
         // SAFETY: the library's window, in an epoch that lasts as long as the window.
         let code = unsafe { rank.map_or_else(|| win_flush_all(handle), |rank| win_flush(rank, handle)) };
@@ -714,6 +718,7 @@ impl<A: Abi> Window<A> {
 
     /// Waits for all ranks.
     fn barrier(&self) -> Result<(), Failure> {
+        let _uncancelled = Uncancelled::begin();
         // SAFETY: a collective call of all ranks, on a communicator of the window's own.
         Library::<A>::check("MPI_Barrier", unsafe { (self.library.barrier)(self.comm) })
     }

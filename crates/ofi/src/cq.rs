@@ -123,7 +123,7 @@ unsafe extern "C" fn sreadfrom(
     _cond: *const c_void,
     timeout_ms: c_int,
 ) -> isize {
-    guard::amount(|| {
+    guard::waited(|| {
         // SAFETY: libfabric passes an open queue.
         let open = unsafe { of(cq) };
         let count = if to.is_null() { 0 } else { count };

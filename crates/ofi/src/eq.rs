@@ -5,6 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use polder_border::Uncancelled;
+
 use crate::ffi::{
     EqAttr, Errno, Fid, FidEq, FidFabric, Ops, OpsEq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class, flag,
 };
@@ -92,6 +94,7 @@ unsafe extern "C" fn sread(
     timeout_ms: c_int,
     flags: u64,
 ) -> isize {
+    let _uncancelled = Uncancelled::begin();
     let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     let start = Instant::now();
     loop {
