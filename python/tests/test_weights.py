@@ -328,7 +328,7 @@ def test_safetensors_go_in_and_come_out(pool: polder.Pool, scratch: Path) -> Non
     with pytest.raises(polder.ArgumentError, match="two files"):
         polder.weights.publish_file("llm", folder, pool=pool)
     (folder / "bad.safetensors").write_text("none")
-    with pytest.raises(polder.ArgumentError, match=r"bad\.safetensors holds no safetensors"):
+    with pytest.raises(polder.ArgumentError, match=r"bad\.safetensors holds no safetensors .*check the path"):
         polder.weights.publish_file("llm", folder / "bad.safetensors", pool=pool)
 
 

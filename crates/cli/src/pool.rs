@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -165,10 +165,9 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
         (true, Some(_)) => {
             let (size, fits) = match session::open_unformatted(path, choice) {
                 Ok(memory) => {
-                    if !arguments.force
-                        && let Err(error @ PoolError::PoolExists { .. }) = expect_vacant(&memory, [])
-                    {
-                        return Err(at(path)(error));
+                    // Nothing that somebody keeps is to be removed.
+                    if !arguments.force {
+                        expect_vacant(&memory, written(path, memory.region())?).map_err(at(path))?;
                     }
                     (memory.region().bytes(), true)
                 }
@@ -178,6 +177,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             };
             let remedy = match (path.is_file(), fits) {
                 (true, true) => "remove it first for a file of another size, or leave --size out",
+                (true, false) if holds_bytes(path)? => "it is no pool; check the path",
                 (true, false) => "remove it first",
                 (false, _) => "leave --size out",
             };
@@ -508,6 +508,14 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
         eprintln!("{name}: its bytes are freed once {named} close it");
     }
     Ok(())
+}
+
+/// Whether a file begins with more than zeros.
+fn holds_bytes(path: &Path) -> Result<bool, Failure> {
+    const MOST: u64 = 1 << 20;
+    let mut beginning = vec![];
+    File::open(path)?.take(MOST).read_to_end(&mut beginning)?;
+    Ok(beginning.iter().any(|byte| *byte != 0))
 }
 
 /// The cache of keys and values that an object is of, if that cache is there.

@@ -521,6 +521,12 @@ fn a_size_for_a_pool_that_is_there_says_so_and_how_to_remove_it() {
         assert!(line.contains(&words), "{line}");
         assert_eq!(line.contains("leave --size out"), bytes >= 4096, "{line}");
     }
+    // A file of somebody's, named by mistake, is not to be removed.
+    for bytes in [8192, 5] {
+        std::fs::write(desk.pool(), vec![b'x'; bytes]).unwrap();
+        let line = desk.refusal("pool format --size 16MiB");
+        assert!(line.contains("check the path") && !line.contains("remove it"), "{line}");
+    }
 }
 
 #[test]

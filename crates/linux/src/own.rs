@@ -78,7 +78,9 @@ impl<'p> Place<'p> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = rustix::fs::openat(&self.folder, self.name, flags, Mode::from_raw_mode(mode));
         let file = match opened {
-            Err(Errno::LOOP) => return Err(refused(self.path, "is a link; remove it")),
+            Err(Errno::LOOP) => {
+                return Err(refused(self.path, "is a link; give the path that it leads to, or remove it"));
+            }
             other => other.map_err(|error| failed(&self.path.to_string_lossy(), error))?,
         };
         let stat = rustix::fs::fstat(&file).map_err(|error| failed(&self.path.to_string_lossy(), error))?;

@@ -166,7 +166,9 @@ def publish_file(name: str, path: str | os.PathLike[str], *, label: str = "", po
             # Mapped, so that nothing is read before it is copied to the pool.
             held = load_file(file)
         except SafetensorError as error:
-            raise ArgumentError(f"{file} holds no safetensors ({error}); write it again, or remove it") from error
+            raise ArgumentError(
+                f"{file} holds no safetensors ({error}); check the path, or write the file again"
+            ) from error
         for key, tensor in held.items():
             if tensors.setdefault(key, tensor) is not tensor:
                 raise ArgumentError(f"two files of {at} have a tensor {key!r}; remove one of them")
@@ -183,7 +185,7 @@ def _files_of(folder: Path) -> list[Path]:
         try:
             names.update(json.loads(index.read_bytes())["weight_map"].values())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArgumentError(f"{index} is no index of files ({error!r}); write it again, or remove it") from error
+            raise ArgumentError(f"{index} is no index of files ({error!r}); write it again, or move it away") from error
     missing = sorted(name for name in names if not (folder / name).exists())
     if missing:
         raise ArgumentError(f"{folder} lacks {', '.join(missing)}, which its index names; complete it")
