@@ -3,16 +3,19 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use polder_mem::testing;
+use polder_pool::Uuid;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 /// The directory.
 pub struct Scratch {
-    directory: testing::Scratch,
+    path: PathBuf,
+    /// The process that made it.
+    maker: u32,
     /// Locked for as long as a process has it.
     _lock: File,
     _guard: DirectoryGuard,
@@ -22,24 +25,45 @@ impl Scratch {
     /// Makes it in /dev/shm, and removes those whose makers were killed.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be made, naming it.
     pub fn new() -> io::Result<Self> {
-        remove_left(Path::new(PLACE));
-        let directory = testing::Scratch::new();
-        let lock = lock(directory.path())?;
-        let guard = DirectoryGuard::over(directory.path())?;
-        Ok(Self { directory, _lock: lock, _guard: guard })
+        Self::below(Path::new(PLACE))
+    }
+
+    fn below(place: &Path) -> io::Result<Self> {
+        remove_left(place);
+        let maker = std::process::id();
+        let path = place.join(format!("{NAME}{maker}-{}", Uuid::fresh()));
+        let make = || {
+            std::fs::create_dir(&path)?;
+            Ok((lock(&path)?, DirectoryGuard::over(&path)?))
+        };
+        let (lock, guard) = make().map_err(|error: io::Error| {
+            drop(std::fs::remove_dir_all(&path));
+            io::Error::new(error.kind(), format!("{}: {error}; what is measured lies there", path.display()))
+        })?;
+        Ok(Self { path, maker, _lock: lock, _guard: guard })
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.directory.path()
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.maker == std::process::id() {
+            drop(std::fs::remove_dir_all(&self.path));
+        }
     }
 }
 
 /// Where directories are made.
 const PLACE: &str = "/dev/shm";
+/// How their names begin.
+const NAME: &str = "polder-test-";
 /// A file that is locked while its directory is somebody's.
 const LOCK: &str = ".lock";
 
@@ -56,7 +80,7 @@ fn lock(directory: &Path) -> io::Result<File> {
 fn remove_left(place: &Path) {
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_ours = entry.file_name().as_encoded_bytes().starts_with(b"polder-test-");
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(NAME.as_bytes());
         let Ok(file) = File::open(path.join(LOCK)) else { continue };
         if is_ours && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             // What another user made stays.
@@ -165,6 +189,20 @@ mod tests {
         let _held = lock(&alive).unwrap();
         remove_left(place.path());
         assert_eq!((killed.exists(), alive.exists(), other.exists()), (false, true, true));
+    }
+
+    #[test]
+    fn a_place_that_takes_no_directory_is_an_error_that_names_it() {
+        let place = testing::Scratch::new();
+        let file = place.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = Scratch::below(&file).err().unwrap().to_string();
+        assert!(
+            error.starts_with(&file.display().to_string()) && error.ends_with("is measured lies there"),
+            "{error}"
+        );
+        drop(Scratch::below(place.path()).unwrap());
+        assert_eq!(place.names(), ["file"]);
     }
 
     #[test]
