@@ -40,7 +40,7 @@ const SERVICES: [ExampleService<'static>; 3] = [
 /// Writes the example: a host of 64 + 128 GiB with three services below `root`, and `policy.toml` there.
 ///
 /// # Errors
-/// As writing fails; also where `root` is there and is no empty folder.
+/// As writing fails, with an empty folder; also where `root` is there and is no empty folder.
 pub fn write_example(root: &Path) -> io::Result<()> {
     match fs::create_dir(root) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
@@ -54,6 +54,16 @@ pub fn write_example(root: &Path) -> io::Result<()> {
         let why = "it is not empty; name a folder that is not there";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
+    let written = write_files(root);
+    if written.is_err() {
+        // It is tried again, perhaps, and then the folder has to be empty.
+        let left = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+        left.for_each(|path| drop(fs::remove_dir_all(&path).or_else(|_| fs::remove_file(path))));
+    }
+    written
+}
+
+fn write_files(root: &Path) -> io::Result<()> {
     write_host(root, [64 * GIB, 128 * GIB], &SERVICES)?;
     keep_to_fast(root, SERVICES[1].0)?;
     // HMAT: the pace follows from it.

@@ -291,6 +291,18 @@ fn an_agent_goes_on_when_the_disk_of_its_record_is_full_and_the_record_replays()
 }
 
 #[test]
+fn an_example_that_has_no_room_leaves_the_folder_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let script =
+        "mount -t tmpfs -o size=64k none \"$1\"; \"$0\" agent example \"$1/host\" || ls -A \"$1/host\"";
+    let mut shell = Command::new("unshare");
+    shell.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script, env!("CARGO_BIN_EXE_polder")]);
+    let output = shell.arg(folder.path()).output().unwrap();
+    assert!(text(&output.stderr).contains("No space left on device"), "{output:?}");
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+}
+
+#[test]
 fn in_a_container_that_may_not_write_sys_the_agent_says_so_and_its_dry_run_works() {
     let folder = governed(1);
     let script = "mount --bind \"$1/sys\" \"$1/sys\" && mount -o remount,ro,bind \"$1/sys\"
