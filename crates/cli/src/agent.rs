@@ -161,9 +161,9 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
                 println!("{nothing}");
                 return Ok(ExitCode::SUCCESS);
             }
-            let _lock = held(host.lock_again(&journal)?, &journal)?;
-            let _all = host.lock_to_restore()?;
-            let (_, restored) = KernelSettings::start(host, &journal)?;
+            let _lock = held(host.lock_again(&journal).map_err(for_root)?, &journal)?;
+            let _all = host.lock_to_restore().map_err(for_root)?;
+            let (_, restored) = KernelSettings::start(host, &journal).map_err(for_root)?;
             if restored.is_empty() {
                 println!("{nothing}");
             }
@@ -225,6 +225,16 @@ fn held(lock: Option<Lock>, journal: &str) -> Result<Lock, Failure> {
     })
 }
 
+/// Why a process may not be an agent, with what to do where it has no right.
+fn for_root(error: KernelError) -> Failure {
+    match error.kind() {
+        Some(ErrorKind::PermissionDenied) => Failure(format!(
+            "{error}; settings of a host are root's: run this as root (polder agent run --dry-run changes none)"
+        )),
+        _ => error.into(),
+    }
+}
+
 /// What a signal asks for, or a reader that went away.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
@@ -252,7 +262,10 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // Also of the host: a second agent would move as much again, and take what this one sets for what was found.
     let _locks = match arguments.dry_run {
         true => None,
-        false => Some((host.lock_all(&journal)?, held(host.lock(&journal)?, &journal)?)),
+        false => {
+            let all = host.lock_all(&journal).map_err(for_root)?;
+            Some((all, held(host.lock(&journal).map_err(for_root)?, &journal)?))
+        }
     };
     let metrics = arguments.listen.map(|address| {
         let metrics = Arc::new(Metrics::new());

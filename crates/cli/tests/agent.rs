@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Output, Stdio};
 
@@ -300,6 +301,25 @@ fn an_example_that_has_no_room_leaves_the_folder_empty() {
     let output = shell.arg(folder.path()).output().unwrap();
     assert!(text(&output.stderr).contains("No space left on device"), "{output:?}");
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_user_without_the_right_is_told_that_root_runs_the_agent() {
+    let folder = governed(1);
+    let root = folder.path();
+    fs::create_dir(root.join("run")).unwrap();
+    fs::set_permissions(root.join("run"), fs::Permissions::from_mode(0o555)).unwrap();
+    // Without root's capabilities.
+    let mut shell = Command::new("unshare");
+    shell.args(["--user", env!("CARGO_BIN_EXE_polder"), "agent", "run", "--rounds", "1"]);
+    let output =
+        shell.arg("--policy").arg(root.join("policy.toml")).arg("--root").arg(root).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(
+        !output.status.success()
+            && said.contains("Permission denied (os error 13); settings of a host are root's"),
+        "{said}"
+    );
 }
 
 #[test]
