@@ -271,7 +271,7 @@ impl<'a> Searched<'a> {
         if let Some(best) = outcome.best().copied() {
             let job = Job::chosen(machine, request.rack.as_deref(), request.fill, request.order)?;
             let class = StepClass::of(&arguments.subject.loaded()?, &best.layout);
-            let margin = Margin::of(&job.rack().accelerator.name, class)?;
+            let margin = Margin::of(&job.rack().accelerator, class)?;
             self.fronts.extend(outcome.front.into_iter().map(|it| (self.sites.len(), it)));
             self.sites.push(Site { platform, job, accelerators, rates, margin, best });
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
-use polder_platform::{DataError, Fitted};
+use polder_platform::{Accelerator, DataError, Fitted};
 use polder_sim::fabrics::{self, Measure, Role};
 use polder_sim::{Compared, Judged, Margin, Pooled, StepClass, validate};
 use serde::Serialize;
@@ -46,13 +46,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let tables = validate()?;
     let of = |blind: bool| tables.iter().filter(move |table| table.blind == blind);
     let [pooled, blind] = [false, true].map(|blind| Pooled::of(of(blind)));
-    let known = of(false).map(|table| table.accelerator.as_str()).next().unwrap_or_default();
     let is_published = |it: &Margin| it.blind.published + it.fitted.published > 0;
-    let margins = |accelerator| -> Result<Vec<_>, DataError> {
+    let margins = |accelerator: &Accelerator| -> Result<Vec<_>, DataError> {
         let margins = StepClass::ALL.into_iter().map(|class| Margin::of(accelerator, class));
         Ok(margins.collect::<Result<Vec<_>, _>>()?.into_iter().filter(is_published).collect())
     };
-    let [classes, unknown] = [margins(known)?, margins("")?];
+    let known = of(false).next().map(|table| &table.chip).expect("a table is published that is not blind");
+    let other = Accelerator { name: String::new(), ..known.clone() };
+    let [classes, unknown] = [margins(known)?, margins(&other)?];
     let fabrics = fabrics::validate()?;
     if arguments.json.json {
         let fabrics_pooled = fabrics::PooledFabrics::of(&fabrics);

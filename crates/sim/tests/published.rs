@@ -2,8 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use polder_platform::{Fitted, Platform};
+use polder_platform::{Accelerator, Bandwidth, Fitted, FlopRate, Folder, Platform, names};
 use polder_sim::{Job, Margin, Pooled, StepClass, fit, fitted, tables, validate};
+
+/// The accelerator of a platform's first kind of rack.
+fn chip(platform: &str) -> Accelerator {
+    Platform::load(platform).unwrap().rack.into_values().next().unwrap().accelerator
+}
 
 /// Of steps that are not blind, each predicted without its publication.
 #[test]
@@ -64,7 +69,7 @@ fn ranges_hold_seven_to_nine_of_ten_steps_of_publications_that_they_were_set_wit
     for table in &tables {
         for row in table.rows.iter().filter(|row| row.step_class == StepClass::Bf16) {
             let own = row.range_s.map(|end| end / row.predicted_s);
-            let all = Margin::of(&table.accelerator, row.step_class).unwrap().range;
+            let all = Margin::of(&table.chip, row.step_class).unwrap().range;
             assert!(own != all && (own[0] / all[0] - 1.0).abs() < 0.1, "{own:?} {all:?}");
         }
     }
@@ -137,24 +142,25 @@ fn a_margin_has_the_errors_of_its_class() {
     let tables = validate().unwrap();
     let of = |blind, class| Pooled::of_class(tables.iter().filter(|table| table.blind == blind), Some(class));
     for class in StepClass::ALL {
-        let margin = Margin::of("A100-SXM4-80GB", class).unwrap();
+        let margin = Margin::of(&chip("dgx-a100"), class).unwrap();
         assert_eq!((margin.blind, margin.fitted), (of(true, class), of(false, class)));
         assert_eq!((margin.accelerator.as_deref(), margin.publications), (Some("A100-SXM4-80GB"), 11));
     }
-    assert_eq!(Margin::of("like MI350X", StepClass::Bf16).unwrap().accelerator, None);
+    assert_eq!(Margin::of(&chip("ualink-1024"), StepClass::Bf16).unwrap().accelerator, None);
     // Where the accelerator has constants, steps in 8 bits and with experts scatter more. A kind without publications takes the widest range.
-    for name in ["", "A100-SXM4-80GB"] {
-        let [dense, fp8, never, experts] =
-            StepClass::ALL.map(|class| Margin::of(name, class).unwrap().range).map(|[low, high]| high / low);
+    for (name, has_constants) in [("ualink-1024", false), ("dgx-a100", true)] {
+        let [dense, fp8, never, experts] = StepClass::ALL
+            .map(|class| Margin::of(&chip(name), class).unwrap().range)
+            .map(|[low, high]| high / low);
         assert_eq!(never, dense.max(fp8).max(experts), "{name}: {dense} {fp8} {experts}");
-        assert!(name.is_empty() || dense < fp8.min(experts), "{dense} {fp8} {experts}");
+        assert!(!has_constants || dense < fp8.min(experts), "{dense} {fp8} {experts}");
     }
 }
 
 #[test]
 fn a_comparison_is_as_wide_as_both_ranges_and_on_one_accelerator_as_its_error() {
-    let of = |name, class| Margin::of(name, class).unwrap();
-    let [older, newer] = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| of(name, StepClass::Bf16));
+    let of = |name, class| Margin::of(&chip(name), class).unwrap();
+    let [older, newer] = ["dgx-a100", "dgx-h100"].map(|name| of(name, StepClass::Bf16));
     let [low, high] = older.times(&newer, 2.0);
     assert_eq!([low, high], [2.0 * older.range[0] / newer.range[1], 2.0 * older.range[1] / newer.range[0]]);
     let [back_low, back_high] = newer.times(&older, 0.5);
@@ -163,8 +169,44 @@ fn a_comparison_is_as_wide_as_both_ranges_and_on_one_accelerator_as_its_error() 
     assert!(low < least && least < 2.0 && 2.0 < most && most < high);
     assert!((least * most - 4.0).abs() < 1e-12);
     // What steps with experts are off by on one software is more.
-    let experts = of("H100-SXM5-80GB", StepClass::Mixture);
+    let experts = of("dgx-h100", StepClass::Mixture);
     assert!(experts.times(&experts, 2.0)[1] > most);
+}
+
+/// A file that extends another may change its accelerator and keep the name.
+#[test]
+fn an_accelerator_of_a_published_name_with_other_rates_or_constants_has_the_range_of_an_unknown_one() {
+    let published = chip("dgx-h100");
+    let of = |chip: &Accelerator| Margin::of(chip, StepClass::Bf16).unwrap();
+    let (known, unknown) = (of(&published), of(&chip("ualink-1024")));
+    type Change = fn(&mut Accelerator);
+    let changes: [Change; 5] = [
+        |it| it.compute.bf16 = Some(FlopRate::new(2e15)),
+        |it| it.memory.read = Bandwidth::new(1e12),
+        |it| it.fitted.matrix = 0.2,
+        |it| it.efficiency.in_turn = true,
+        |it| it.name = "another".into(),
+    ];
+    for change in changes {
+        let mut changed = published.clone();
+        change(&mut changed);
+        let margin = of(&changed);
+        assert_eq!((&margin.accelerator, margin.range), (&None, unknown.range), "{changed:?}");
+        assert!(!margin.is_of_one_accelerator(&known), "{changed:?}");
+        assert!(margin.is_of_one_accelerator(&margin));
+    }
+    let mut larger = published;
+    larger.memory.capacity = chip("nvl72").memory.capacity;
+    assert_eq!((of(&larger).accelerator, of(&larger).range), (known.accelerator.clone(), known.range));
+    assert!(of(&larger).is_of_one_accelerator(&known));
+    // What is shipped under a published name is that accelerator.
+    let tables = validate().unwrap();
+    for platform in names(Folder::Platforms) {
+        for rack in Platform::load(platform).unwrap().rack.values() {
+            let named = tables.iter().any(|it| !it.blind && it.accelerator == rack.accelerator.name);
+            assert_eq!(of(&rack.accelerator).accelerator.is_some(), named, "{platform}");
+        }
+    }
 }
 
 /// What the files say is what the tables give, to three digits: nobody turned it by hand.
@@ -196,7 +238,7 @@ fn pages_say_how_far_off_predictions_are() {
     let publications: BTreeSet<_> = tables.iter().map(|table| table.publication.as_str()).collect();
     let part = |name: &str| Pooled::of(tables.iter().filter(|table| table.publication == name)).in_range;
     let held = publications.iter().map(|name| part(name)).sum::<f64>() / publications.len() as f64;
-    let Margin { range: [low, high], .. } = Margin::of("H100-SXM5-80GB", StepClass::Bf16).unwrap();
+    let Margin { range: [low, high], .. } = Margin::of(&chip("dgx-h100"), StepClass::Bf16).unwrap();
     let [[raw, scalar], [other_raw, other_scalar]] = [mean(&blind), mean(&others)];
     let count = |of: &Pooled| format!("{:.0} of {:.0}", of.in_range * of.steps, of.steps);
     let pages = [

@@ -194,10 +194,15 @@ fn the_front_is_what_no_point_beats() {
     assert!(points > 1000, "{points}");
 }
 
+fn margin_of(platform: &str) -> Margin {
+    let platform = Platform::load(platform).unwrap();
+    Margin::of(&platform.rack["dgx"].accelerator, StepClass::Bf16).unwrap()
+}
+
 /// By the definition, over points that have few values and so many that are equal.
 #[test]
 fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
-    let (mut dice, margin) = (Dice(Random::new(4)), Margin::of("dgx", StepClass::Bf16).unwrap());
+    let (mut dice, margin) = (Dice(Random::new(4)), margin_of("dgx-a100"));
     let layout = layout(8);
     for _ in 0..100 {
         let points: Vec<_> = (0..60)
@@ -224,7 +229,7 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
 /// What is predicted of both may be off differently: one that only may be better beats nothing of the other.
 #[test]
 fn a_point_on_another_accelerator_is_beaten_where_the_whole_of_both_ranges_says_so() {
-    let margins = ["A100-SXM4-80GB", "H100-SXM5-80GB"].map(|name| Margin::of(name, StepClass::Bf16).unwrap());
+    let margins = ["dgx-a100", "dgx-h100"].map(margin_of);
     let [older, newer] = [&margins[0], &margins[1]].map(|margin| margin.range);
     let point = |site: usize, seconds: f64| {
         let step = Step { total_s: seconds, ..Step::default() };

@@ -200,12 +200,15 @@ fn sources(report: &Report<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use polder_platform::Platform;
     use polder_sim::{Margin, MemoryUse, Order, Step, StepClass, TierUse};
 
     use super::*;
 
     #[test]
     fn the_table_leaves_out_what_another_line_is_as_good_as_to_within_the_tolerance() {
+        let platform = Platform::load("nvl72").unwrap();
+        let margin = Margin::of(&platform.rack["nvl72"].accelerator, StepClass::Bf16).unwrap();
         let point = |total_s: f64, used: f64, far: f64| Point {
             platform: "ours",
             kind: "simulated",
@@ -229,7 +232,7 @@ mod tests {
             range_s: [total_s; 2],
             costs: None,
             note: None,
-            margin: Margin::of("none", StepClass::Bf16).unwrap(),
+            margin: margin.clone(),
         };
         let points = [
             point(1.0, 100.0, 0.0),

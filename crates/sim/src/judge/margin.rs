@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use polder_platform::DataError;
+use polder_platform::{Accelerator, DataError};
 use serde::Serialize;
 
 use crate::judge::published::{Judged, Pooled, borrowed, residuals, validate};
@@ -26,34 +26,34 @@ pub struct Margin {
     pub fitted: Pooled,
     /// Which accelerator it was asked for.
     #[serde(skip)]
-    asked: String,
+    asked: Accelerator,
     /// How many times off a comparison on one software is.
     #[serde(skip)]
     comparison: f64,
 }
 
 impl Margin {
-    /// That of a kind of step on an accelerator, by its name.
+    /// That of a kind of step on an accelerator. One that has the name of a published one and other rates or constants is another.
     ///
     /// # Errors
     /// When a table is damaged.
-    pub fn of(accelerator: &str, class: StepClass) -> Result<Self, DataError> {
+    pub fn of(accelerator: &Accelerator, class: StepClass) -> Result<Self, DataError> {
         static ALL: OnceLock<Vec<Judged>> = OnceLock::new();
         static BORROWED: OnceLock<Vec<Judged>> = OnceLock::new();
         let all = once(&ALL, validate)?;
-        let is_fitted = all.iter().any(|table| !table.blind && table.accelerator == accelerator);
+        let is_fitted = all.iter().any(|table| !table.blind && is_one(&table.chip, accelerator));
         let predicted = if is_fitted { all } else { once(&BORROWED, || borrowed(all))? };
         let raw = residuals(predicted, |row| Some(row.predicted_s));
         let anchored = residuals(all, |row| row.judged.then_some(row.anchored_s));
         let pooled = |blind| Pooled::of_class(all.iter().filter(|table| table.blind == blind), Some(class));
         Ok(Self {
-            accelerator: is_fitted.then(|| accelerator.to_owned()),
+            accelerator: is_fitted.then(|| accelerator.name.clone()),
             step_class: class,
             range: raw.range(class),
             publications: raw.publications(),
             blind: pooled(true),
             fitted: pooled(false),
-            asked: accelerator.to_owned(),
+            asked: accelerator.clone(),
             comparison: anchored.comparison(class),
         })
     }
@@ -78,8 +78,16 @@ impl Margin {
     /// Whether both are of one accelerator, so that predictions of both are off alike.
     #[must_use]
     pub fn is_of_one_accelerator(&self, other: &Self) -> bool {
-        self.asked == other.asked
+        is_one(&self.asked, &other.asked)
     }
+}
+
+/// Whether predictions of both are off alike: how much an accelerator holds does not change how fast it is.
+fn is_one(accelerator: &Accelerator, other: &Accelerator) -> bool {
+    let rates = |it: &Accelerator| (it.compute, it.memory.read, it.memory.write, it.fitted);
+    accelerator.name == other.name
+        && rates(accelerator) == rates(other)
+        && accelerator.efficiency == other.efficiency
 }
 
 /// What a cell has, which is made where it has nothing.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use polder_platform::{DataError, Fitted, Folder, Platform, names, read};
+use polder_platform::{Accelerator, DataError, Fitted, Folder, Platform, names, read};
 use serde::{Deserialize, Serialize};
 
 use crate::judge::fit::fit;
@@ -232,6 +232,9 @@ pub struct Judged {
     pub blind: bool,
     /// The accelerator that it is of.
     pub accelerator: String,
+    /// The same with its numbers.
+    #[serde(skip)]
+    pub chip: Accelerator,
     /// Its title.
     pub title: String,
     /// Where it was published.
@@ -316,6 +319,7 @@ fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -> Ju
         publication: table.publication(name).into(),
         blind: table.blind,
         accelerator: chip(platform).into(),
+        chip: Job::new(platform).rack().accelerator.clone(),
         title: table.title.clone(),
         source: table.source.clone(),
         assumed: table.assumed.clone(),

@@ -173,7 +173,7 @@ impl PlatformRequest {
         let job = self.request.job(&self.name, platform)?;
         let rack = job.rack();
         let class = StepClass::of(&model, &best.layout);
-        let margin = Margin::of(&rack.accelerator.name, class).map_err(RequestError::from)?;
+        let margin = Margin::of(&rack.accelerator, class).map_err(RequestError::from)?;
         let fabric = platform.between.as_ref().ok_or_else(|| PaysError::NoFabric(self.name.clone()))?;
         let nodes = platform.tiers(rack).into_iter().find(|(id, _)| *id == TierId::Pool);
         let pool = nodes.map(|(_, share)| share.read);

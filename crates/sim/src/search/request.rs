@@ -427,7 +427,7 @@ impl Request {
         let (planned, stages) = job.predict_stages(model, layout).map_err(refused)?;
         let PlannedStep { layout, fill, step, flits } = planned;
         let compute = job.rack().accelerator.compute;
-        let margin = Margin::of(&job.rack().accelerator.name, StepClass::of(model, &layout))?;
+        let margin = Margin::of(&job.rack().accelerator, StepClass::of(model, &layout))?;
         let peak = match layout.precision {
             Precision::Bf16 => compute.bf16,
             Precision::Fp8 => compute.fp8,

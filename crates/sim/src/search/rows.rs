@@ -219,7 +219,7 @@ pub fn points(
     }
     let places = |job: &Job<'_>| if tiers.is_empty() { places(job) } else { tiers.to_vec() };
     let ranges_of = |job: &Job<'_>| {
-        let of = |class| Margin::of(&job.rack().accelerator.name, class).map(|margin| margin.range);
+        let of = |class| Margin::of(&job.rack().accelerator, class).map(|margin| margin.range);
         StepClass::ALL.into_iter().map(of).collect::<Result<Vec<_>, _>>()
     };
     let ranges = jobs.iter().map(ranges_of).collect::<Result<Vec<_>, _>>()?;
