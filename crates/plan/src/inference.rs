@@ -94,6 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         serving: arguments.serving,
         load: arguments.load,
         model: arguments.model.clone(),
+        sequence: Some(arguments.context.unwrap_or(CONTEXT)),
         fidelity: arguments.closeness.level(),
         flits: arguments.closeness.flits()?,
     };

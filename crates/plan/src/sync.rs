@@ -145,7 +145,8 @@ impl Arguments {
     fn job(&self) -> Result<(SyncJob, Option<StepFlits>), Failure> {
         let layers = match &self.model {
             None => layers(&self.layers)?,
-            Some(name) => layers_of(&Model::load(name)?),
+            // Gradients have no tokens, which the file of a model need not have then.
+            Some(name) => layers_of(&Model::load_with(name, Some(1))?),
         };
         let (worker, flits) = self.worker(layers.iter().sum::<u64>() as f64)?;
         let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);

@@ -289,6 +289,7 @@ fn rows_of_a_table_that_are_popular_are_read_from_caches() {
             serving: None,
             load,
             model: None,
+            sequence: None,
             fidelity: Fidelity::L0,
             flits: FlitOptions::default(),
         };

@@ -45,6 +45,14 @@ fn a_config_without_a_sequence_takes_the_one_that_is_given() {
     assert_eq!(asked, format!("polder: {}: {problem}", path.display()));
     assert!(stdout_of(&format!("train {cut} --sequence 2048")).contains("bloom of "));
     assert!(stdout_of(&format!("search {cut} --sequence 2048 --tokens 1e12 --prices watts")).contains("tp"));
+    // Keys and values of so many tokens are read; gradients have none.
+    let path = path.display();
+    let kept = stdout_of(&format!("inference --platform nvl72-cxl --model {path} --context 8192"));
+    assert!(kept.contains("8,192 tokens of 492 kB each"), "{kept}");
+    let synced = stdout_of(&format!(
+        "sync --model {path} --forward 1ms --backward 2ms --worker-bandwidth 10GB/s --workers 2"
+    ));
+    assert!(synced.contains("of gradients in 31 layers"), "{synced}");
 }
 
 /// A model, a system and an execution in Calculon's format.

@@ -80,6 +80,9 @@ pub struct InferenceQuestion {
     pub load: InferenceKind,
     /// The model whose keys and values are read, by its name or the path of its file; [`MODEL`] when left out.
     pub model: Option<String>,
+    /// The most tokens of a sequence; those of the model's file when left out, which has to have them then.
+    #[serde(default)]
+    pub sequence: Option<u32>,
     /// How closely reads over fabrics are looked at: each accelerator with its share, as flows, or flit by flit.
     #[serde(default)]
     pub fidelity: Fidelity,
@@ -152,7 +155,7 @@ impl Inference {
         kind.expect_read("model", question.model.is_some())?;
         // A step reads each key and value once, so that all others come before it is read again.
         kind.expect_read("cache", machines.ways.caching.is_some())?;
-        let model = Model::load(question.model.as_deref().unwrap_or(MODEL))?;
+        let model = Model::load_with(question.model.as_deref().unwrap_or(MODEL), question.sequence)?;
         Ok(Self { accelerators, serving, configurations, model, kind, readers })
     }
 
@@ -472,6 +475,7 @@ mod tests {
                 serving: None,
                 load,
                 model: model.map(Into::into),
+                sequence: None,
                 fidelity: Fidelity::L0,
                 flits: FlitOptions::default(),
             };
@@ -520,6 +524,7 @@ mod tests {
                 serving: Some(serving),
                 load: InferenceKind::Retrieval,
                 model: None,
+                sequence: None,
                 fidelity,
                 flits: FlitOptions::default(),
             };
