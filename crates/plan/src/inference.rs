@@ -143,6 +143,9 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
         println!("{name}: {} tokens of {token} each in each sequence", polder_sim::grouped(context.into()));
         let weights = rows.first().map_or(0.0, |row| row.load.resident_bytes * f64::from(*serving));
         println!("weights of {}, keys and values in 16 bits, whatever its file says", size(weights));
+        if model.experts.is_some() {
+            println!("a step reads the experts that its tokens choose, each as likely");
+        }
     }
     println!();
     let mut head = vec!["sequences".to_owned(), "the set".into()];

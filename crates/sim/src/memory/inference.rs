@@ -194,18 +194,22 @@ impl Inference {
         let kv = InferenceLoad::kv(&self.model, context, sequences, serving, bytes, outstanding);
         Ok(match self.kind {
             InferenceKind::Kv => kv,
-            // Sequences are spread over the accelerators, and the set too.
-            InferenceKind::Embedding | InferenceKind::Retrieval => InferenceLoad {
-                outstanding: match self.kind {
-                    // Sequences search beside one another.
-                    InferenceKind::Retrieval => outstanding * (sequences / serving).max(1.0),
-                    _ => outstanding,
-                },
-                resident_bytes: 0.0,
-                set_bytes: set_bytes / serving,
-                accesses: sequences / serving * f64::from(row.visits.unwrap_or(visits)),
-                ..kv
-            },
+            // Sequences are spread over the accelerators, and the set too. A step ends with the accelerator that has the most of them.
+            InferenceKind::Embedding | InferenceKind::Retrieval => {
+                let own = (sequences / serving).ceil();
+                InferenceLoad {
+                    outstanding: match self.kind {
+                        // Sequences search beside one another.
+                        InferenceKind::Retrieval => outstanding * own,
+                        _ => outstanding,
+                    },
+                    resident_bytes: 0.0,
+                    resident_read_bytes: 0.0,
+                    set_bytes: set_bytes / serving,
+                    accesses: own * f64::from(row.visits.unwrap_or(visits)),
+                    ..kv
+                }
+            }
         })
     }
 
@@ -275,8 +279,10 @@ impl Inference {
 /// Accesses of a step, spread evenly over the bytes of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct InferenceLoad {
-    /// Bytes of an accelerator that stay in its own memory and are read whole in each step: weights.
+    /// Bytes of an accelerator that stay in its own memory: weights.
     pub resident_bytes: f64,
+    /// Bytes of these that a step reads: not those of experts that none of its tokens chooses.
+    pub resident_read_bytes: f64,
     /// Bytes of the set, of an accelerator.
     pub set_bytes: f64,
     /// Accesses of an accelerator in a step.
@@ -328,6 +334,7 @@ impl InferenceLoad {
         let set_bytes = kv_bytes(model, tokens) * sequences / accelerators;
         Self {
             resident_bytes: HALF * model.parameters() / accelerators,
+            resident_read_bytes: HALF * model.parameters_read(sequences) / accelerators,
             set_bytes,
             accesses: set_bytes / page,
             access_bytes: page,
@@ -371,7 +378,7 @@ impl InferenceLoad {
             InferenceTier { name: tier.name, bytes, seconds, bytes_per_s, hits, flits: None }
         };
         let tiers: Vec<_> = parts.into_iter().map(part).collect();
-        let resident = self.resident_bytes / own.access.bytes_per_s;
+        let resident = self.resident_read_bytes / own.access.bytes_per_s;
         Some(InferenceStep { seconds: resident + tiers.iter().map(|it| it.seconds).sum::<f64>(), tiers })
     }
 
@@ -391,8 +398,8 @@ impl InferenceLoad {
         let each = |access: &Access| {
             let idle = access.idle();
             let moved = access.seconds(self.access_bytes) - idle;
-            // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for.
-            moved.max((idle + moved) / self.outstanding)
+            // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for. No more are under way than there are.
+            moved.max((idle + moved) / self.outstanding.min(self.accesses))
         };
         accesses * ((1.0 - hits) * each(access) + hits * each(own))
     }
@@ -490,9 +497,75 @@ mod tests {
         let load = InferenceLoad::kv(&model, 8192.0, 8.0, 8.0, 65536.0, 64.0);
         for on in found() {
             let step = load.step(&on, 8.0).unwrap();
-            let bytes = load.resident_bytes + load.set_bytes;
+            let bytes = load.resident_read_bytes + load.set_bytes;
             assert!((step.seconds * on.tiers[0].access.bytes_per_s / bytes - 1.0).abs() < 0.05, "{step:?}");
         }
+    }
+
+    /// Active parameters as published: Mixtral of Experts, section 2; DeepSeek-V3, section 1; Qwen3, Table 2. They count the embedding too.
+    #[test]
+    fn a_step_reads_the_experts_that_its_tokens_choose() {
+        for (name, billions) in [("mixtral-8x7b", 12.9), ("deepseek-v3", 37.0), ("qwen3-235b-a22b", 22.0)] {
+            let model = Model::load(name).unwrap();
+            let active = (model.parameters_read(1.0) + model.embedding_parameters()) / 1e9;
+            assert!((active / billions - 1.0).abs() < 0.05, "{name}: {active}");
+            let all = model.parameters() - model.embedding_parameters() - model.position_parameters();
+            assert!((model.parameters_read(1e6) / all - 1.0).abs() < 1e-9, "{name}");
+            let read = [1.0, 8.0, 64.0, 512.0].map(|tokens| model.parameters_read(tokens));
+            assert!(read.is_sorted() && read[3] <= all, "{name}: {read:?}");
+        }
+        let model = Model::load("deepseek-v3").unwrap();
+        let [one, all] = [1.0, 4096.0].map(|sequences| {
+            let load = InferenceLoad::kv(&model, 1.0, sequences, 72.0, 65536.0, 64.0);
+            load.step(&found()[0], 72.0).unwrap().seconds
+        });
+        assert!(one < 0.07 * all, "{one} {all}");
+    }
+
+    #[test]
+    fn a_search_takes_its_visits_one_after_another_however_many_accelerators_serve() {
+        let all = found();
+        let seconds = |serving, load, row: InferenceRow| {
+            let machines = Question {
+                platform: "nvl72-cxl".into(),
+                against: Some("nvl72-ndr".into()),
+                rack: None,
+                accelerators: None,
+                ways: Ways::default(),
+            };
+            let question = InferenceQuestion {
+                machines,
+                serving: Some(serving),
+                load,
+                model: None,
+                sequence: None,
+                fidelity: Fidelity::L0,
+                flits: FlitOptions::default(),
+            };
+            let inference = Inference::new(&question).unwrap();
+            let steps = inference.steps(&[inference.load(&row).unwrap()]).unwrap();
+            steps[0][0].as_ref().unwrap().seconds
+        };
+        let row = InferenceRow {
+            sequences: 1,
+            context: None,
+            set_bytes: Some(1e12),
+            access_bytes: None,
+            outstanding: None,
+            visits: Some(10),
+        };
+        let own = all[0].tiers[0].access;
+        let search = |serving, row| seconds(serving, InferenceKind::Retrieval, row);
+        let one = search(72, row);
+        assert!((one / (10.0 * own.seconds(4096.0)) - 1.0).abs() < 1e-12, "{one}");
+        // As many search beside one another as accelerators serve; one more shares an accelerator, and both search at once.
+        assert_eq!(search(72, InferenceRow { sequences: 72, ..row }), one);
+        assert_eq!(search(72, InferenceRow { sequences: 73, ..row }), one);
+        // No more accesses are under way than there are.
+        let at_once = search(72, InferenceRow { outstanding: Some(1000), ..row });
+        assert!((at_once / own.seconds(4096.0) - 1.0).abs() < 1e-12, "{at_once}");
+        let looked_up = seconds(72, InferenceKind::Embedding, InferenceRow { visits: Some(1), ..row });
+        assert!((looked_up / own.seconds(512.0) - 1.0).abs() < 1e-12, "{looked_up}");
     }
 
     #[test]

@@ -510,6 +510,19 @@ impl Model {
         self.mean(|kind| kind.experts.map_or(0.0, |it| f64::from(it.count) * kind.expert()))
     }
 
+    /// Parameters that a pass over so many tokens reads: of routed experts those that a token chooses, each as likely, and of the embedding
+    /// next to nothing.
+    #[must_use]
+    pub fn parameters_read(&self, tokens: f64) -> f64 {
+        let chosen = |kind: &Self| {
+            kind.experts.map_or(0.0, |it| {
+                let [count, active] = [it.count, it.active].map(f64::from);
+                count * (1.0 - (1.0 - active / count).powf(tokens)) * kind.expert()
+            })
+        };
+        f64::from(self.layers) * (self.dense_parameters() + self.mean(chosen)) + self.embedding_parameters()
+    }
+
     /// Parameters of the largest block.
     pub(crate) fn largest_block(&self) -> f64 {
         let of = |kind: &Self| kind.dense_parameters() + kind.spread_parameters();
