@@ -12,8 +12,8 @@ use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
-    OrderError, Overlap, Pooled, Precision, Progress, Recompute, Request, Stage, Step, StepFigure, TierUse,
-    Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
+    OrderError, Overlap, Pooled, Precision, Progress, Recompute, Request, Space, Stage, Step, StepFigure,
+    TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
 use super::fidelity::{Closeness, followed};
@@ -208,6 +208,25 @@ impl Fixed {
         }
     }
 
+    /// That a list does not say that there is none, and what there is.
+    fn expect_none_alone(&self) -> Result<(), Failure> {
+        fn is_both<T: PartialEq>(kinds: &[T], none: &T) -> bool {
+            kinds.contains(none) && kinds.iter().any(|kind| kind != none)
+        }
+        let overlaps = |kinds: &Option<Vec<_>>| is_both(kinds.as_deref().unwrap_or(&[]), &OverlapKind::None);
+        let option = [
+            ("--offload", is_both(&self.offload, &OffloadKind::None)),
+            ("--overlap", overlaps(&self.overlap)),
+            ("--no-overlap", overlaps(&self.no_overlap)),
+        ];
+        match option.into_iter().find(|(_, is_both)| *is_both) {
+            Some((option, _)) => {
+                Err(Failure(format!("{option}: expected none alone, found something beside it")))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn overlap(&self) -> Option<Overlap> {
         let only = |has: &dyn Fn(OverlapKind) -> bool| Overlap {
             tensor: has(OverlapKind::Tensor),
@@ -259,6 +278,7 @@ impl Subject {
         }
         let layout = &mut request.layout;
         layout.tiers = tiers;
+        self.fixed.expect_none_alone()?;
         if self.fixed.keep_gathered {
             let nothing = |given: &str, remedy: &str| {
                 Err(Failure(format!("--keep-gathered: nothing is gathered with {given}; give {remedy}")))
@@ -457,6 +477,10 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
 fn print_taken(subject: &Subject, answer: &Answer, others: &[&Answer]) {
     if answer.points > 1 {
         print_wrapped(&format!("the fastest that fits of {} layouts", grouped(answer.points)));
+        // Where nothing fits without, it was looked at.
+        let is_open = subject.fixed.offload.is_empty() && !answer.layout.offload.is_any();
+        let offload = if is_open { "offload; " } else { "" };
+        print_wrapped(&format!("not looked at unless given: {offload}{}", Space::left_out()));
     }
     print_wrapped(&format!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack));
     blocks_line(&answer.stages).iter().for_each(|blocks| print_wrapped(blocks));

@@ -492,6 +492,13 @@ fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
     // Nothing is, where something else fits, or where that is asked for.
     let roomy = json("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64 --json");
     assert_eq!((&roomy["layout"]["offload"]["optimizer"], &roomy["note"]), (&false.into(), &Value::Null));
+    // Then a step says that a faster one may be there.
+    let open = "train --model llama3-8b --platform dgx-h100 --gpus 8 --batch 32 --tp 2";
+    let untried = "\nnot looked at unless given: offload; tp and ep above 64; ";
+    assert!(stdout_of(open).contains(untried), "{}", stdout_of(open));
+    for known in [stdout_of(&format!("{open} --offload none")), stdout_of(train)] {
+        assert!(known.contains("\nnot looked at unless given: tp and ep above 64; "), "{known}");
+    }
     let none = refused(&format!("{train} --offload none --to host"));
     assert!(none.starts_with("polder: --to host: nothing is offloaded; "), "{none}");
     let front =
@@ -567,6 +574,15 @@ fn what_cannot_run_is_refused_in_one_line() {
         (
             "search --model llama3-8b --platform cmpi --gpus 8".to_owned(),
             "polder: cmpi: a training step needs accelerators",
+        ),
+        (
+            format!("{LLAMA} --offload none,weights"),
+            "--offload: expected none alone, found something beside it",
+        ),
+        (format!("{LLAMA} --overlap data,none"), "--overlap: expected none alone, found something beside it"),
+        (
+            format!("{LLAMA} --no-overlap none,data"),
+            "--no-overlap: expected none alone, found something beside it",
         ),
         (
             "train --model llama --platform dgx-a100 --gpus 8".to_owned(),
