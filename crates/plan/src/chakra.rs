@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::fidelity::{Closeness, followed};
 use super::option::wrong;
-use super::table::{self, size, time};
+use super::table::{self, print_wrapped, size, time};
 use super::written::Json;
 use crate::Failure;
 
@@ -111,6 +111,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "predicted: each operator takes its launch, {}, and the longer of its operations at {} and its bytes at {}",
         arguments.launch, arguments.compute, arguments.memory
     );
+    let foreign: Vec<_> = rank.step.operators.iter().map(|it| it.name.as_str()).filter(is_foreign).collect();
+    if !foreign.is_empty() {
+        print_wrapped(&format!(
+            "by their bytes alone, because their operations are not known: {}",
+            foreign.join(", ")
+        ));
+    }
     match on.as_ref().zip(rank.communication.as_ref()) {
         Some((on, StepCommunication { total_s, left_out, flits, .. })) => {
             println!(
@@ -144,6 +151,11 @@ impl Arguments {
         let (fidelity, flits) = (self.closeness.level(), self.closeness.flits()?);
         Ok(Some(StepFabric { platform, rack, fidelity, flits }))
     }
+}
+
+/// Whether an operator is none of PyTorch's own.
+fn is_foreign(name: &&str) -> bool {
+    name.split_once("::").is_some_and(|(library, _)| !["aten", "prim", "prims"].contains(&library))
 }
 
 /// What a rank takes.

@@ -263,6 +263,20 @@ fn a_program_that_took_no_time_has_no_error_in_percent() {
         line.contains("step.json: nodes: expected operators, each with an op_schema, found none"),
         "{line}"
     );
+    // An operator of another library may be a product.
+    let node = |id: u32, name: &str| {
+        let tensor = r#"{"values": [], "shapes": [[8, 8]], "types": ["Tensor(float)"]}"#;
+        format!(
+            r#"{{"id": {id}, "name": "{name}", "ctrl_deps": 1, "inputs": {tensor}, "outputs": {tensor}, "attrs": [{{"name": "op_schema", "value": "a"}}]}}"#
+        )
+    };
+    let nodes = [node(2, "aten::neg"), node(3, "flash_attn::_flash_attn_forward")].join(", ");
+    let trace = format!(r#"{{"schema": "1.1.1-chakra.0.0.4", "nodes": [{nodes}]}}"#);
+    std::fs::write(scratch.path().join("step.json"), trace).unwrap();
+    let text = stdout_of(&format!("chakra {folder} --compute 1TFLOP/s --memory 1GB/s --launch 1us"));
+    let line =
+        "\nby their bytes alone, because their operations are not known: flash_attn::_flash_attn_forward\n";
+    assert!(text.contains(line), "{text}");
     // What is always refused is no option that a user should find.
     let help = stdout_of("mpi --help");
     assert!(help.contains("--buffer") && !help.contains("--window"), "{help}");

@@ -244,6 +244,9 @@ struct Attribute {
 struct Tensors {
     shapes: Vec<Value>,
     types: Vec<String>,
+    /// What is no tensor is said here.
+    #[serde(default)]
+    values: Vec<Value>,
 }
 
 impl OperatorRates {
@@ -514,13 +517,23 @@ impl Node {
             }
             "addmm" | "addmm_" | "_addmm_activation" | "baddbmm" => 2.0 * count(&of(1)?) * of(2)?.last()?,
             "linear" | "mkldnn_linear" => 2.0 * count(&of(0)?) * of(1)?.first()?,
+            // Each weight of an output meets each of its elements; of a transposed one, each of an input.
+            "convolution" | "_convolution" if self.inputs.says(6) => {
+                2.0 * count(&of(0)?) * count(of(1)?.get(1..)?)
+            }
             "convolution"
             | "_convolution"
             | "mkldnn_convolution"
             | "thnn_conv2d"
             | "_slow_conv2d_forward" => 2.0 * count(&self.outputs.shape(0)?) * count(of(1)?.get(1..)?),
-            // Of the input and of the weights; the first input is the gradient of the output.
-            "convolution_backward" => 4.0 * count(&of(0)?) * count(of(2)?.get(1..)?),
+            // Of the input and of the weights, if both are asked for; the first input is the gradient of the output.
+            "convolution_backward" => {
+                let met = if self.inputs.says(7) { of(1)? } else { of(0)? };
+                let asked = self.inputs.values.get(10).and_then(Value::as_array);
+                let gradients =
+                    asked.map_or(2, |all| all.iter().take(2).filter(|it| **it != Value::Bool(false)).count());
+                2.0 * gradients as f64 * count(&met) * count(of(2)?.get(1..)?)
+            }
             // Matrices of a layer, of the input and of the state, take each token once; backward their gradients too.
             "mkldnn_rnn_layer" => 2.0 * self.tokens()? * (count(&of(1)?) + count(&of(2)?)),
             "mkldnn_rnn_layer_backward" => 4.0 * self.tokens()? * (count(&of(1)?) + count(&of(2)?)),
@@ -529,25 +542,37 @@ impl Node {
                 4.0 * self.tokens()? * self.inputs.matrices(1)?
             }
             // Tokens come before heads.
-            "_flash_attention_forward" | "_efficient_attention_forward" => self.attention([0, 1, 2], 1)?,
+            "_flash_attention_forward" => self.packed_attention([0, 1, 2], 4, 6)?,
+            "_efficient_attention_forward" => self.packed_attention([0, 1, 2], 5, 7)?,
             "_flash_attention_backward" | "_efficient_attention_backward" => {
-                2.5 * self.attention([1, 2, 3], 1)?
+                2.5 * self.packed_attention([1, 2, 3], 7, 9)?
             }
-            _ if ATTENTION.contains(&name) => self.attention([0, 1, 2], 2)?,
+            _ if ATTENTION.contains(&name) => self.attention([0, 1, 2], tokens_at(2))?,
             // Five products where forward takes two (Dao, 2023). The first input is the gradient of the output.
             _ if name.strip_suffix("_backward").is_some_and(|it| ATTENTION.contains(&it)) => {
-                2.5 * self.attention([1, 2, 3], 2)?
+                2.5 * self.attention([1, 2, 3], tokens_at(2))?
             }
             _ => return None,
         })
     }
 
-    /// Scores and what they weigh, of these queries, keys and values, as if each token looked at all. Keys have their tokens at this place.
-    fn attention(&self, inputs: [usize; 3], tokens: usize) -> Option<f64> {
+    /// Scores and what they weigh, of these queries, keys and values, as if each token looked at so many of these keys.
+    fn attention(&self, inputs: [usize; 3], seen: impl Fn(&[f64]) -> Option<f64>) -> Option<f64> {
         let [queries, keys, values] = inputs.map(|index| self.inputs.shape(index));
         let (queries, keys, values) = (queries?, keys?, values?);
         let rows = count(&queries) / queries.last()?;
-        Some(2.0 * rows * keys.get(tokens)? * (queries.last()? + values.last()?))
+        Some(2.0 * rows * seen(&keys)? * (queries.last()? + values.last()?))
+    }
+
+    /// The same over tokens before heads. Sequences may lie one behind another: then a tensor says where their keys start, and a number how
+    /// many tokens the longest has, beyond which no token looks.
+    fn packed_attention(&self, inputs: [usize; 3], starts: usize, longest: usize) -> Option<f64> {
+        let is_packed = self.inputs.shape(inputs[0])?.len() == 3
+            || self.inputs.shape(starts).is_some_and(|shape| !shape.is_empty() && count(&shape) > 1.0);
+        match is_packed {
+            true => self.attention(inputs, |_| self.inputs.values.get(longest)?.as_f64()),
+            false => self.attention(inputs, tokens_at(1)),
+        }
     }
 
     /// Tokens of the first input, whose last side is a width.
@@ -555,6 +580,11 @@ impl Node {
         let shape = self.inputs.shape(0)?;
         Some(count(&shape) / shape.last()?)
     }
+}
+
+/// Tokens of keys that have them at this place.
+fn tokens_at(place: usize) -> impl Fn(&[f64]) -> Option<f64> {
+    move |keys| keys.get(place).copied()
 }
 
 /// Whether an operator is a product of matrices.
@@ -572,6 +602,11 @@ impl Tensors {
     fn shape(&self, index: usize) -> Option<Vec<f64>> {
         self.types.get(index).filter(|kind| kind.starts_with("Tensor("))?;
         self.shapes.get(index)?.as_array()?.iter().map(Value::as_f64).collect()
+    }
+
+    /// Whether an argument is true.
+    fn says(&self, index: usize) -> bool {
+        self.values.get(index) == Some(&Value::Bool(true))
     }
 
     /// Elements of the matrices in a list of tensors.
@@ -728,6 +763,71 @@ mod tests {
         assert_eq!(step.operators[0].flops, 2.0 * 2.0 * 3.0 * 4.0);
         assert_eq!(step.operators[0].bytes, 4.0 * (4.0 + 6.0 + 12.0 + 8.0));
         assert_eq!((step.operators[1].bytes, step.total_s), (0.0, 2.0));
+    }
+
+    /// Operations of one operator with these arguments, tensors by their shapes and others by their values, and with one result.
+    fn flops_of(name: &str, arguments: &[Value], result: &Value) -> f64 {
+        let is_shape = |it: &&Value| it.as_array().is_some_and(|all| all.iter().all(Value::is_u64));
+        let kind = |it| if is_shape(&it) { "Tensor(float)" } else { "Bool" };
+        let shapes: Vec<_> = arguments
+            .iter()
+            .map(|it| if is_shape(&it) { it.clone() } else { serde_json::json!([]) })
+            .collect();
+        let types: Vec<_> = arguments.iter().map(kind).collect();
+        let file = serde_json::json!({"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 2, "name": format!("aten::{name}"), "ctrl_deps": 1,
+            "inputs": {"values": arguments, "shapes": shapes, "types": types},
+            "outputs": {"values": [], "shapes": [result], "types": ["Tensor(float)"]},
+            "attrs": [{"name": "op_schema", "type": "string", "value": "a(...)"}]}]});
+        let rates = OperatorRates { flops_per_s: 1.0, bytes_per_s: 1.0, launch_s: 0.0 };
+        StepTrace::read("step.json", &file.to_string()).unwrap().step(rates).operators[0].flops
+    }
+
+    /// As torch.utils.flop_counter counts them: a transposed convolution, and a first layer, whose input needs no gradient.
+    #[test]
+    fn convolutions_count_by_the_way_they_go_and_by_the_gradients_that_are_asked_for() {
+        use serde_json::json;
+        // Of 8 channels to 4, 3 wide in steps of 2: 16 x 16 becomes 33 x 33.
+        let (narrow, wide, weights) = (json!([2, 8, 16, 16]), json!([2, 4, 33, 33]), json!([8, 4, 3, 3]));
+        let no = json!(null);
+        let forward = |transposed: bool, input: &Value, output: &Value| {
+            let arguments = [input, &weights, &no, &no, &no, &no, &json!(transposed), &no, &json!(1)];
+            flops_of("convolution", &arguments.map(Clone::clone), output)
+        };
+        let each = 2.0 * f64::from(2 * 16 * 16) * f64::from(8 * 4 * 9);
+        assert_eq!(forward(true, &narrow, &wide), each);
+        assert_eq!(forward(false, &wide, &narrow), each);
+        let backward = |transposed: bool, [gradient, input]: [&Value; 2], asked: Value| {
+            let arguments =
+                [gradient, input, &weights, &no, &no, &no, &no, &json!(transposed), &no, &json!(1), &asked];
+            flops_of("convolution_backward", &arguments.map(Clone::clone), input)
+        };
+        let all = json!([true, true, true]);
+        assert_eq!(backward(true, [&wide, &narrow], all.clone()), 2.0 * each);
+        assert_eq!(backward(false, [&narrow, &wide], all), 2.0 * each);
+        assert_eq!(backward(false, [&narrow, &wide], json!([false, true, false])), each);
+    }
+
+    #[test]
+    fn attention_over_sequences_one_behind_another_looks_no_farther_than_the_longest() {
+        use serde_json::json;
+        // 100 tokens of sequences of at most 40, 4 heads of 16.
+        let (packed, starts, none) = (json!([100, 4, 16]), json!([4]), json!(null));
+        let forward = 2.0 * f64::from(100 * 4 * 40 * (16 + 16));
+        let of = |name, arguments: &[&Value], result: &Value| {
+            flops_of(name, &arguments.iter().map(|it| (*it).clone()).collect::<Vec<_>>(), result)
+        };
+        let longest = json!(40);
+        let flash = [&packed, &packed, &packed, &starts, &starts, &longest, &longest];
+        assert_eq!(of("_flash_attention_forward", &flash, &packed), forward);
+        let one = json!([1, 100, 4, 16]);
+        let efficient = [&one, &one, &one, &none, &starts, &starts, &longest, &longest];
+        assert_eq!(of("_efficient_attention_forward", &efficient, &one), forward);
+        let backward =
+            [&packed, &packed, &packed, &packed, &packed, &none, &starts, &starts, &longest, &longest];
+        assert_eq!(of("_flash_attention_backward", &backward, &packed), 2.5 * forward);
+        // Each sequence by itself looks at all of its own.
+        let whole = [&one, &one, &one, &none, &none, &none, &longest, &longest];
+        assert_eq!(of("_efficient_attention_forward", &whole, &one), forward * 100.0 / 40.0);
     }
 
     /// Operations and bytes of each operator of a trace: its id, its name, its caller, shapes of inputs and of outputs.
