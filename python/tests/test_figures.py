@@ -58,6 +58,7 @@ def test_the_papers_points_are_those_of_its_text_that_the_simulator_is_judged_by
         ("nvl72-cxl", 2, ["pool: memory nodes", "rack.nvl72: 72 accelerators"]),
         ("mixed-nvlink-ualink-cxl", 2, ["rack.nvl72: ", "rack.ualink: "]),
         ("nvl72", 1, ["rack.nvl72: 72 accelerators"]),
+        ("ualink-cxl", 2, ["rack.ualink: 72 accelerators", "pool: memory nodes"]),
     ],
 )
 def test_a_platform_is_drawn_with_what_it_has_and_no_more(
