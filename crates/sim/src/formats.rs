@@ -92,6 +92,25 @@ mod tests {
             let refusal = file(key, &format!("\"{}\"", "9".repeat(1 << 20))).unwrap_err();
             assert!(refusal.len() < 2000, "{key}: {}", refusal.len());
         }
+        // What no block reads.
+        let recurrent =
+            "recurrent = { into = 8, width = 8, state = 8, convolved = 8, kernel = 4, inside = 0 }\n";
+        let latent = "latent = { queries = 0, keys = 64, rotated = 1, values = 1 }\n";
+        let other = "[[others]]\nblocks = 4\nmixer = \"recurrent\"\n";
+        let with = |more: &str| load(&format!("title = \"a\"\nsource = \"b\"\n{}{more}", numbers("", "")));
+        for (more, said) in [
+            (recurrent.to_owned(), "recurrent: no block is recurrent; give mixer = \"recurrent\" or "),
+            (
+                format!("{recurrent}mixer = \"recurrent\"\nattention_gate = true\n"),
+                "attention_gate: no block attends",
+            ),
+            ("mixer = \"none\"\nwindow = { tokens = 8 }\n".into(), "window: no block attends; leave it out"),
+            (latent.to_owned(), "kv_heads: expected nothing beside latent, which all heads share, found 128"),
+        ] {
+            let refusal = with(&more).expect_err(&more);
+            assert!(refusal.contains(said), "{more}: {refusal}");
+        }
+        assert_eq!(with(&format!("{recurrent}{other}")), Ok(()));
         std::fs::remove_file(&path).unwrap();
     }
 }

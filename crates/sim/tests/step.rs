@@ -1113,7 +1113,6 @@ fn blocks_that_differ_cost_their_mean_and_blocks_that_do_not_what_they_cost_with
     }
     let recurrent =
         Recurrent { into: 50176, width: 24576, state: 128, convolved: 25600, kernel: 4, inside: 0 };
-    let usual = Model { recurrent: Some(recurrent), ..usual };
     let window = Window { tokens: 512, chunks: false };
     for (whole, half) in [
         (
@@ -1125,7 +1124,7 @@ fn blocks_that_differ_cost_their_mean_and_blocks_that_do_not_what_they_cost_with
             OtherBlocks { feed_forward: Some(12288), ..OtherBlocks::default() },
         ),
         (
-            Model { mixer: Mixer::Recurrent, ..usual.clone() },
+            Model { mixer: Mixer::Recurrent, recurrent: Some(recurrent), ..usual.clone() },
             OtherBlocks { mixer: Some(Mixer::Recurrent), ..OtherBlocks::default() },
         ),
         (
@@ -1138,7 +1137,8 @@ fn blocks_that_differ_cost_their_mean_and_blocks_that_do_not_what_they_cost_with
             },
         ),
     ] {
-        let mixed = Model { others: vec![OtherBlocks { blocks: 48, ..half }], ..usual.clone() };
+        let others = vec![OtherBlocks { blocks: 48, ..half }];
+        let mixed = Model { others, recurrent: whole.recurrent, ..usual.clone() };
         let all = figures(&usual).into_iter().zip(figures(&whole)).zip(figures(&mixed));
         for (index, ((one, other), mean)) in all.enumerate() {
             let (least, most) = (one.min(other), one.max(other));

@@ -1164,8 +1164,9 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
             },
         ),
     ]);
-    let attends = counts.keys().any(|block| matches!(block.mixer, Mixer::Attention | Mixer::Both));
-    let latent = config.latent()?;
+    let mixes = |mixer| counts.keys().any(|block| block.mixer == mixer || block.mixer == Mixer::Both);
+    let attends = mixes(Mixer::Attention);
+    let latent = config.latent()?.filter(|_| attends);
     // A model without attention has the heads of its recurrence, or none.
     let heads = if attends { config.must(HEADS)? } else { config.maybe(HEADS)?.unwrap_or(1) };
     let head_width = match latent {
@@ -1223,12 +1224,13 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
         embedding_width: config.maybe(&["word_embed_proj_dim"])?.filter(|width| *width != hidden),
         mixer: usual.mixer,
         attention_gate: match config.family.keys.contains_key("attn_output_gate") {
+            _ if !attends => false,
             true => config.flag(&["attn_output_gate"])?,
             false => config.family.attention_gate,
         },
         window: window.filter(|_| usual.is_windowed),
         latent: latent.map(|(latent, _)| latent),
-        recurrent: config.recurrent(hidden, heads)?,
+        recurrent: config.recurrent(hidden, heads)?.filter(|_| mixes(Mixer::Recurrent)),
         experts: experts.map(|(experts, _)| experts).filter(|_| usual.feed == Feed::Experts),
         others: counts.iter().filter(|(block, _)| **block != usual).map(other).collect(),
         ..Model::default()

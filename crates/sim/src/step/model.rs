@@ -229,6 +229,7 @@ impl Model {
         for kind in self.kinds() {
             kind.check_block_kind(true).map_err(|(key, problem)| ("others", format!("{key}: {problem}")))?;
         }
+        self.check_mixers()?;
         match (self.embedding_width, self.positions) {
             (Some(width), _) if width == 0 || width > MOST => {
                 Err(("embedding_width", format!("expected a number from 1 to {MOST}, found {width}")))
@@ -239,6 +240,33 @@ impl Model {
             _ if self.vocabulary > MOST => {
                 Err(("vocabulary", format!("expected a number from 0 to {MOST}, found {}", self.vocabulary)))
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// That some block has what is said of its mixer: a size that none reads would be passed over.
+    fn check_mixers(&self) -> Result<(), (&'static str, String)> {
+        let mixers = self.others.iter().map(|other| other.mixer.unwrap_or(self.mixer)).chain([self.mixer]);
+        let has = |one| mixers.clone().any(|mixer| mixer == one || mixer == Mixer::Both);
+        if self.recurrent.is_some() && !has(Mixer::Recurrent) {
+            let problem = "no block is recurrent; give mixer = \"recurrent\" or \"both\", or leave this out";
+            return Err(("recurrent", problem.into()));
+        }
+        let of_attention = [
+            ("latent", self.latent.is_some()),
+            ("window", self.window.is_some()),
+            ("attention_gate", self.attention_gate),
+        ];
+        if let Some((key, _)) =
+            of_attention.into_iter().find(|(_, is_said)| *is_said && !has(Mixer::Attention))
+        {
+            return Err((key, "no block attends; leave it out".into()));
+        }
+        match (self.latent, self.kv_heads) {
+            (Some(_), Some(heads)) => Err((
+                "kv_heads",
+                format!("expected nothing beside latent, which all heads share, found {heads}"),
+            )),
             _ => Ok(()),
         }
     }
