@@ -602,12 +602,20 @@ impl Config<'_> {
 
     /// What each block has, in their order.
     fn blocks(&self) -> Result<Vec<Block>, DataError> {
-        let (name, value) = self.read(BLOCKS)?;
+        let (name, mut value) = self.read(BLOCKS)?;
+        // A list of nothing is none, and a class makes its own.
+        if value.is_null() {
+            value = self.family.keys.get(name).unwrap_or(value);
+        }
         let pattern = self.read(&["hybrid_override_pattern"])?.1;
-        let is_listed = BLOCKS.iter().any(|key| self.keys.contains_key(*key)) || !pattern.is_string();
+        let is_listed = BLOCKS.iter().any(|key| self.keys.get(*key).is_some_and(|it| !it.is_null()))
+            || !pattern.is_string();
         let words = match value {
             Value::Array(all) if all.is_empty() && self.keys.contains_key(name) => {
                 return self.wrong(name, "expected what each block is, found []");
+            }
+            value if value == "must" => {
+                return self.wrong(name, "expected what each block is, found nothing");
             }
             Value::Array(all) if is_listed => {
                 let word =
@@ -707,10 +715,12 @@ impl Config<'_> {
             return Ok(match recurrence {
                 _ if self.family.beside => all(|_| Block { mixer: Mixer::Both, ..Block::whole() }),
                 Recurrence::Lightning => attends_at(&|index| index % 2 == 0),
-                // Where a class has an interval, it has lists too.
+                // Where a class has an interval, it has lists too. One without makes its last block attend where no other does.
                 Recurrence::Delta => {
-                    let interval = u64::from(self.maybe(&["full_attention_interval"])?.unwrap_or(4).max(1));
-                    attends_at(&|index| (index + 1) % interval == 0)
+                    let interval = self.maybe(&["full_attention_interval"])?;
+                    let last = if interval.is_none() && count < 4 { count as u64 } else { 0 };
+                    let interval = u64::from(interval.unwrap_or(4).max(1));
+                    attends_at(&|index| (index + 1) % interval == 0 || index + 1 == last)
                 }
                 Recurrence::Kimi => attends_at(&|index| index > 0 && index % 4 == 0),
                 Recurrence::Convolution => all(|_| Block::whole()),
@@ -1387,6 +1397,23 @@ mod tests {
             kinds(nemotron),
             [(1, Attention, 0, 0, 0), (2, Recurrent, 0, 0, 0), (2, None, 0, 21504, 0)]
         );
+        // A list of nothing is none: its class makes its own, and has a block that attends.
+        assert_eq!(
+            kinds(r#"{"model_type": "nemotron_h", "layers_block_type": null, "num_hidden_layers": 3}"#),
+            kinds(r#"{"model_type": "nemotron_h"}"#)
+        );
+        let pattern =
+            r#"{"model_type": "nemotron_h", "layers_block_type": null, "hybrid_override_pattern": "M*"}"#;
+        assert_eq!(kinds(pattern), [(1, Attention, 0, 0, 0), (1, Recurrent, 0, 0, 0)]);
+        let olmo = |layers| {
+            kinds(&format!(
+                r#"{{"model_type": "olmo_hybrid", "num_hidden_layers": {layers}, "linear_key_head_dim": 96, "linear_value_head_dim": 192,
+                "linear_num_key_heads": 30, "linear_num_value_heads": 30}}"#
+            ))
+        };
+        let width = 11008;
+        assert_eq!(olmo(3), [(1, Attention, 0, width, 0), (2, Recurrent, 0, width, 0)]);
+        assert_eq!(olmo(8), [(2, Attention, 0, width, 0), (6, Recurrent, 0, width, 0)]);
         assert_eq!(kinds(r#"{"model_type": "falcon_h1"}"#), [(32, Both, 0, 14336, 0)]);
         assert_eq!(kinds(r#"{"model_type": "mamba2"}"#), [(64, Recurrent, 0, 0, 0)]);
         let lfm = r#"{"model_type": "lfm2", "num_hidden_layers": 16, "block_ff_dim": 6656, "full_attn_idxs": [2, 5, 8]}"#;
@@ -1408,6 +1435,14 @@ mod tests {
             (
                 r#"{"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}"#,
                 "mlp_layer_types: expected 47 blocks, found 1",
+            ),
+            (
+                r#"{"model_type": "lfm2_moe", "max_position_embeddings": 4096}"#,
+                "layer_types: expected what each block is, found nothing",
+            ),
+            (
+                r#"{"model_type": "lfm2_moe", "layer_types": null}"#,
+                "layer_types: expected what each block is, found nothing",
             ),
             (
                 r#"{"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}"#,
