@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use polder_platform::{Bandwidth, Bytes, Time, quoted};
-use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
+use polder_sim::program::StepFabric;
 use polder_sim::sync::{MOST_LAYERS, MOST_SHARDS, ShardOrder, SplitPoint, SyncJob, SyncSeconds, layers_of};
 use polder_sim::{Fidelity, Model, StepFlits, counted};
 use serde::Serialize;
@@ -36,7 +36,8 @@ pub(crate) struct Arguments {
     /// What an all-reduce among workers reaches: bytes of the gradients x 2(p-1)/p over seconds, such as "12 GB/s".
     #[arg(long, value_name = "BANDWIDTH", required_unless_present = "platform", conflicts_with = "platform")]
     worker_bandwidth: Option<String>,
-    /// The machine whose accelerators the workers are, in place of --worker-bandwidth: a ring over them reduces all gradients.
+    /// The machine whose accelerators the workers are, in place of --worker-bandwidth: they reduce all gradients as in
+    /// `plan train`.
     #[arg(long, value_name = "PLATFORM")]
     platform: Option<String>,
     /// Kind of rack, if the platform has several [default: the first by name].
@@ -148,7 +149,7 @@ impl Arguments {
             // Gradients have no tokens, which the file of a model need not have then.
             Some(name) => layers_of(&Model::load_with(name, Some(1))?),
         };
-        let (worker, flits) = self.worker(layers.iter().sum::<u64>() as f64)?;
+        let (worker, flits) = self.worker(layers.iter().sum())?;
         let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);
         let shard: Bytes = quantity("--shard", &self.shard)?;
         let job = SyncJob {
@@ -182,7 +183,7 @@ impl Arguments {
 
 impl Arguments {
     /// What an all-reduce of so many bytes reaches among workers, and what of it was followed flit by flit.
-    fn worker(&self, bytes: f64) -> Result<(Bandwidth, Option<StepFlits>), Failure> {
+    fn worker(&self, bytes: u64) -> Result<(Bandwidth, Option<StepFlits>), Failure> {
         let given = self.worker_bandwidth.as_deref();
         if let Some(text) = given {
             let why =
@@ -190,22 +191,16 @@ impl Arguments {
             self.closeness.expect_closed(why)?;
             return Ok((quantity("--worker-bandwidth", text)?, None));
         }
-        let question = FabricQuestion {
+        let fabric = StepFabric {
             platform: self.platform.clone().unwrap_or_default(),
             rack: self.rack.clone(),
-            accelerators: self.workers,
-            pattern: TrafficPattern::AllReduce,
-            message_bytes: bytes,
-            routing: Routing::default(),
-            failed: vec![],
-            seed: 0,
             fidelity: self.closeness.level(),
             flits: self.closeness.flits()?,
         };
+        let (seconds, flits) = fabric.all_reduce(self.workers, bytes)?;
         let workers = f64::from(self.workers);
-        let sent = bytes * 2.0 * (workers - 1.0) / workers;
-        let answered = answer(&question)?;
-        Ok((Bandwidth::new(sent / answered.total_s), answered.flits.map(StepFlits::from)))
+        let sent = bytes as f64 * 2.0 * (workers - 1.0) / workers;
+        Ok((Bandwidth::new(sent / seconds), flits))
     }
 }
 

@@ -293,6 +293,18 @@ fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
     for other in [flows, flits] {
         assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
     }
+    // As the collective of a step: inside racks, then each accelerator's part between them.
+    let scratch = scratch();
+    let call = r#"{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 2, "name": "record_param_comms", "ctrl_deps": 1,
+        "inputs": {"shapes": [], "types": []}, "outputs": {"shapes": [], "types": []}, "attrs": [{"name": "collective_name", "value": "allreduce"},
+        {"name": "dtype", "value": "Float"}, {"name": "in_msg_nelems", "value": 2000000}, {"name": "pg_size", "value": 16}]}]}"#;
+    std::fs::write(scratch.path().join("step.json"), call).unwrap();
+    let traced = json(&format!(
+        "chakra {} --compute 1TFLOP/s --memory 1GB/s --launch 1us --platform dgx-h100 --json",
+        scratch.path().display()
+    ));
+    let seconds = traced["predicted_s"].as_f64().unwrap();
+    assert!((alone * seconds / (8e6 * 2.0 * 15.0 / 16.0) - 1.0).abs() < 1e-9, "{alone} B/s, {seconds} s");
     let text = stdout_of(&format!("{sync} --fidelity L1"));
     assert!(text.contains("an all-reduce among workers on dgx-h100 reaches "), "{text}");
     let line = refused(&format!("{} --fidelity L2", sync.replace("4x2MB", "4x2TB --shard 1GB")));

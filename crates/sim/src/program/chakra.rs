@@ -162,6 +162,16 @@ impl Call {
 }
 
 impl StepFabric {
+    /// Seconds of an all-reduce of so many bytes by so many ranks, as that of a training step, and what was followed.
+    ///
+    /// # Errors
+    /// When the platform has no such fabric, or it cannot be followed.
+    pub fn all_reduce(&self, ranks: u32, bytes: u64) -> Result<(f64, Option<StepFlits>), StepFabricError> {
+        let call = Call { name: "allreduce".into(), bytes, ranks };
+        let (seconds, flits) = self.seconds(std::iter::once(&call))?;
+        Ok((seconds[&call], flits))
+    }
+
     /// Seconds of each of these calls for which a transfer stands, and what was followed. Their flits are counted together before any is followed.
     fn seconds<'a>(
         &self,
