@@ -177,12 +177,31 @@ fn print(arguments: &Arguments, inference: &Inference, rows: &[Row]) {
         table_rows.push(cells);
     }
     table::print(&table_rows);
+    if let Some(row) = rows.first() {
+        configurations
+            .iter()
+            .filter_map(|on| weights_line(arguments, on, row))
+            .for_each(|line| println!("{line}"));
+    }
     print_rates(arguments.closeness.level(), configurations, rows, *serving);
     println!("{}", ways_line(arguments.ways.ways()));
     println!(
         "software-managed: what is copied costs the software of a message for each page or row; loads cost none (--access, --outstanding)"
     );
     println!("no run over CXL validates this");
+}
+
+/// Says it where weights alone are more than the accelerators that serve hold, so that no number of sequences fits.
+fn weights_line(arguments: &Arguments, on: &Configuration, row: &Row) -> Option<String> {
+    let (own, weights) = (on.tiers.first()?.capacity_bytes, row.load.resident_bytes);
+    (weights > own).then(|| {
+        let [weights, own] = [weights, own].map(size);
+        let remedy = if arguments.serving.is_some() { "; let more serve (--serving)" } else { "" };
+        format!(
+            "{}: weights alone take {weights} of each accelerator that serves, which has {own}{remedy}",
+            on.name
+        )
+    })
 }
 
 /// The model whose keys and values are read, if any are.

@@ -295,6 +295,14 @@ fn a_kv_cache_that_a_rack_does_not_hold_is_read_faster_from_nodes_than_by_copies
     let slow =
         stdout_of("inference --platform nvl72-cxl --load embedding --sequences 64 --visits 4000000000");
     assert!(!slow.contains("  0  "), "{slow}");
+    let large = "inference --platform dgx-h100 --gpus 8 --model llama3-405b --sequences 1";
+    let why = "clusters: weights alone take 101 GB of each accelerator that serves, which has 80.0 GB\n";
+    assert!(stdout_of(large).contains(why), "{}", stdout_of(large));
+    let few = stdout_of("inference --platform nvl72-cxl --serving 1 --model llama3-405b --sequences 1");
+    assert!(few.contains(" which has 186 GB; let more serve (--serving)\n"), "{few}");
+    let experts = "a step reads the experts that its tokens choose, each as likely\n";
+    let mixture = stdout_of("inference --platform nvl72-cxl --model deepseek-v3 --sequences 1");
+    assert!(mixture.contains(experts) && !few.contains(experts), "{mixture}");
     let why = refused("inference --platform nvl72-cxl --serving 73");
     assert!(why.contains("--serving: expected 1 to 72"), "{why}");
 }
