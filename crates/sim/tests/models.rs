@@ -10,7 +10,7 @@ use serde_json::Value;
 fn read(text: &str, name: &str) -> Result<Model, String> {
     let path = std::env::temp_dir().join(format!("polder-{}-{name}.json", std::process::id()));
     std::fs::write(&path, text).unwrap();
-    let model = Model::load_with(path.to_str().unwrap(), Some(2048)).map_err(|error| error.to_string());
+    let model = Model::load_with(path.to_str().unwrap(), Some(512)).map_err(|error| error.to_string());
     std::fs::remove_file(&path).unwrap();
     model
 }

@@ -49,6 +49,23 @@ fn a_config_without_a_sequence_takes_the_one_that_is_given() {
     let path = path.display();
     let kept = stdout_of(&format!("inference --platform nvl72-cxl --model {path} --context 8192"));
     assert!(kept.contains("8,192 tokens of 492 kB each"), "{kept}");
+    // A table of learned positions ends.
+    let learned = scratch.path().join("learned.json");
+    std::fs::write(&learned, r#"{"model_type": "gpt2", "n_positions": 1024}"#).unwrap();
+    let learned = learned.display();
+    for asked in [
+        format!("train --model {learned} --platform dgx-h100 --gpus 8 --sequence 1025"),
+        format!("inference --platform nvl72-cxl --model {learned} --context 1025"),
+        format!("offload --platform finetuning-a --model {learned} --context 1025"),
+    ] {
+        let why =
+            format!("polder: {learned}: sequence: expected 1024 at most, the learned positions, found 1025");
+        assert_eq!(refused(&asked), why);
+    }
+    assert!(
+        stdout_of(&format!("offload --platform finetuning-a --model {learned} --context 1024"))
+            .contains("gpt2 of ")
+    );
     let synced = stdout_of(&format!(
         "sync --model {path} --forward 1ms --backward 2ms --worker-bandwidth 10GB/s --workers 2"
     ));

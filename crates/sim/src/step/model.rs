@@ -237,6 +237,11 @@ impl Model {
             (_, positions) if positions > MOST => {
                 Err(("positions", format!("expected a number from 0 to {MOST}, found {positions}")))
             }
+            (_, positions) if positions > 0 && self.sequence > positions => {
+                let problem =
+                    format!("expected {positions} at most, the learned positions, found {}", self.sequence);
+                Err(("sequence", problem))
+            }
             _ if self.vocabulary > MOST => {
                 Err(("vocabulary", format!("expected a number from 0 to {MOST}, found {}", self.vocabulary)))
             }
