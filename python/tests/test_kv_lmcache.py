@@ -106,7 +106,7 @@ def server(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
 
     def make(host: int = 0, **given: Any) -> Any:
         monkeypatch.setenv("POLDER_HOST", str(host))
-        given = {"pool": str(scratch / "pool"), "weights": str(weights), **given}
+        given = {"pool": str(scratch / "pool"), "weights": str(weights), "dtype": "bfloat16", **given}
         made.append(adapter_of(given))
         return made[-1]
 
@@ -180,10 +180,13 @@ def test_models_ranks_groups_salts_and_weights_never_meet(server: Maker, scratch
     assert store(one, keys(1), objects(1))
     for other in ({"model_name": "other"}, {"kv_rank": 1}, {"object_group_id": 1}, {"cache_salt": "user"}):
         assert look_up(one, keys(1, **other)) == [False], other
-    assert look_up(server(identity={"kv_cache_dtype": "fp8"}), keys(1)) == [False]
-    for name in ("engine", "weights"):
+    assert look_up(server(dtype="float16"), keys(1)) == [False]
+    assert look_up(server(identity={"max_model_len": 8192}), keys(1)) == [False]
+    for name in ("engine", "weights", "dtype"):
         with pytest.raises(polder.ArgumentError, match=f"identity: '{name}' is said by Polder itself"):
             server(identity={name: "mine"})
+    with pytest.raises(polder.ArgumentError, match="dtype: 'auto' is no type of elements"):
+        server(dtype="auto")
     (scratch / "weights").write_bytes(b"updated")
     assert look_up(server(), keys(1)) == [False]
     (scratch / "weights").write_bytes(b"weights")
@@ -212,7 +215,7 @@ def test_a_cache_without_room_fails_the_store_and_stays_in_use(server: Maker) ->
 
 def test_a_key_that_is_not_lmcaches_is_named(scratch: Path, server: Maker) -> None:
     server()
-    connector = Connector(pool=str(scratch / "pool"), weights=str(scratch / "weights"))
+    connector = Connector(pool=str(scratch / "pool"), weights=str(scratch / "weights"), dtype="bfloat16")
     block = bytearray(SIZES[0])
     jobs = [
         connector.submit_batch_exists(["llama@0@0@0011"]),
@@ -236,7 +239,7 @@ def test_a_key_that_is_not_lmcaches_is_named(scratch: Path, server: Maker) -> No
 
 def test_weights_that_are_not_there_are_an_error(scratch: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
-        Connector(weights=str(scratch / "nowhere"))
+        Connector(weights=str(scratch / "nowhere"), dtype="bfloat16")
 
 
 @pytest.mark.skipif(not HAS_LMCACHE, reason="LMCache is not installed")
