@@ -196,12 +196,21 @@ def register_model_loader(load_format: str) -> Callable[[type], type]:
     return register
 
 
+def compile_factors() -> dict[str, object]:
+    return {"VLLM_CPU_INT4_W4A8": True}
+
+
+CPU = SimpleNamespace(
+    is_cpu=lambda: True, device_name="cpu", get_device_capability=lambda: None, fp8_dtype=lambda: "float8_e4m3fn"
+)
 OFFLOAD = "vllm.v1.kv_offload"
 MODULES = {
+    "vllm.version": {"__version__": "0.32.0"},
     "vllm.config": {"VllmConfig": VllmConfig},
+    "vllm.envs": {"compile_factors": compile_factors},
     "vllm.model_executor.model_loader": {"register_model_loader": register_model_loader},
     "vllm.model_executor.model_loader.base_loader": {"BaseModelLoader": BaseModelLoader},
-    "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True, device_type="cpu")},
+    "vllm.platforms": {"current_platform": CPU},
     "vllm.utils.hashing": {"get_hash_fn_by_name": get_hash_fn_by_name},
     "vllm.v1.core.kv_cache_utils": {"resolve_none_hash_seed": resolve_none_hash_seed},
     f"{OFFLOAD}.base": {

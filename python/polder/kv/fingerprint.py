@@ -10,22 +10,33 @@ from pathlib import Path
 
 from polder.errors import ArgumentError
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "fingerprint_of_settings"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quantization_config.json")
-"""What a model computes with besides its weights, such as the base of its rotary positions."""
+_SETTINGS = (".json", ".py")
+"""What a model computes with besides its weights, such as the base of its rotary positions, the size to which it brings
+images, and code of its own."""
+_TEXTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+    "generation_config.json",
+)
+"""Settings that decide which tokens there are, and no more: those are in a block's key."""
 _SETTLED_SECONDS = 2
 """A file that changed later than this before it was hashed may change again within one tick of its time stamp."""
 _log = logging.getLogger(__name__)
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, or of the weight files and the configuration of a model's folder, in hex.
+    """The SHA-256 of a file, or of the weight files and the settings of a model's folder, in hex.
 
-    Equal contents have equal fingerprints: names do not count. A file is read once. Its hash is remembered in
-    ``$XDG_CACHE_HOME/polder/fingerprints`` with its inode, size and times. As long as the kernel gives the same of it,
-    to ask again costs a look at the file and no more.
+    Equal contents have equal fingerprints: names of weights do not count. A file is read once. Its hash is remembered
+    in ``$XDG_CACHE_HOME/polder/fingerprints`` with its inode, size and times. As long as the kernel gives the same of
+    it, to ask again costs a look at the file and no more.
 
     Parameters
     ----------
@@ -51,24 +62,52 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     ...     fingerprint(folder) == before
     True
     """
-    files = _files(Path(path))
-    with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as threads:
-        hashes = sorted(threads.map(_hash, files))
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    return _hash_all(*_files(Path(path)))
 
 
-def _files(path: Path) -> list[Path]:
+def fingerprint_of_settings(path: str | os.PathLike[str]) -> str:
+    """The same of all that a model's folder has beside the weights, such as the settings of its processor of images.
+
+    Parameters
+    ----------
+    path : path
+        The folder, or a file, which has nothing beside it.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    return _hash_all([], _settings(Path(path)))
+
+
+def _hash_all(weights: list[Path], settings: list[Path]) -> str:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        hashes = [*threads.map(_hash, weights)]
+        named = [f"{it.name} {digest}" for it, digest in zip(settings, threads.map(_hash, settings), strict=True)]
+    return hashlib.sha256("\n".join(sorted(hashes + named)).encode()).hexdigest()
+
+
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The weights, and the settings: what those decide depends on their names."""
     if not path.is_dir():
-        return [path.resolve(strict=True)]
+        return [path], []
     files = [it for it in path.iterdir() if it.suffix in _WEIGHTS]
     if not files:
         raise ArgumentError(f"{path} holds no weights: no file ends in {', '.join(_WEIGHTS)}")
-    files += [path / name for name in _CONFIGS if (path / name).exists()]
-    return [it.resolve(strict=True) for it in files]
+    return files, _settings(path)
+
+
+def _settings(path: Path) -> list[Path]:
+    found = path.iterdir() if path.is_dir() else ()
+    return [
+        it for it in found if it.suffix in _SETTINGS and it.name not in _TEXTS and not it.name.endswith(".index.json")
+    ]
 
 
 def _hash(path: Path) -> str:
     """The hash of a file, remembered or computed."""
+    path = path.resolve(strict=True)
     note = _folder() / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.json"
     seen = _seen(path)
     try:

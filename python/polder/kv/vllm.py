@@ -10,15 +10,14 @@ vLLM calls a tier in its scheduler's process, under one lock. A look-up is answe
 another loads, so that a load never waits for a store; they run no Python.
 """
 
+import importlib.metadata
 import inspect
-import json
 import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +26,7 @@ import numpy as np
 try:
     import torch
     from vllm.config import VllmConfig
+    from vllm.envs import compile_factors
     from vllm.platforms import current_platform
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -41,12 +41,14 @@ try:
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+    from vllm.version import __version__ as vllm_version
 except ImportError as error:
     raise ImportError(f"polder.kv.vllm needs vLLM 0.30 to 0.33 beside Polder, in one environment: {error}") from error
 
 from polder.errors import ArgumentError, PolderError, SettingsError
 from polder.kv import Cache, Done
-from polder.kv.fingerprint import fingerprint
+from polder.kv.fingerprint import fingerprint, fingerprint_of_settings
+from polder.kv.vllm_identity import decisive, digest_of, environment, loaded_by
 from polder.pool import Pool
 from polder.weights.vllm import fingerprint_of
 
@@ -62,8 +64,8 @@ _GROUP_BYTES = 4
 """At the end of vLLM's key: the index of a group of layers."""
 _UNKNOWN = "unknown since "
 """What the fingerprint of weights begins with that nobody knows: no two engines have the same."""
-_LABELS = ("_name_or_path", "transformers_version")
-"""Of a model's configuration: what changes nothing."""
+_PACKAGES = ("transformers", "mistral-common", "flashinfer-python", "flash-attn", "amd-aiter")
+"""What prepares images and sound, and what vLLM takes attention from if it is there."""
 _log = logging.getLogger(__name__)
 
 
@@ -90,23 +92,25 @@ def key_of(offload_key: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------- identity
 
 
-def engine_config() -> Any:
-    """The configuration of the engine that is being made, a ``VllmConfig``.
+def engine_config() -> tuple[Any, Any]:
+    """The configuration of the engine that is being made, a ``VllmConfig``, and of its pages, a ``KVCacheConfig``.
 
-    vLLM hands a tier only a part of it, without the hash algorithm, the revision and the quantization. So it is taken
-    from the function of vLLM that is making the tier.
+    vLLM hands a tier only a part of them. So they are taken from the functions of vLLM that are making the tier.
     """
-    frame = inspect.currentframe()
+    engine, pages, frame = None, None, inspect.currentframe()
     while frame is not None:
         found = frame.f_locals.get("vllm_config")
-        if isinstance(found, VllmConfig):
-            return found
+        engine = found if engine is None and isinstance(found, VllmConfig) else engine
+        found = frame.f_locals.get("kv_cache_config")
+        pages = found if pages is None and hasattr(found, "kv_cache_groups") else pages
+        if engine is not None and pages is not None:
+            return engine, pages
         frame = frame.f_back
-    raise ArgumentError("no VllmConfig on the stack: PolderTier is made by vLLM's scheduler alone")
+    raise ArgumentError("no VllmConfig and KVCacheConfig on the stack: PolderTier is made by vLLM's scheduler alone")
 
 
 def identity_of(
-    config: Any, engine: Any, chunk_bytes: int, weights: str, adapters: str | None
+    config: Any, engine: Any, pages: Any, chunk_bytes: int, weights: str, settings: str | None, adapters: str | None
 ) -> dict[str, str | int | None]:
     """What has to be equal for two engines to use each other's blocks.
 
@@ -116,10 +120,14 @@ def identity_of(
         The part of the configuration that vLLM hands to a tier.
     engine : VllmConfig
         All of it.
+    pages : KVCacheConfig
+        The groups of layers, and how the pages of each lie.
     chunk_bytes : int
         The bytes of a chunk, those of all workers together.
     weights : str
         The fingerprint of the weights in force.
+    settings : str, optional
+        The fingerprint of what lies beside the weights, such as the settings of the processor of images.
     adapters : str, optional
         What the operator says of the adapters in force.
 
@@ -128,9 +136,15 @@ def identity_of(
     SettingsError
         The seed of the hashes is random, so no other engine has equal keys.
     ArgumentError
-        Nothing is said of the adapters of an engine that takes them.
+        The engine caches no prefixes, or nothing is said of the adapters of an engine that takes them.
     """
     cache = engine.cache_config
+    if not cache.enable_prefix_caching:
+        raise ArgumentError(
+            "prefix caching is off, by --no-enable-prefix-caching or because vLLM cannot do it for this model: then "
+            "equal names of blocks do not mean equal bytes, such as where vLLM counts images and does not hash them; "
+            "turn it on, or take the tier polder away"
+        )
     algorithm = cache.prefix_caching_hash_algo
     if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
         raise SettingsError(
@@ -142,56 +156,52 @@ def identity_of(
             "--enable-lora: a block's key has the name and the path of an adapter, not its weights; give the "
             'tier "adapters", another text whenever one changes'
         )
-    model, draft, parallel = engine.model_config, engine.speculative_config, config.parallel
-    # What the model computes with, whatever files and options it comes from.
-    computed = {key: it for key, it in model.hf_config.to_dict().items() if key not in _LABELS}
-    groups = [[group.tokens_per_block, *group.layer_names] for group in config.groups]
     return {
-        "engine": "vllm",
+        "engine": f"vllm {vllm_version}",
+        "packages": " ".join(filter(None, map(_release, _PACKAGES))),
+        "device": _device(),
         "model": config.model.name,
         "weights": weights,
+        "settings": settings,
         "adapters": adapters,
-        "draft": draft and str(draft.model),
-        "config": sha256(json.dumps(computed, sort_keys=True, default=str).encode()).hexdigest(),
-        "quantization": model.quantization,
         "dtype": config.model.dtype,
-        "state_dtypes": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
-        "layout": config.kv_cache_layout,
-        "canonical": int(config.canonical_layout),
-        "device": _device(),
-        "tokens_per_hash": config.cache.tokens_per_hash,
-        "blocks_per_chunk": config.cache.blocks_per_chunk,
         "chunk_bytes": chunk_bytes,
-        "groups": sha256(json.dumps(groups).encode()).hexdigest(),
-        "tp": parallel.tp_size,
-        "pp": parallel.pp_size,
-        "pcp": parallel.pcp_size,
-        "dcp": parallel.dcp_size,
-        "rank": parallel.rank,
-        "hash": algorithm,
         # As vLLM resolves it, which is after it has made the tiers.
         "seed": resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+        "load": digest_of(loaded_by(engine.load_config), "load_config"),
+        "environment": digest_of(environment(compile_factors()), "environment"),
+        "offloading": digest_of(config, "offloading"),
+        "pages": digest_of(pages, "kv_cache_config"),
+        **{name: digest_of(it, name) for name, it in decisive(engine).items()},
     }
 
 
+def _release(package: str) -> str | None:
+    """A package with its version, if it is there."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return f"{package} {importlib.metadata.version(package)}"
+    return None
+
+
 def _device() -> str:
-    """The kind of device that wrote a block; CPUs pack keys by what their instructions need."""
-    if not current_platform.is_cpu():
-        return current_platform.device_type
-    return f"cpu {torch.backends.cpu.get_cpu_capability()} amx={torch.cpu._is_amx_tile_supported()}"
+    """The kind of device that wrote a block.
+
+    CPUs pack keys by what their instructions need. Of GPUs the platform and the capability decide which attention is
+    chosen, and so how pages lie; two that are both called cuda may have two kinds of fp8.
+    """
+    if current_platform.is_cpu():
+        return f"cpu {torch.backends.cpu.get_cpu_capability()} amx={torch.cpu._is_amx_tile_supported()}"
+    return f"{current_platform.device_name} {current_platform.get_device_capability()} {current_platform.fp8_dtype()}"
 
 
-def weights_path(engine: Any) -> Path:
-    """The folder from which an engine has loaded its weights.
+def model_folder(model: Any, load: Any) -> Path:
+    """The folder of a ``ModelConfig``, from which an engine has loaded its weights.
 
     Raises
     ------
     ArgumentError
         It has loaded none from a folder of this machine.
     """
-    model, load = engine.model_config, engine.load_config
-    if str(load.load_format) == "dummy":
-        raise ArgumentError("--load-format dummy: random weights have no fingerprint, and no other engine has them")
     if Path(model.model).exists():
         return Path(model.model)
     from huggingface_hub import snapshot_download
@@ -211,14 +221,39 @@ def weights_path(engine: Any) -> Path:
 def fingerprint_in_force(engine: Any, stands_for: Path | None) -> str:
     """The fingerprint of what stands for an engine's weights; without that, of the weights that it has loaded.
 
+    Those of a draft model are among them, because it has pages of its own in a block.
+
     Raises
     ------
     ArgumentError
         It is not known which those are.
     """
-    if stands_for is None and str(engine.load_config.load_format) == "polder":
-        return fingerprint_of(engine.load_config)
-    return fingerprint(stands_for or weights_path(engine))
+    if stands_for is not None:
+        return fingerprint(stands_for)
+    model, load = engine.model_config, engine.load_config
+    draft = engine.speculative_config and engine.speculative_config.draft_model_config
+    if str(load.load_format) == "dummy":
+        raise ArgumentError("--load-format dummy: random weights have no fingerprint, and no other engine has them")
+    found = fingerprint_of(load) if str(load.load_format) == "polder" else fingerprint(model_folder(model, load))
+    if draft and draft.model != model.model:
+        found += f" {fingerprint(model_folder(draft, load))}"
+    return found
+
+
+def settings_in_force(engine: Any, stands_for: Path | None) -> str | None:
+    """The fingerprint of the settings that lie beside the weights; none if there is no folder for what stands for them.
+
+    Raises
+    ------
+    ArgumentError
+        There is no folder, although the model's processor of images is in it.
+    """
+    try:
+        return fingerprint_of_settings(model_folder(engine.model_config, engine.load_config))
+    except ArgumentError:
+        if stands_for is None or engine.model_config.multimodal_config is not None:
+            raise
+        return None
 
 
 # ----------------------------------------------------------------------------------------------------------- tier
@@ -239,7 +274,8 @@ class PolderTier(SecondaryTierManager):
         Bytes that the cache may take, such as ``"64GiB"``. The engine that makes the cache decides. Others say the
         same, or nothing.
     weights : str, optional
-        A file or folder whose contents stand for the weights in force. The default is the model's folder.
+        A file or folder whose contents stand for the weights in force, also those of a draft model. The default is the
+        folders of both.
     adapters : str, optional
         A text that stands for the weights of all LoRA adapters; an engine that takes adapters needs it.
     **others
@@ -248,7 +284,7 @@ class PolderTier(SecondaryTierManager):
     Raises
     ------
     ArgumentError
-        An unknown option, or weights that have no fingerprint.
+        An unknown option, weights that have no fingerprint, or an engine that caches no prefixes.
     SettingsError
         The seed of the hashes is random.
     """
@@ -277,13 +313,14 @@ class PolderTier(SecondaryTierManager):
         super().__init__(
             offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **others
         )
-        self._engine = engine_config()
+        engine, pages = engine_config()
         self._weights = Path(weights) if weights else None
         self._name, self._budget = cache, budget
         self._view = primary_kv_view.cast("B")
         self._chunk_bytes = self._view.nbytes // len(primary_kv_view)
-        found = fingerprint_in_force(self._engine, self._weights)
-        identity = identity_of(offloading_spec.config, self._engine, self._chunk_bytes, found, adapters)
+        found = fingerprint_in_force(engine, self._weights)
+        settings = settings_in_force(engine, self._weights)
+        identity = identity_of(offloading_spec.config, engine, pages, self._chunk_bytes, found, settings, adapters)
         self._pool = Pool(pool)
         try:
             self._cache: Cache | None = self._open(identity)
