@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 
 from polder import _core, address
 from polder.errors import ArgumentError, PeerDeadError, PeerError, PeerTimeoutError, PolderError
-from polder.torch import gpu
+from polder.torch import averages, gpu
 from polder.torch.meeting import (
     Attachment,
     Board,
@@ -93,7 +93,7 @@ _THROUGH_POOL = ("all-reduce", "broadcast", "all-gather", "reduce-scatter")
 
 _OPS = {hash(op): name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 """Reductions by what a `ReduceOp` of c10d has as its hash."""
-_SUM = hash(dist.ReduceOp.SUM)
+_SUM, _AVG = hash(dist.ReduceOp.SUM), hash(dist.ReduceOp.AVG)
 _UNSET = AllreduceOptions().timeout
 """The timeout of a call that names none."""
 
@@ -278,7 +278,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             # In whatever mode the program is: what comes into the tensor is of its kind, and no part of a graph.
             with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
                 return self._sum_sparse(_one(tensors, "all_reduce"), opts)
-        return self._run("all_reduce", tensors, tensors, opts, op=hash(opts.reduceOp))
+        return self._reduce("all_reduce", tensors, tensors, opts, op=hash(opts.reduceOp))
 
     def _sum_sparse(self, tensor: torch.Tensor, opts: AllreduceOptions) -> Work:
         """The sum of sparse tensors, over when this returns: every rank gets all entries and adds them up."""
@@ -310,9 +310,22 @@ class ProcessGroupPolder(dist.ProcessGroup):
             return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
         if max(counts):
-            indices, values = everyones(own.indices().t().contiguous()), everyones(own.values())
-            whole = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
-            tensor.copy_(whole / self._group_size if op == "avg" else whole)
+            indices, values = everyones(own.indices().t().contiguous()).t(), everyones(own.values())
+
+            def total(of: torch.Tensor, at: torch.Tensor = indices) -> torch.Tensor:
+                return torch.sparse_coo_tensor(at, of, tensor.shape, check_invariants=True).coalesce()
+
+            if op == "sum":
+                tensor.copy_(total(values))
+            elif values.dtype in averages.HALVES:
+                tensor.copy_(total(values * (1 / self._group_size)))
+            elif values.dtype in averages.WHOLES:
+                halves = averages.divided(values.cpu(), self._group_size)[0]
+                sums = [total(half.view(values.shape).to(values.device)) for half in halves]
+                means = averages.mean_of(torch.stack([it.values().cpu() for it in sums]), self._group_size)
+                tensor.copy_(total(means.to(values.device), sums[0].indices()))
+            else:
+                tensor.copy_(total(values) / self._group_size)
         return Done([tensor])
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions | None = None) -> Work:
@@ -360,14 +373,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or ReduceScatterOptions()
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
         self._expect_one_each(parts, output, "reduce_scatter", own=self._rank)
-        return self._run("reduce_scatter", parts, outputs, opts, op=hash(opts.reduceOp))
+        return self._reduce("reduce_scatter", parts, outputs, opts, op=hash(opts.reduceOp))
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions | None = None
     ) -> Work:
         opts = opts or ReduceScatterOptions()
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
-        return self._run("reduce_scatter_tensor", [source], [output], opts, op=hash(opts.reduceOp))
+        return self._reduce("reduce_scatter_tensor", [source], [output], opts, op=hash(opts.reduceOp))
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: ReduceScatterOptions | None = None
@@ -397,7 +410,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         _one(tensors, "reduce")
         root = opts.rootRank
         targets = tensors if root == self._rank else []
-        return self._run("reduce", tensors, targets, opts, tensors, hash(opts.reduceOp), root)
+        return self._reduce("reduce", tensors, targets, opts, tensors, hash(opts.reduceOp), root)
 
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions | None = None
@@ -703,6 +716,67 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     # How.
 
+    def _reduce(
+        self,
+        what: str,
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        opts: Any,
+        results: list[torch.Tensor] | None = None,
+        op: int = _SUM,
+        root: int = 0,
+    ) -> Work:
+        """As `_run`. Of an average whose sum may be too large for its type, ranks sum what they have divided."""
+        dtype = sources[0].dtype
+        if op == _AVG and self._group_size > 1 and dtype in (*averages.HALVES, *averages.WHOLES):
+            for source in sources:
+                _expect_carried(source, what)
+            average = self._average_halves if dtype in averages.HALVES else self._average_wholes
+            return average(what, sources, targets, opts, targets if results is None else results, root)
+        return self._run(what, sources, targets, opts, results, op, root)
+
+    def _average_halves(
+        self,
+        what: str,
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        opts: Any,
+        results: list[torch.Tensor],
+        root: int,
+    ) -> Work:
+        self._await_copies(sources)
+        inputs, fill = averages.scaled(sources, self._group_size)
+        if not sources[0].is_cpu:
+            # In the order of its stream; what lies in memory of the host is read when the operation has its turn.
+            fill()
+        return self._run(what, inputs, targets, opts, results, root=root, ready=fill if sources[0].is_cpu else None)
+
+    def _average_wholes(
+        self,
+        what: str,
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        opts: Any,
+        results: list[torch.Tensor],
+        root: int,
+    ) -> Work:
+        size, chunks = self._group_size, self._group_size if what == "reduce_scatter_tensor" else 1
+        self._await_copies([*sources, *targets])
+        inputs, outputs, bring, back = _staged(sources, targets, what)
+        pairs = [torch.empty((2 * it.numel(),), dtype=it.dtype, device="cpu") for it in inputs]
+        sums = [torch.empty((2, it.numel()), dtype=it.dtype, device="cpu") for it in outputs]
+
+        def divide() -> None:
+            for pair, it in zip(pairs, inputs, strict=True):
+                _copy(pair, averages.divided(it, size, chunks).view(-1))
+
+        def complete() -> None:
+            for output, it in zip(outputs, sums, strict=True):
+                _copy(output, averages.mean_of(it, size).view(output.shape))
+
+        ready = _in_turn(_in_turn(bring, _leaving(opts.asyncOp)), divide)
+        return self._run(what, pairs, sums, opts, results, root=root, back=_in_turn(complete, back), ready=ready)
+
     def _run(
         self,
         what: str,
@@ -725,6 +799,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         is_async, timeout = opts.asyncOp, opts.timeout
         seconds = self._seconds if timeout == _UNSET else self._limit(opts)
         began = time.time_ns() if self._trace is not None else 0
+        given = ready
         if self._unfinished:
             # This operation may use what earlier ones have still to copy to its place.
             ready = _in_turn(self._settle, ready)
@@ -734,7 +809,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._explain(error)
             raise
         if ticket is NotImplemented:
-            return self._run_staged(operation, sources, targets, opts, results, (op, root))
+            return self._run_staged(operation, sources, targets, opts, results, (op, root), given)
         if self._trace is not None:
             self._ends_call(ticket, operation, began, sources or targets)
         if ticket is None and back is None and not self._unfinished:
@@ -749,6 +824,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts: Any,
         results: list[torch.Tensor] | None,
         facts: tuple[int, int],
+        given: Callable[[], None] | None,
     ) -> Work:
         """As `_run`, of tensors that are not contiguous in memory of the host, by copies that are."""
         what, results = operation.call, (targets if results is None else results)
@@ -756,7 +832,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if self._goes_through_pool(operation, sources, targets):
             return self._run_in_pool(operation, sources, targets, opts, results)
         inputs, outputs, bring, back = _staged(sources, targets, what)
-        ready = _in_turn(bring, _leaving(opts.asyncOp))
+        ready = _in_turn(_in_turn(given, bring), _leaving(opts.asyncOp))
         return self._run(what, inputs, outputs, opts, results, *facts, back, ready)
 
     def _over(

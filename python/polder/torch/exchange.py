@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from polder import _core, address
 from polder.errors import ArgumentError
-from polder.torch import gpu
+from polder.torch import averages, gpu
 from polder.torch.expect import EmulatedLinks, expect_links
 from polder.torch.meeting import Attachment, attachments
 from polder.torch.survivors import Survivors
@@ -222,6 +222,9 @@ class Exchange:
         }
         together = [torch.cat(small) for small in of.values()]
         reduced = [*together, *(flat for flat in flats if flat.nbytes >= _APART)]
+        for flat in (flat for flat in reduced if flat.dtype in averages.HALVES):
+            # As DDP does, whose factor this is: a sum may be too large for them.
+            torch.mul(flat, 1 / self._size, out=flat)
         works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in reduced]
         nbytes = sum(flat.nbytes for flat in reduced)
         until = self._reserve(nbytes)
@@ -232,7 +235,8 @@ class Exchange:
                 work.wait()
             time.sleep(max(until - time.perf_counter(), 0))
             for flat in reduced:
-                flat.div_(self._size)
+                if flat.dtype not in averages.HALVES:
+                    flat.div_(self._size)
             for small, whole in zip(of.values(), together, strict=True):
                 for flat, part in zip(small, whole.split([flat.numel() for flat in small]), strict=True):
                     flat.copy_(part)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polder import address
 from polder.errors import ArgumentError, PeerDeadError, PolderError
+from polder.torch.averages import scale_of
 from polder.torch.exchange import Run, attachment_of, name_of
 from polder.torch.expect import (
     NUMBERS,
@@ -694,7 +695,12 @@ class ParameterService(Sharder):
             # Nobody else holds a gradient that the proxies take.
             self._unpushed = [*self._unpushed, part] if waiting and self._held is not None else []
 
-        self._leave(flat[: route.count], push)
+        part = flat[: route.count]
+        if (scale := scale_of(route.dtype, self._size)) < 1:
+            # The proxies sum first.
+            with torch.no_grad():
+                torch.mul(part, scale, out=part)
+        self._leave(part, push)
         self._pushing_s += time.perf_counter() - began
 
     def _end_backward(self) -> None:
@@ -790,6 +796,9 @@ class ParameterService(Sharder):
                 lost = error
             # What has not come is there as it was given.
             self._enter()
+            for key, route in self._routes.items():
+                if (scale := scale_of(route.dtype, self._size)) < 1:
+                    came[key].flat[: route.count].div_(scale)
         finish()
         if self._held is not None:
             if lost is not None:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from polder.errors import ArgumentError, PeerDeadError
 from polder.torch import gpu
+from polder.torch.averages import scale_of
 from polder.torch.exchange import Route, name_of
 from polder.torch.shrink import Shrinker
 
@@ -114,12 +115,19 @@ class Sharder(Shrinker):
             if route is None or self._lost is not None:
                 dist.reduce_scatter_tensor(output, gradients, op=op, group=group)
                 return
+            scale = scale_of(route.dtype, self._size)
             try:
+                if scale < 1:
+                    # The proxies sum first. FSDP2 uses the gradients' memory again.
+                    torch.mul(gradients, scale, out=gradients)
                 self._pull_shard(route, output, gradients)
+                if scale < 1:
+                    output.div_(scale)
                 self._blocked_s += time.perf_counter() - began
             except PeerDeadError as error:
                 self._expect_proxy_lost(error, number)
                 self._lost = error
+                gradients.div_(scale)
                 dist.reduce_scatter_tensor(output, gradients, op=op, group=group)
 
     def _expect_next(self, came: Collection[int], number: int | None) -> None:

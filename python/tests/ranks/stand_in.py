@@ -11,7 +11,7 @@ import torch
 IS_REAL = sys.argv[3:4] == ["real"]
 """Whether the script runs on a GPU, and without the stand-in."""
 
-real_copy, real_empty, real_cat = torch.Tensor.copy_, torch.empty, torch.cat
+real_copy, real_empty, real_cat, real_mul = torch.Tensor.copy_, torch.empty, torch.cat, torch.mul
 registered: dict[int, int] = {}
 registrations: list[int] = []
 
@@ -178,9 +178,16 @@ def cat(tensors: list[torch.Tensor], *arguments: object, **named: object) -> tor
     return real_cat(tensors, *arguments, **named)
 
 
+def mul(tensor: torch.Tensor, factor: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    if not isinstance(out, OnGpu):
+        return real_mul(tensor, factor, out=out)
+    used.streams[-1].queue(lambda: real_mul(plain(tensor), factor, out=plain(out)))
+    return out
+
+
 def install() -> None:
     """Puts it in CUDA's place in this process."""
-    torch.Tensor.copy_, torch.empty, torch.cat = copy, empty, cat
+    torch.Tensor.copy_, torch.empty, torch.cat, torch.mul = copy, empty, cat, mul
     torch.cuda.is_available, torch.cuda.cudart = lambda: True, Cuda
     torch.cuda.check_error, torch.cuda.device_count = lambda code: None, lambda: 0
     torch.cuda.get_device_capability = lambda _: (8, 0)

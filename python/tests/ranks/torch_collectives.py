@@ -125,6 +125,46 @@ average = torch.tensor([-rank])
 dist.all_reduce(average, OPS.AVG)
 assert average.item() == -((size - 1) // 2), "the quotient of a whole number is cut off"
 
+# Averages whose sums are too large for their type, in every form: floats of 16 bits, and integers of 32 and 64.
+for dtype, (low, high) in {
+    torch.float16: (-57_344, 57_344),
+    torch.bfloat16: (-(2**127), 2**127),
+    torch.int32: (-(2**31), 2**31 - 1),
+    torch.int64: (-(2**63), 2**63 - 1),
+    torch.uint32: (0, 2**32 - 1),
+    torch.uint64: (0, 2**64 - 1),
+}.items():
+    step = 0 if dtype.is_floating_point else 1
+    rows = [[high, low, (low, high)[at % 2], high - at * step, low + at * step, 8] for at in range(size)]
+    # Python's own numbers are exact; a quotient is cut off towards zero.
+    totals = [sum(row[at] for row in rows) for at in range(6)]
+    means = [abs(total) // size * (1 if total > 0 else -1) for total in totals]
+    expected = torch.tensor([float(it) if dtype.is_floating_point else it for it in means], dtype=dtype)
+    own = torch.tensor([float(it) if dtype.is_floating_point else it for it in rows[rank]], dtype=dtype)
+    dist.all_reduce(mean := own.clone(), OPS.AVG)
+    same(f"average {dtype}", mean, expected)
+    dist.all_reduce(strided := torch.stack([own, own], 1)[:, 0], OPS.AVG)
+    same(f"average {dtype} of a column", strided, expected)
+    mean = own.clone()
+    works = [dist.all_reduce(mean, OPS.AVG, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    same(f"average {dtype} of averages", mean, expected)
+    dist.reduce(mean := own.clone(), size - 1, OPS.AVG)
+    same(f"average {dtype} at one rank", mean, expected if rank == size - 1 else own)
+    part, inputs = torch.empty(6, dtype=dtype), own.repeat(size)
+    dist.reduce_scatter_tensor(part, inputs, OPS.AVG)
+    same(f"average {dtype}, scattered", part, expected)
+    same("what was averaged", inputs, own.repeat(size))
+    dist.reduce_scatter(part := torch.empty(6, 2, dtype=dtype)[:, 1], list(inputs.view(size, 6)), OPS.AVG)
+    same(f"average {dtype}, scattered from a list", part, expected)
+    dist.all_reduce(torch.empty(0, dtype=dtype), OPS.AVG)
+with dist._coalescing_manager():
+    many = [torch.full((3,), 60_000, dtype=torch.float16), torch.full((3,), 2**62 + 2**61)]
+    for one in many:
+        dist.all_reduce(one, OPS.AVG)
+assert [one.tolist() for one in many] == [[60_000.0] * 3, [2**62 + 2**61] * 3]
+
 # Tensors that are not contiguous come back in place; asynchronous work keeps its order.
 strided = torch.zeros(6, 4).t()
 strided += rank + 1

@@ -65,6 +65,18 @@ dist.all_reduce(empty := hollow(0))
 assert holds(empty, torch.zeros(0))
 dist.all_reduce(flags := given(torch.tensor([[rank == 0, False]])), dist.ReduceOp.MAX)
 assert holds(flags, torch.tensor([[True, False]]))
+# Averages whose sums are too large for their type, short ones and those that go through the pool.
+for large in (torch.full((1000,), 40_000, dtype=torch.float16), torch.full((1 << 20,), 3e38).bfloat16()):
+    dist.all_reduce(mean := given(large), dist.ReduceOp.AVG)
+    assert holds(mean, large)
+    work = dist.all_reduce(mean, dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    assert holds(mean, large)
+    part = given(torch.zeros(len(large) // 2, dtype=large.dtype))
+    dist.reduce_scatter_tensor(part, given(large), dist.ReduceOp.AVG)
+    assert holds(part, large[len(part) :])
+dist.all_reduce(mean := given(torch.full((3, 2), 2**63 - 1).t()), dist.ReduceOp.AVG)
+assert holds(mean, torch.full((2, 3), 2**63 - 1))
 dist.broadcast(weight := given(mine()).requires_grad_(), 0)
 assert holds(weight.detach(), mine(source=0))
 

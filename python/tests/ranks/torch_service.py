@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 import itertools
+import math
 import os
 import pickle
 import random
@@ -249,6 +250,17 @@ class Chain(torch.nn.Module):
         return self.last(self.spare(x) if self.uses_spare else x)
 
 
+class Scaled(torch.nn.Module):
+    """A weight whose gradient is what the model is called with."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4096, dtype=dtype))
+
+    def forward(self, factor: torch.Tensor) -> torch.Tensor:
+        return (self.weight * factor).sum()
+
+
 def trained_sharded(
     service: ParameterService | None, before_step: Callable[[int], None] = lambda _: None, uses: int = 1, **policy: Any
 ) -> torch.nn.Module:
@@ -433,6 +445,46 @@ elif kind == "mixed":
                 assert service.plan is not None
                 assert sum(count.nbytes for count in service.proxies()) == 4 * service.plan.proxied_bytes > 0
             assert is_equal(ours, theirs), (in_ddp, split)
+    print("equal")
+elif kind == "large":
+    # Gradients whose sum is too large for their type. Those of a service are infinite or DDP's.
+    for dtype, value in ((torch.float16, 60_000 / (rank + 1)), (torch.bfloat16, 3e38 / (rank + 1))):
+        gradient = torch.full((), value).to(dtype)
+        ddp = DistributedDataParallel(plain := Scaled(dtype))
+        ddp(gradient).backward()
+        assert plain.weight.grad is not None
+        expected = plain.weight.grad[0].item()
+        assert 0.7 * value * (rank + 1) < expected < math.inf
+        for split, dies in ((None, False), (0.0, False), (1.0, False), (1.0, True)):
+            model = Scaled(dtype)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            with ParameterService(profile_steps=2, split=split, shard_bytes=1024) as service:
+                service.attach(model, optimizer)
+                for step in range(5):
+                    if dies and step == 3 and rank == 0:
+                        for count in service.proxies():
+                            os.kill(count.pid, signal.SIGKILL)
+                    optimizer.zero_grad()
+                    model(gradient).backward()
+                    assert model.weight.grad is not None
+                    assert model.weight.grad.eq(expected).all(), (dtype, split, dies, step, model.weight.grad)
+                    optimizer.step()
+                assert not dies or service.proxies() == []
+    for dies in (False, True):
+        model = Scaled(torch.bfloat16)
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with ParameterService(shard_bytes=1024) as service:
+            service.attach(model, optimizer)
+            for step in range(4):
+                if dies and step == 2 and rank == 0:
+                    for count in service.proxies():
+                        os.kill(count.pid, signal.SIGKILL)
+                optimizer.zero_grad()
+                model(gradient).backward()
+                found: Any = model.weight.grad
+                assert found.to_local().eq(expected).all(), (dies, step, found)
+                optimizer.step()
     print("equal")
 elif kind == "sharded":
     for policy in ({}, {"param_dtype": torch.bfloat16}, {"reduce_dtype": torch.float32}):

@@ -283,6 +283,18 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.bool):
     with pytest.raises(errors.ArgumentError, match=r"avg of a sparse tensor of torch\.\w+; convert it to a float"):
         dist.all_reduce(torch.tensor([100, 100]).to(dtype).to_sparse(), op=dist.ReduceOp.AVG)
 
+# Nor do the sums of what is longer leave their range.
+for large in (
+    torch.full((2,), 60_000, dtype=torch.float16),
+    torch.full((2,), 2.0**127, dtype=torch.bfloat16),
+    torch.full((2, 3), 2**30 + 7, dtype=torch.int32),
+    torch.full((2, 3), -(2**62) - 7),
+):
+    dist.all_reduce(sparse := large.to_sparse(1), op=dist.ReduceOp.AVG)
+    # Thirds of halves are rounded.
+    rtol = 1e-2 if large.is_floating_point() else 0
+    torch.testing.assert_close(sparse.to_dense(), large, rtol=rtol, atol=0)
+
 # A sparse sum into a parameter's gradient, in any mode.
 for mode in (*modes, nullcontext):
     sparse = torch.eye(3).to_sparse()
