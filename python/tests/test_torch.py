@@ -1,8 +1,12 @@
 """The torch backend, against gloo."""
 
+import collections
 import importlib
+import itertools
 import json
 import os
+import random
+import re
 import signal
 import socket
 import subprocess
@@ -167,6 +171,70 @@ def test_a_call_of_c10d_is_translated_with_its_type_and_its_reduction() -> None:
     ):
         with pytest.raises(polder.ArgumentError, match=problem):
             backend._operation("all_reduce", dtype, hash(ops(op)))
+
+
+class Touched(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the elements that operators of torch give, and not those of views."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        is_of_elements = isinstance(made, torch.Tensor) and not func.is_view
+        self.elements += made.numel() if is_of_elements else 0
+        # What is asked for one flag looks at all of its argument.
+        self.elements += args[0].numel() if is_of_elements and made.numel() == 1 else 0
+        return made
+
+
+def test_columns_are_told_apart_by_their_strides_and_other_outputs_by_a_look_at_each_element() -> None:
+    backend = importlib.import_module("polder.torch.backend")
+    whole = torch.empty(1000, 64)
+    uneven = [whole.view(-1)[at::60] for at in range(60)]
+    for outputs in (whole.unbind(1), whole.chunk(5, 1), whole.view(10, 100, 64).unbind(1), uneven, [*whole.t()[::3]]):
+        with Touched() as touched:
+            backend._expect_apart(list(outputs), "all_gather")
+        assert touched.elements == 0, outputs[0].stride()
+    # Of two shapes.
+    mixed = [*whole[:, ::2].unbind(1), *whole[:, 1::2].split(1, 1)]
+    random.Random(0).shuffle(mixed)
+    with Touched() as touched:
+        backend._expect_apart(mixed, "all_gather")
+    assert 0 < touched.elements <= 4 * whole.numel()
+
+
+def test_outputs_are_refused_exactly_where_two_have_a_byte_in_common() -> None:
+    backend = importlib.import_module("polder.torch.backend")
+    draw = random.Random(7)
+    memory = bytearray(400)
+    # The second lies between elements of the first.
+    storages = [torch.frombuffer(memory, dtype=torch.int16, offset=shift, count=199) for shift in (0, 1)]
+    seen = collections.Counter[bool]()
+    for trial in range(4000):
+        same = (draw.randrange(1, 4), draw.randrange(1, 4)), (draw.randrange(1, 13), draw.randrange(1, 13))
+        outputs: list[Any] = []
+        for _ in range(draw.randrange(2, 5)):
+            shape, stride = same
+            if draw.random() < 0.3:
+                shape, stride = (draw.randrange(0, 4), draw.randrange(1, 4)), (draw.randrange(1, 13), stride[1])
+            storage = storages[draw.random() < 0.1]
+            outputs.append(storage.as_strided(shape, stride, draw.randrange(0, 30)))
+        places = [
+            [it[at].data_ptr() + byte for at in itertools.product(*map(range, it.shape)) for byte in (0, 1)]
+            for it in outputs
+        ]
+        every = list(itertools.chain(*places))
+        try:
+            backend._expect_apart(outputs, "all_gather")
+            is_refused = False
+        except polder.ArgumentError as error:
+            is_refused = True
+            if named := re.findall(r"outputs (\d+) and (\d+) that", str(error)):
+                ((one, other),) = named
+                assert set(places[int(one)]) & set(places[int(other)]), (trial, error)
+        assert is_refused == (len(set(every)) < len(every)), (trial, outputs)
+        seen[is_refused] += 1
+    assert min(seen.values()) > 500, seen
 
 
 def test_registered_memory_is_used_again_when_no_view_of_it_is_left() -> None:

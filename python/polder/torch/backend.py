@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import math
+import operator
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -971,8 +973,6 @@ class ProcessGroupPolder(dist.ProcessGroup):
             return list(enumerate(parts))
 
         leave, enter = numbered(inputs, what == "reduce-scatter"), numbered(outputs, what == "all-gather")
-        if any(gpu.overlap(enter[at][1], it) for at in range(len(enter)) for _, it in enter[at + 1 :]):
-            raise ArgumentError(f"{operation.call} got outputs that share memory; give each its own")
         return gpu.cut(gpu.unaliased(leave, enter), enter, chunks), len((*leave, *enter)[0][1])
 
     def _ends_call(
@@ -1194,14 +1194,79 @@ def _expect_apart(tensors: list[torch.Tensor], what: str) -> None:
             f"{what} got an output of shape {list(shared.shape)} with strides {list(shared.stride())}, whose elements "
             "share memory; call .clone() first"
         )
-    reached: list[tuple[int, int]] = []
+    for numbers in _interleaved(tensors):
+        many = [tensors[number] for number in numbers]
+        if not _are_apart_by_strides(many) and (found := _first_overlap(many)) is not None:
+            one, two = sorted(numbers[at] for at in found)
+            raise ArgumentError(f"{what} got outputs {one} and {two} that share memory; give each its own")
+
+
+def _interleaved(tensors: list[torch.Tensor]) -> list[list[int]]:
+    """Tensors of which each begins before another's last element; by number, in the order of their first elements."""
+    groups: list[list[int]] = []
+    end = 0
     for begin, number in sorted((_begin(it), number) for number, it in enumerate(tensors) if it.numel()):
-        reached = [(end, other) for end, other in reached if end > begin]
-        for _, other in reached:
-            if _overlap(tensors[other], tensors[number]):
-                one, two = sorted((other, number))
-                raise ArgumentError(f"{what} got outputs {one} and {two} that share memory; give each its own")
-        reached.append((begin + _extent(tensors[number]) * tensors[number].element_size(), number))
+        if not groups or begin >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, begin + _extent(tensors[number]) * tensors[number].element_size())
+    return [numbers for numbers in groups if len(numbers) > 1]
+
+
+def _are_apart_by_strides(tensors: list[torch.Tensor]) -> bool:
+    """Whether strides say that no two of these share an element, as those of columns do. False says nothing.
+
+    Tensors of the same strides, in the order of their first elements, are apart where their short strides reach none of
+    the next one's elements, and each long stride passes all of them.
+    """
+    if len({it.dim() for it in tensors}) > 1:
+        return False
+    steps: list[tuple[int, int]] = []
+    for at in range(tensors[0].dim()):
+        strides = {it.stride(at) for it in tensors if it.shape[at] > 1}
+        if len(strides) > 1:
+            return False
+        steps += [(stride, at) for stride in strides]
+    steps.sort()
+    width, begins = tensors[0].element_size(), [_begin(it) for it in tensors]
+    for cut in range(len(steps) + 1):
+        reaches = [sum(stride * (it.shape[at] - 1) for stride, at in steps[:cut]) for it in tensors]
+        ends = [begin + (reach + 1) * width for begin, reach in zip(begins, reaches, strict=True)]
+        long = [(stride * width, max(it.shape[at] for it in tensors)) for stride, at in steps[cut:]]
+        if all(map(operator.le, ends, begins[1:])) and _is_nested(ends[-1] - begins[0], long):
+            return True
+    return False
+
+
+def _is_nested(width: int, steps: list[tuple[int, int]]) -> bool:
+    """Whether each stride passes what lies within `width` and what shorter ones reach, of pairs of it and a length."""
+    reach = width - 1
+    for stride, length in sorted(steps):
+        if length > 1 and stride <= reach:
+            return False
+        reach += stride * (length - 1)
+    return True
+
+
+def _first_overlap(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
+    """The first tensor that shares an element with one before, and that one; a flag for each place says so."""
+    first, width = _begin(tensors[0]), tensors[0].element_size()
+    unit = math.gcd(width, *(_begin(it) - first for it in tensors))
+    per = width // unit
+    places = [(_begin(it) - first) // unit for it in tensors]
+    ends = [place + _extent(it) * per for place, it in zip(places, tensors, strict=True)]
+    marks = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    flags = [
+        marks.as_strided((*it.shape, per), (*(stride * per for stride in it.stride()), 1), place)
+        for place, it in zip(places, tensors, strict=True)
+    ]
+    for number, own in enumerate(flags):
+        if own.any():
+            marks.zero_()
+            own.fill_(True)
+            return next(other for other in range(number) if flags[other].any()), number
+        own.fill_(True)
+    return None
 
 
 def _begin(tensor: torch.Tensor) -> int:
@@ -1218,29 +1283,14 @@ def _is_apart(tensor: torch.Tensor) -> bool:
     """Whether no two elements of a tensor are one."""
     if not tensor.numel():
         return True
-    steps = sorted((stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1)
-    reach = 0
-    for stride, length in steps:
-        if stride <= reach:
-            break
-        reach += stride * (length - 1)
-    else:
+    steps = [(stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
+    if _is_nested(1, steps):
         return True
-    return bool(steps[0][0]) and int(_marked(tensor, _extent(tensor)).sum()) == tensor.numel()
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one type share an element; `other` begins behind the first element of `one`."""
-    apart, rest = divmod(_begin(other) - _begin(one), one.element_size())
-    marks = _marked(one, max(_extent(one), apart + _extent(other)))
-    return bool(rest) or bool(marks.as_strided(other.shape, other.stride(), apart).any())
-
-
-def _marked(tensor: torch.Tensor, extent: int) -> torch.Tensor:
-    """A flag for each place from the first element of a tensor on: whether an element is there."""
-    marks = torch.zeros(extent, dtype=torch.bool, device="cpu")
+    if not all(stride for stride, _ in steps):
+        return False
+    marks = torch.zeros(_extent(tensor), dtype=torch.bool, device="cpu")
     marks.as_strided(tensor.shape, tensor.stride()).fill_(True)
-    return marks
+    return int(marks.sum()) == tensor.numel()
 
 
 def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
