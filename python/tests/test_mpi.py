@@ -568,6 +568,48 @@ def test_messages_of_any_source_and_other_communicators_are_traced(scratch: Path
     assert planned("mpi", trace, "--latency=1us", "--bandwidth=1GB/s").returncode == 0
 
 
+def test_messages_between_two_groups_are_traced_with_the_ranks_of_the_other_group(scratch: Path) -> None:
+    (scratch / "groups.py").write_text(
+        "from mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\n"
+        "own = world.Split(world.rank)\n"
+        "both = own.Create_intercomm(0, world, 1 - world.rank)\n"
+        "box = bytearray(3)\n"
+        "begun = both.Irecv(box, 0, 5)\n"
+        "both.Send(b'abc', 0, 5)\n"
+        "begun.Wait()\n"
+        "both.Sendrecv(b'de', 0, 9, box, 0, 9)\n"
+        "both.Barrier()\n"
+        "both.Disconnect()\n"
+        # Their handles may be one.
+        "turned = world.Split(0, -world.rank)\n"
+        "turned.Barrier()\n"
+        "turned.Disconnect()\n"
+        "again = world.Dup()\n"
+        "again.Barrier()\n"
+    )
+    trace = traced(scratch, MPICH / "python", scratch / "groups.py")
+    for rank in (0, 1):
+        lines = (trace / f"rank-{rank}").read_text().splitlines()
+        # Without what the library does by itself.
+        comms = {line.split()[1]: line.split()[2] for line in lines if line.startswith("comm ")}
+        calls = [line.split(" ", 2)[2] for line in lines if line[0].isdigit()]
+        peer = 1 - rank
+        for call in (
+            f"ireceive {peer} 5 0",
+            f"send {peer} 5 3",
+            f"wait 0 {peer} 5",
+            f"isend {peer} 9 2 -1",
+            f"receive {peer} 9",
+        ):
+            assert calls.count(call) == 1, (call, lines)
+        barriers = [call.split()[1] for call in calls if call.startswith("barrier ")]
+        assert [comms[number] for number in barriers] == ["1,0", "0,1"], lines
+    done = planned("mpi", trace, "--latency=1us", "--bandwidth=1GB/s", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["calls"]["barrier"]["count"] == 4
+
+
 def test_requests_that_end_by_tests_or_are_freed_shift_no_later_ones(scratch: Path) -> None:
     (scratch / "tests.py").write_text(
         "from mpi4py import MPI\n"

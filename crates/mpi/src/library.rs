@@ -154,6 +154,7 @@ library! {
     comm_split = c"PMPI_Comm_split" (A::Handle, c_int, c_int, *mut A::Handle);
     comm_free = c"PMPI_Comm_free" (*mut A::Handle);
     comm_group = c"PMPI_Comm_group" (A::Handle, *mut A::Handle);
+    comm_remote_group = c"PMPI_Comm_remote_group" (A::Handle, *mut A::Handle);
     comm_call_errhandler = c"PMPI_Comm_call_errhandler" (A::Handle, c_int);
     comm_get_errhandler = c"PMPI_Comm_get_errhandler" (A::Handle, *mut A::Handle);
     comm_create_errhandler = c"PMPI_Comm_create_errhandler" (

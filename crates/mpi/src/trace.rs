@@ -58,8 +58,9 @@ struct Written<A: Abi> {
 
 #[derive(Clone)]
 struct Comm {
-    number: u32,
-    /// Of MPI_COMM_WORLD.
+    /// None where calls of all are not written: between two groups, and with processes that are not of MPI_COMM_WORLD.
+    number: Option<u32>,
+    /// Whom its messages go to and come from, as MPI_COMM_WORLD counts them: below 0 where it has no such process.
     ranks: Arc<[c_int]>,
 }
 
@@ -218,24 +219,29 @@ impl<A: Abi> Trace<A> {
         own == rank
     }
 
-    /// The ranks of a communicator, which is named when it is first seen.
+    /// The ranks of a communicator, which is named when it is first seen. A message between two groups goes to the other one.
     fn comm(&self, written: &mut Written<A>, comm: A::Handle) -> Comm {
         if let Some(known) = written.comms.get(&comm) {
             return known.clone();
         }
         let library = self.library;
+        let is_between_groups = library.is_between_groups(comm).unwrap_or(false);
+        let find = if is_between_groups { library.comm_remote_group } else { library.comm_group };
         let mut group = comm;
         // SAFETY: the program's own communicator, and a place for its group, which is our own to free.
         let ranks = unsafe {
-            (library.comm_group)(comm, &raw mut group);
+            find(comm, &raw mut group);
             let ranks = library.ranks(group, library.handles.comm_world).unwrap_or_default();
             (library.group_free)(&raw mut group);
             ranks
         };
-        let named = Comm { number: written.next_comm, ranks: ranks.into() };
-        written.next_comm += 1;
-        let ranks: Vec<_> = named.ranks.iter().map(c_int::to_string).collect();
-        written.line(format_args!("comm {} {}", named.number, ranks.join(",")));
+        let is_named = !is_between_groups && ranks.iter().all(|rank| *rank >= 0);
+        let named = Comm { number: is_named.then_some(written.next_comm), ranks: ranks.into() };
+        if let Some(number) = named.number {
+            written.next_comm += 1;
+            let ranks: Vec<_> = named.ranks.iter().map(c_int::to_string).collect();
+            written.line(format_args!("comm {number} {}", ranks.join(",")));
+        }
         written.comms.insert(comm, named.clone());
         named
     }
@@ -283,8 +289,12 @@ impl<A: Abi> Trace<A> {
         if message.rank == numbers.proc_null {
             return written.call(call, format_args!("other"));
         }
-        let from = if message.rank == numbers.any_source { None } else { world(&comm.ranks, message.rank) };
-        let from = from.unwrap_or(-1);
+        let from =
+            if message.rank == numbers.any_source { Some(-1) } else { world(&comm.ranks, message.rank) };
+        let Some(from) = from else {
+            written.begun_unwritten(request);
+            return written.call(call, format_args!("other"));
+        };
         let tag = if message.tag == numbers.any_tag { -1 } else { message.tag };
         let number = written.begun(request, Some(comm.ranks));
         written.call(call, format_args!("ireceive {from} {tag} {number}"));
@@ -293,7 +303,7 @@ impl<A: Abi> Trace<A> {
     /// A receive of what a probe has received already; its request ends as others do.
     pub fn begin_matched(&self, call: Call, request: A::Handle) {
         let mut written = self.lock();
-        written.requests.entry(request).or_default().push_back(Request { number: None, receive: None });
+        written.begun_unwritten(request);
         written.call(call, format_args!("other"));
     }
 
@@ -355,8 +365,10 @@ impl<A: Abi> Trace<A> {
     pub fn all(&self, call: Call, name: &str, bytes: (Count, A::Handle), root: c_int, comm: A::Handle) {
         let bytes = self.bytes(bytes.0, bytes.1);
         let mut written = self.lock();
-        let comm = self.comm(&mut written, comm).number;
-        written.call(call, format_args!("{name} {comm} {bytes} {root}"));
+        match self.comm(&mut written, comm).number {
+            Some(comm) => written.call(call, format_args!("{name} {comm} {bytes} {root}")),
+            None => written.call(call, format_args!("other")),
+        }
     }
 
     /// A call of which only the time is known.
@@ -404,6 +416,11 @@ impl<A: Abi> Written<A> {
         number
     }
 
+    /// A request whose end is nothing new.
+    fn begun_unwritten(&mut self, request: A::Handle) {
+        self.requests.entry(request).or_default().push_back(Request { number: None, receive: None });
+    }
+
     fn ended(&mut self, request: A::Handle) -> Option<Request> {
         let all = self.requests.get_mut(&request)?;
         let found = all.pop_front();
@@ -414,9 +431,9 @@ impl<A: Abi> Written<A> {
     }
 }
 
-/// The rank of all of a rank of a communicator.
+/// The rank of all of a rank of a communicator, where it has one.
 fn world(ranks: &[c_int], rank: c_int) -> Option<c_int> {
-    ranks.get(usize::try_from(rank).ok()?).copied()
+    ranks.get(usize::try_from(rank).ok()?).copied().filter(|rank| *rank >= 0)
 }
 
 /// The source and the tag of a status.
@@ -497,6 +514,10 @@ macro_rules! traced_calls {
             };
             MPI_Probe(source: c_int, tag: c_int, comm: Handle, status: Sink) => |trace, call| trace.other(call);
             MPI_Comm_free(comm: *mut Handle) where freed = {
+                // SAFETY: by MPI's contract it is a communicator.
+                unsafe { comm.read() }
+            } => |trace, call| { trace.other(call); trace.forget(freed) };
+            MPI_Comm_disconnect(comm: *mut Handle) where freed = {
                 // SAFETY: by MPI's contract it is a communicator.
                 unsafe { comm.read() }
             } => |trace, call| { trace.other(call); trace.forget(freed) };
