@@ -119,6 +119,14 @@ def test_a_very_long_message_from_memory_of_the_pool_is_read_in_place(scratch: P
         assert pool.list() == []
 
 
+def test_a_forked_child_stores_nothing_into_its_parents_memory_of_the_pool(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "forked.py", LD_PRELOAD=str(SHIM))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == 2
+        assert pool.list() == []
+
+
 @pytest.mark.parametrize(
     ("flush", "function"), [("memory.write_back(", "pub fn send("), ("memory.invalidate(", "fn read_in_place(")]
 )

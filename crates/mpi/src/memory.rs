@@ -1,17 +1,19 @@
 //! Memory of MPI_Alloc_mem in the pool: a very long message that is sent from there is read in place.
 //!
 //! It belongs to this process alone, so plain loads and stores are right there, on coherent and on software-coherent memory.
-//! What is sent is written back when it is offered. A shadow maps nothing: there the program has a copy, and what it sends of
-//! it is stored in the pool first.
+//! What is sent is written back when it is offered. A forked child would store into it too, so it has nothing there. A shadow
+//! maps nothing: there the program has a copy, and what it sends of it is stored in the pool first.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
+use std::ops::Range;
 use std::sync::Arc;
 
 use polder_attach::session::Session;
+use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_mem::AnyMemory;
 use polder_mem::Memory;
-use polder_pool::PoolError;
+use polder_mem::Offset;
 use polder_pool::PrivateMemory;
 
 use crate::abi::{Abi, Aint};
@@ -22,6 +24,9 @@ const SHORT: u64 = 64 << 10;
 
 /// Bytes that memory in the pool is aligned to, at least.
 pub(crate) const ALIGNED: u32 = 64;
+
+/// Pages that a mapping may have: of a file, and of a dax device, whose mappings are cut between its own pages alone.
+const PAGES: [usize; 3] = [4 << 10, 2 << 20, 1 << 30];
 
 /// What a shadow's copies are made of.
 #[derive(Clone, Copy)]
@@ -53,10 +58,17 @@ impl Pieces {
     }
 
     /// Takes memory from the pool.
-    pub(crate) fn take(&mut self, session: Arc<Session>, bytes: u64) -> Result<*mut u8, PoolError> {
-        let held = PrivateMemory::take(Arc::clone(session.pool()), self.taken, bytes)?;
+    pub(crate) fn take(&mut self, session: Arc<Session>, bytes: u64) -> Result<*mut u8, String> {
+        let held = PrivateMemory::take(Arc::clone(session.pool()), self.taken, bytes);
+        let held = held.map_err(|error| in_terms_of(TIMEOUT, &error))?;
         self.taken += 1;
-        let mapped = session.pool().memory().address(held.at(), held.bytes());
+        let memory = session.pool().memory();
+        let mapped = memory.address(held.at(), held.bytes());
+        if let Some((piece, region)) = mapped.zip(memory.address(Offset(0), memory.bytes())) {
+            let span = |at: *mut u8, bytes: u64| at.addr()..at.addr() + bytes as usize;
+            keep_from_children(&span(piece, held.bytes()), &span(region, memory.bytes()))
+                .map_err(|error| format!("forked children would share them: {error}"))?;
+        }
         let lines = if mapped.is_none() { bytes.div_ceil(ALIGNED.into()) as usize } else { 0 };
         let mut copy = vec![Line { _bytes: [0; ALIGNED as usize] }; lines];
         let address = mapped.unwrap_or(copy.as_mut_ptr().cast());
@@ -89,6 +101,19 @@ impl Pieces {
         }
         Some(place.0)
     }
+}
+
+/// Lets a child that is forked from here on map nothing of a piece of the region. It would store into this process's own, where a copy is
+/// expected; so a load or a store there ends it. What else is in the same pages is no child's either: it opens the pool anew.
+fn keep_from_children(piece: &Range<usize>, region: &Range<usize>) -> std::io::Result<()> {
+    let kept = PAGES.into_iter().any(|page| {
+        let begin = (piece.start / page * page).max(region.start);
+        let end = piece.end.next_multiple_of(page).min(region.end);
+        let at = std::ptr::with_exposed_provenance_mut(begin);
+        // SAFETY: these pages are of the region's mapping alone, and stay as they are here.
+        unsafe { libc::madvise(at, end - begin, libc::MADV_DONTFORK) == 0 }
+    });
+    if kept { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 /// Whether memory of so many bytes is worth a place in the pool, which has one that is aligned as the program asks.

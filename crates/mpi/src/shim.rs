@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
 use polder_attach::session::{ProcessSession, Session};
-use polder_attach::settings::{TIMEOUT, in_terms_of};
 use polder_border::Uncancelled;
 use polder_mem::Serial;
 
@@ -110,9 +109,7 @@ impl<A: Abi> Shim<A> {
     fn take(&self, bytes: Aint, info: A::Handle) -> Option<*mut u8> {
         self.library().filter(|library| is_fit(library, bytes, info))?;
         let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
-        let taken = self.session().and_then(|session| {
-            pieces.take(session, bytes as u64).map_err(|error| in_terms_of(TIMEOUT, &error))
-        });
+        let taken = self.session().and_then(|session| pieces.take(session, bytes as u64));
         taken.inspect_err(|why| tracing::info!("{bytes} bytes are the MPI library's: {why}")).ok()
     }
 
