@@ -617,7 +617,7 @@ impl Peers {
     /// The place of a peer, which may have written before this process wrote to it.
     fn address(&mut self, link: &PoolEndpoint, vector: &Vector, peer: u32) -> u64 {
         if let Some(&place) = self.places.get(peer as usize)
-            && place != ADDR_NOTAVAIL
+            && vector.get(place).is_some()
         {
             return place;
         }

@@ -508,6 +508,29 @@ fn a_tagged_message_completes_at_both_ends_with_tag_length_and_sender() {
 }
 
 #[test]
+fn the_sender_of_a_message_is_where_its_address_stands_now() {
+    let (one, other) = (Bench::enabled(OPEN_MPI_5), Bench::enabled(OPEN_MPI_5));
+    let to = one.insert(&other.name());
+    let mut place = other.insert(&one.name());
+    for _ in 0..2 {
+        let mut room = [0; 8];
+        assert_eq!(other.trecv(&mut room, place, 1, 0), 0);
+        assert_eq!(one.tsend(to, b"hello", 1), 0);
+        let late = Instant::now() + Duration::from_secs(5);
+        let mut got = other.read();
+        while got.is_err() && Instant::now() < late {
+            drop(one.read());
+            got = other.read();
+        }
+        assert_eq!(got.unwrap().1, place);
+        // SAFETY: an open vector, and one place.
+        unsafe { assert_eq!(((*(*other.av).ops).remove)(other.av, &raw mut place, 1, 0), 0) };
+        let again = other.insert(&one.name());
+        assert_ne!(again, std::mem::replace(&mut place, again));
+    }
+}
+
+#[test]
 fn a_send_that_asks_for_its_delivery_is_complete_when_the_message_is_received() {
     let (one, other, to) = pair();
     for (bytes, flags) in [(0, 0), (8, 0), (8, flag::INJECT), (40_000, 0), (200_000, 0)] {
