@@ -200,6 +200,7 @@ def compile_factors() -> dict[str, object]:
     return {"VLLM_CPU_INT4_W4A8": True}
 
 
+VARIABLES: dict[str, Callable[[], Any]] = {"VLLM_VIDEO_LOADER_BACKEND": lambda: "opencv"}
 CPU = SimpleNamespace(
     is_cpu=lambda: True, device_name="cpu", get_device_capability=lambda: None, fp8_dtype=lambda: "float8_e4m3fn"
 )
@@ -207,7 +208,7 @@ OFFLOAD = "vllm.v1.kv_offload"
 MODULES = {
     "vllm.version": {"__version__": "0.32.0"},
     "vllm.config": {"VllmConfig": VllmConfig},
-    "vllm.envs": {"compile_factors": compile_factors},
+    "vllm.envs": {"compile_factors": compile_factors, "environment_variables": VARIABLES},
     "vllm.model_executor.model_loader": {"register_model_loader": register_model_loader},
     "vllm.model_executor.model_loader.base_loader": {"BaseModelLoader": BaseModelLoader},
     "vllm.platforms": {"current_platform": CPU},

@@ -26,7 +26,7 @@ import numpy as np
 try:
     import torch
     from vllm.config import VllmConfig
-    from vllm.envs import compile_factors
+    from vllm.envs import compile_factors, environment_variables
     from vllm.platforms import current_platform
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -156,6 +156,13 @@ def identity_of(
             "--enable-lora: a block's key has the name and the path of an adapter, not its weights; give the "
             'tier "adapters", another text whenever one changes'
         )
+    parts = {
+        **decisive(engine),
+        "load_config": loaded_by(engine.load_config),
+        "kv_cache_config": pages,
+        "offloading": config,
+        "environment": environment(compile_factors(), environment_variables),
+    }
     return {
         "engine": f"vllm {vllm_version}",
         "packages": " ".join(filter(None, map(_release, _PACKAGES))),
@@ -168,11 +175,7 @@ def identity_of(
         "chunk_bytes": chunk_bytes,
         # As vLLM resolves it, which is after it has made the tiers.
         "seed": resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
-        "load": digest_of(loaded_by(engine.load_config), "load_config"),
-        "environment": digest_of(environment(compile_factors()), "environment"),
-        "offloading": digest_of(config, "offloading"),
-        "pages": digest_of(pages, "kv_cache_config"),
-        **{name: digest_of(it, name) for name, it in decisive(engine).items()},
+        "parts": " ".join(f"{name} {digest_of(part, name)}" for name, part in parts.items()),
     }
 
 

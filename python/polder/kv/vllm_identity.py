@@ -6,7 +6,7 @@ here. A list of the fields that matter would lack it, and give wrong bytes.
 
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
@@ -69,6 +69,8 @@ of ``KVCacheTensor`` follow from the memory that there is.
 """
 _PLACES = "PORT HOST HOSTNAME IP IPS NIC DP RANK RAY OMP RESERVED HOME TIMEOUT LOG LOGGING DEBUG USAGE"
 """Words in the name of a variable of vLLM's environment that says where an engine runs, or what it tells."""
+_MEDIA = "VLLM_VIDEO_LOADER_BACKEND VLLM_MEDIA_CONNECTOR"
+"""Variables of which vLLM does not compile anew. The hash of a video may be that of its file, not of its frames."""
 
 
 def decisive(of: Any) -> dict[str, Any]:
@@ -93,10 +95,11 @@ def loaded_by(load: Any) -> dict[str, Any]:
     return found
 
 
-def environment(factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Of vLLM's variables for which it compiles anew, those that say no place."""
+def environment(factors: Mapping[str, Any], variables: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Of vLLM's variables those for which it compiles anew but that say no place, and those that decode media."""
     places = set(_PLACES.split())
-    return {name: value for name, value in factors.items() if places.isdisjoint(name.split("_"))}
+    found = {name: value for name, value in factors.items() if places.isdisjoint(name.split("_"))}
+    return found | {name: variables[name]() for name in _MEDIA.split() if name in variables}
 
 
 def digest_of(value: Any, name: str) -> str:
