@@ -10,11 +10,10 @@ use std::sync::{Arc, Mutex};
 use polder_mem::AnyMemory;
 use polder_pool::PoolError;
 use polder_pool::kv::{Cache, Identity, Key, Options};
+use sha2::{Digest, Sha256};
 
 use crate::session::Session;
 use crate::tellers::lock;
-
-mod sha256;
 
 /// Bytes of a key, and the least that LMCache's hash has: no key resists collisions better than what it is made of.
 const HASH_BYTES: usize = size_of::<Key>();
@@ -144,7 +143,7 @@ fn key_of(name: &str) -> Result<Key, PoolError> {
         return Err(wrong());
     }
     let mut key = Key::default();
-    key.copy_from_slice(&sha256::sha256(name.as_bytes())[..HASH_BYTES]);
+    key.copy_from_slice(&Sha256::digest(name.as_bytes())[..HASH_BYTES]);
     Ok(key)
 }
 
