@@ -661,8 +661,8 @@ fn last_incarnation<M: Memory>(
 /// Refuses a process whose run directory does not know all that live as its host. Its words hold the incarnation of each
 /// process that entered through them. A process line with a later one was written through other words, or through a file
 /// that was removed. Whether that process lives is seen by its heartbeat, which is watched for as long as one may be silent.
-/// The line of a process that has left is watched too while the host's says that it is live: the last one to leave writes
-/// that after its own.
+/// The line of a process that has left is watched too while the host's says that it is live, and none that is known has said so: the
+/// last one to leave writes that after its own.
 // SYNC: `Local::enter` stores the incarnation before its process publishes a line or a beat with it.
 fn expect_known<M: Memory>(
     memory: &M,
@@ -672,8 +672,12 @@ fn expect_known<M: Memory>(
 ) -> Result<(), PoolError> {
     let Member { host, boot, .. } = *member;
     let is_known = |slot, incarnation| incarnation <= memory.local_load(words.incarnation(slot));
-    let mut unknown = Vec::new();
-    for slot in (0..layout.geometry().processes).map(ProcessSlot) {
+    let slots = || (0..layout.geometry().processes).map(ProcessSlot);
+    let is_ours = |slot, line: Option<Process>| {
+        line.is_some_and(|line| line.state == ProcessState::Live && is_known(slot, line.incarnation))
+    };
+    let (mut unknown, mut any_is_ours) = (Vec::new(), false);
+    for slot in slots() {
         let line = Process::read_own(memory, layout, host, slot)?;
         let at = layout.heartbeat_line(host, slot);
         let is_unknown = match line {
@@ -681,6 +685,7 @@ fn expect_known<M: Memory>(
             // It is torn: its beats say whose it is.
             None => Heartbeat::read(memory, at)?.is_none_or(|beat| !is_known(slot, beat.incarnation)),
         };
+        any_is_ours |= is_ours(slot, line);
         if is_unknown {
             let is_there = line.is_none_or(|line| line.state == ProcessState::Live);
             unknown.push((slot, at, line.map_or(0, |line| line.pid), is_there));
@@ -692,13 +697,20 @@ fn expect_known<M: Memory>(
     // Those of another boot are judged by the host line and the view.
     let (host_line, _) = HostLine::read_torn(memory, layout, host, member.timeout.min(SETTLE))?;
     let any_is_there = unknown.iter().any(|&(.., is_there)| is_there);
-    let is_leaving = host_line.state == HostState::Live && !Deviation::LeftIsGone.is_on();
+    let is_leaving = host_line.state == HostState::Live && !any_is_ours && !Deviation::LeftIsGone.is_on();
     if host_line.boot != boot || !(any_is_there || is_leaving) {
         return Ok(());
     }
     // A line that is torn at every look is a sign of life as well, if it is torn in another way.
     let beats = |at| line::load_torn(memory, at);
     let before = unknown.iter().map(|&(_, at, ..)| beats(at)).collect::<Result<Vec<_>, _>>()?;
+    // One that is known may have said so meanwhile.
+    let any_comes = || {
+        let mut lines = slots().map(|slot| Ok((slot, Process::read_own(memory, layout, host, slot)?)));
+        lines.try_fold(false, |any, line: Result<_, Fault>| {
+            line.map(|(slot, line)| any || is_ours(slot, line))
+        })
+    };
     let deadline = memory.now() + member.silence;
     loop {
         // A process that was stopped meanwhile looks once more.
@@ -711,8 +723,8 @@ fn expect_known<M: Memory>(
         }
         let host_line =
             line::load(memory, layout.host_line(host))?.and_then(|words| HostLine::decode(&words));
-        let has_left = !any_is_there && host_line.is_some_and(|line| line.state != HostState::Live);
-        if has_left || is_late {
+        let has_left = host_line.is_some_and(|line| line.state != HostState::Live);
+        if is_late || !any_is_there && (has_left || any_comes()?) {
             return Ok(());
         }
         memory.yield_now();
@@ -841,6 +853,23 @@ mod tests {
         );
         holder.die();
         attach().unwrap();
+    }
+
+    #[test]
+    fn processes_of_a_second_job_do_not_watch_those_that_left_before_it() {
+        let heap = formatted(&TINY, BYTES);
+        // Who watches them does so for a century.
+        let member = || Member { silence: Duration::from_hours(24 * 36_525), ..member(1, 7) };
+        let attach = |slot| Pool::attach(heap.process(1, ProcessSlot(slot)), member()).unwrap();
+        let first = [attach(0), attach(1)];
+        let words = first[0].local.layout;
+        drop(first);
+        // As in a host file that was just made.
+        for slot in [0, 1].map(ProcessSlot) {
+            heap.process(1, slot).local_store(words.incarnation(slot), 0);
+        }
+        let second = [attach(0), attach(1)];
+        assert!(second.iter().all(|pool| pool.check_membership().is_ok()));
     }
 
     #[test]

@@ -257,16 +257,17 @@ impl<M: Memory> Window<M> {
         Ok(highest)
     }
 
-    /// Who of the others comes first of those that live and have a number: that number, and the rank. Where none has one, the rank that
-    /// is waited for is choosing it.
+    /// Who comes first of those that live and go before this rank: its number and the rank. Where nobody does, the rank that is waited
+    /// for is choosing its number.
     fn first(&self, lock: Lock, claim: &Claim) -> Result<(u64, u32), PoolError> {
-        let mut first = (u64::MAX, self.other(claim.turn.passed));
+        let ours = (claim.ticket.number, self.rank);
+        let mut first = ours;
         self.numbers(lock, |rank, number| {
             if number > 0 && !self.segments[rank as usize].gone {
                 first = first.min((number, rank));
             }
         })?;
-        Ok(first)
+        Ok(if first == ours { (0, self.other(claim.turn.passed)) } else { first })
     }
 
     /// Gives `each` the number of every other rank, 0 where it has none.
