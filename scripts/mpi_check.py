@@ -21,7 +21,7 @@ from pathlib import Path
 import limited
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Gives a command a /dev/shm of its own: what ranks that are killed leave there goes with it.
+#: Gives a command a /dev/shm of its own, and fails where it leaves anything there.
 OWN_SHM = str(ROOT / "scripts/own_shm.sh")
 CACHE = ROOT / ".cache"
 PYTHON = CACHE / "mpich/bin/python"

@@ -34,7 +34,7 @@ with nullcontext() if HAS_VLLM else mock.patch.dict(sys.modules, vllm_stub.modul
 
     from polder.kv import vllm as door
     from polder.kv import vllm_identity
-    from polder.kv.vllm_identity import digest_of
+    from polder.kv.vllm_identity import digest_of, environment
     from polder.weights import vllm as loader
 
 CHUNKS, CHUNK_BYTES = 8, 4096
@@ -563,6 +563,16 @@ def test_values_that_are_written_alike_have_two_digests() -> None:
     values += [int, "int", part("A", x=0), part("B", x=0), part("A"), part("A", x=None)]
     assert len({digest_of(value, "config") for value in values}) == len(values)
     assert digest_of({1, 2}, "config") == digest_of({2, 1}, "config")
+
+
+def test_what_says_when_and_where_has_no_digest() -> None:
+    parts = [
+        part("KernelConfig", enable_jit_warmup=value, ir_op_priority=value, enable_flashinfer_autotune=value)
+        for value in (True, False)
+    ]
+    assert len({digest_of(value, "config") for value in parts}) == 1
+    factors = {"VLLM_BUILD_COMMIT": "a", "VLLM_RPC_PORT": 1, "VLLM_MARLIN_INPUT_DTYPE": "fp8"}
+    assert environment(factors, {}) == {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}
 
 
 def test_an_engine_that_caches_no_prefixes_is_refused_by_name(tier: Maker, model: Path) -> None:

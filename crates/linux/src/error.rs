@@ -52,7 +52,7 @@ pub enum KernelError {
         "{path}: it notes settings of {}, and would be restored to {}; {}",
         files(noted.as_ref()), files(here.as_ref()),
         noted.as_ref().map_or_else(
-            || "leave --root out".to_owned(),
+            || "leave --root out if so (an earlier version noted no copy: look at the paths in it)".to_owned(),
             |root| format!("give --root {root}, and the journal as a path below that"),
         )
     )]

@@ -101,7 +101,9 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 def _settings(path: Path) -> list[Path]:
     found = path.iterdir() if path.is_dir() else ()
     return [
-        it for it in found if it.suffix in _SETTINGS and it.name not in _TEXTS and not it.name.endswith(".index.json")
+        it
+        for it in found
+        if it.suffix in _SETTINGS and it.name not in _TEXTS and not it.name.endswith(".index.json") and it.is_file()
     ]
 
 

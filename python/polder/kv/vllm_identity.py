@@ -29,7 +29,7 @@ _ALIKE = {
         quant_config load_config""",
     "ModelConfig": """
         seed served_model_name hf_token allowed_local_media_path allowed_media_domains io_processor_plugin
-        skip_tokenizer_init enforce_eager renderer_num_workers
+        tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init enforce_eager renderer_num_workers
         return_sampling_mask max_logprobs logprobs_mode logits_processors use_fp64_gumbel enable_trace_replay
         disable_cascade_attn generation_config override_generation_config
         enable_sleep_mode sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph
@@ -49,8 +49,12 @@ _ALIKE = {
         _data_parallel_master_port_list _coord_store_port _api_process_count _api_process_rank dp_sync_interval
         node_rank nnodes rank placement_group distributed_executor_backend max_parallel_loading_workers
         ray_workers_use_nsight ray_runtime_env numa_bind numa_bind_nodes numa_bind_cpus assigned_physical_gpu_ids
-        distributed_timeout_seconds cpu_distributed_timeout_seconds
+        distributed_timeout_seconds cpu_distributed_timeout_seconds disable_nccl_for_dp_synchronization
         enable_fault_tolerance fault_tolerance_config""",
+    "KernelConfig": """
+        enable_flashinfer_autotune enable_jit_warmup enable_cutedsl_warmup enable_rocm_segmented_attn_autotune
+        ir_op_priority""",
+    "LoRAConfig": "max_loras max_cpu_loras",
     "LoadConfig": """
         download_dir use_tqdm_on_load safetensors_load_strategy safetensors_prefetch_num_threads
         safetensors_prefetch_block_size""",
@@ -69,6 +73,10 @@ of ``KVCacheTensor`` follow from the memory that there is.
 """
 _PLACES = "PORT HOST HOSTNAME IP IPS NIC DP RANK RAY OMP RESERVED HOME TIMEOUT LOG LOGGING DEBUG USAGE"
 """Words in the name of a variable of vLLM's environment that says where an engine runs, or what it tells."""
+_BUILDS = """
+    VLLM_IMAGE_TAG VLLM_BUILD_COMMIT VLLM_BUILD_PIPELINE VLLM_BUILD_URL VLLM_DISABLE_COMPILE_CACHE
+    VLLM_COMPILE_CACHE_SAVE_FORMAT VLLM_LORA_RESOLVER_CACHE_DIR VLLM_PROCESS_NAME_PREFIX"""
+"""Variables that say what an image is called, and where compiled code and adapters lie."""
 _MEDIA = "VLLM_VIDEO_LOADER_BACKEND VLLM_MEDIA_CONNECTOR"
 """Variables of which vLLM does not compile anew. The hash of a video may be that of its file, not of its frames."""
 
@@ -96,9 +104,10 @@ def loaded_by(load: Any) -> dict[str, Any]:
 
 
 def environment(factors: Mapping[str, Any], variables: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Of vLLM's variables those for which it compiles anew but that say no place, and those that decode media."""
+    """Of vLLM's variables those that decide bytes: it compiles anew for them, or decodes media by them."""
     places = set(_PLACES.split())
-    found = {name: value for name, value in factors.items() if places.isdisjoint(name.split("_"))}
+    alike = set(_BUILDS.split())
+    found = {name: it for name, it in factors.items() if name not in alike and places.isdisjoint(name.split("_"))}
     return found | {name: variables[name]() for name in _MEDIA.split() if name in variables}
 
 
