@@ -519,7 +519,7 @@ fn the_sender_of_a_message_is_where_its_address_stands_now() {
         let late = Instant::now() + Duration::from_secs(5);
         let mut got = other.read();
         while got.is_err() && Instant::now() < late {
-            drop(one.read());
+            let _sent = one.read();
             got = other.read();
         }
         assert_eq!(got.unwrap().1, place);
