@@ -1,6 +1,5 @@
 //! The commands of `polder-dev`: what they refuse, and that they leave nothing when they are ended.
 
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use polder_mem::testing::expect_nothing_left;
@@ -110,10 +109,16 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
 #[test]
 fn a_benchmark_that_is_killed_leaves_nothing_in_memory() {
     let mut bench = command("bench lines").stdout(Stdio::null()).spawn().unwrap();
-    let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
-    while !directory.join("region").exists() {
-        std::thread::yield_now();
-    }
+    let begin = format!("polder-test-{}-", bench.id());
+    let directory = loop {
+        assert!(bench.try_wait().unwrap().is_none(), "it ended before it was seen in memory");
+        let found = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
+        let mut found = found.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(&begin));
+        match found.next() {
+            Some(directory) if directory.join("region").exists() => break directory,
+            _ => std::thread::yield_now(),
+        }
+    };
     bench.kill().unwrap();
     bench.wait().unwrap();
     // A process that cleans up is told by the kernel.
