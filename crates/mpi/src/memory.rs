@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 use polder_attach::session::Session;
 use polder_attach::settings::{TIMEOUT, in_terms_of};
-use polder_mem::AnyMemory;
-use polder_mem::Memory;
-use polder_mem::Offset;
+use polder_mem::{AnyMemory, Memory, Offset};
 use polder_pool::PrivateMemory;
 
 use crate::abi::{Abi, Aint};

@@ -730,22 +730,13 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> Work:
         """As `_run`. Of an average whose sum may be too large for its type, ranks sum what they have divided."""
         dtype = sources[0].dtype
-        if op == _AVG and self._group_size > 1 and dtype in (*averages.HALVES, *averages.WHOLES):
-            for source in sources:
-                _expect_carried(source, what)
-            average = self._average_halves if dtype in averages.HALVES else self._average_wholes
-            return average(what, sources, targets, opts, targets if results is None else results, root)
-        return self._run(what, sources, targets, opts, results, op, root)
-
-    def _average_halves(
-        self,
-        what: str,
-        sources: list[torch.Tensor],
-        targets: list[torch.Tensor],
-        opts: Any,
-        results: list[torch.Tensor],
-        root: int,
-    ) -> Work:
+        if op != _AVG or self._group_size == 1 or dtype not in (*averages.HALVES, *averages.WHOLES):
+            return self._run(what, sources, targets, opts, results, op, root)
+        for source in sources:
+            _expect_carried(source, what)
+        results = targets if results is None else results
+        if dtype in averages.WHOLES:
+            return self._average_wholes(what, sources, targets, opts, results, root)
         self._await_copies(sources)
         inputs, fill = averages.scaled(sources, self._group_size)
         if not sources[0].is_cpu:
