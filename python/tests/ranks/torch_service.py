@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import time
@@ -302,6 +303,17 @@ def pooled() -> int:
     return sum(entry.nbytes for entry in attachment.pool.list("/sync/") if entry.name.rsplit("/", 2)[1].isdigit())
 
 
+def kill_all(service: ParameterService) -> None:
+    """Kills the proxies and waits for their ends: nobody misses one without shards, and it would stay a proxy."""
+    proxies = [os.pidfd_open(count.pid) for count in service.proxies()]
+    assert proxies
+    for proxy in proxies:
+        signal.pidfd_send_signal(proxy, signal.SIGKILL)
+    for proxy in proxies:
+        select.select([proxy], [], [])
+        os.close(proxy)
+
+
 def own_pids() -> set[int]:
     """The process ids of all workers."""
     pids = torch.zeros(size, dtype=torch.int64)
@@ -458,22 +470,17 @@ elif kind == "large":
         for split, dies in ((None, False), (0.0, False), (1.0, False), (1.0, True)):
             model = Scaled(dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-            killed: set[int] = set()
             with ParameterService(profile_steps=2, split=split, shard_bytes=1024) as service:
                 service.attach(model, optimizer)
                 for step in range(5):
                     if dies and step == 3 and rank == 0:
-                        killed = {count.pid for count in service.proxies()}
-                        assert killed
-                        for pid in killed:
-                            os.kill(pid, signal.SIGKILL)
+                        kill_all(service)
                     optimizer.zero_grad()
                     model(gradient).backward()
                     assert model.weight.grad is not None
                     assert model.weight.grad.eq(expected).all(), (dtype, split, dies, step, model.weight.grad)
                     optimizer.step()
-                # One without shards is missed by nobody: if it seems to live, another proxy takes the shards.
-                assert not killed & {count.pid for count in service.proxies()}
+                assert not dies or service.proxies() == []
     for dies in (False, True):
         model = Scaled(torch.bfloat16)
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
@@ -482,8 +489,7 @@ elif kind == "large":
             service.attach(model, optimizer)
             for step in range(4):
                 if dies and step == 2 and rank == 0:
-                    for count in service.proxies():
-                        os.kill(count.pid, signal.SIGKILL)
+                    kill_all(service)
                 optimizer.zero_grad()
                 model(gradient).backward()
                 found: Any = model.weight.grad
@@ -523,7 +529,8 @@ elif kind in ("sharded-twice", "sharded-unused"):
     except polder.errors.ArgumentError as error:
         print(error)
 elif kind == "replan":
-    rate = 2e6
+    # So slow that a step takes longer than a process waits for a core on a busy machine.
+    rate = 1e6
     links = EmulatedLinks([(0, rate)] * 2, rate)
     with ParameterService(profile_steps=2, replan_steps=4, shard_bytes=16384, emulated=links) as service:
         plans = []
@@ -543,9 +550,8 @@ elif kind == "replan":
         assert {first.proxied_bytes, last.proxied_bytes} <= {
             nbytes for plan in (first, last) for nbytes, s in plan.predicted if s == min(s for _, s in plan.predicted)
         }
-        # It measured the slow links. By how much less the proxies get, depends on how busy the machine is. A rate
-        # is at most twice what went through, because the way there and back counts.
-        assert max(measured for _, measured in last.links) <= 2 * rate / 5
+        assert last.split_bytes < first.split_bytes
+        assert last.proxied_bytes < first.proxied_bytes
     print("equal" if is_equal(ours, trained(None, 10)) else "different")
 elif kind == "central":
     with ParameterService.central(profile_steps=2) as service:
